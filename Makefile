@@ -31,7 +31,7 @@ test-long: $(READY)  ## whole tables and sweeps killed and resumed, Ray, FedETF 
 	$(BIN)/python -m pytest -n 2 -q -m long
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes
-	FEDHEAD_FAULTS=full $(BIN)/python -m pytest -n 2 -q -rP -m slow tests/faults tests/experiment/test_scale.py
+	FEDHEAD_FAULTS=full $(BIN)/python -m pytest -n 2 -q -rP -m slow tests/faults tests/runs/test_scale.py
 
 test-deploy: $(READY)  ## drills with real Flower processes: faults, restarts, the guide; half an hour
 	$(BIN)/python -m pytest -q -m deploy

@@ -22,7 +22,7 @@ WAITING = ("wait", "_wait_for_tstate_lock", "wait_for", "join", "acquire", "_wor
 
 def watch(main: int, every: float, done: threading.Event, busy: list[int]) -> None:
     """Print a line for each interval until the command has ended."""
-    from fedhead.experiment.profiling import innermost
+    from fedhead.bench.profiling import innermost
 
     begin, seen, last = time.perf_counter(), Counter[str](), 0.0
     while True:

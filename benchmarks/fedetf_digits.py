@@ -14,10 +14,10 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from fedhead.analyses.collapse import CollapseRecorder
-from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import load
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.papers.analyses.collapse import CollapseRecorder
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import load
 from fedhead.stages.finetune import FineTuneETF
 
 MASK = "FedETF, `mask`"

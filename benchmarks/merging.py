@@ -22,7 +22,7 @@ import fedhead as fh
 from fedhead.calibration import statistics_check
 from fedhead.calibration.low_rank import from_tree
 from fedhead.calibration.statistics import Statistics, from_features, merge
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 from fedhead.stages.ridge import Ridge
 
 

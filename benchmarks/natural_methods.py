@@ -25,7 +25,7 @@ from torch import nn
 
 import fedhead as fh
 from fedhead.methods import METHODS
-from fedhead.report.statistics import interval
+from fedhead.report.compare.statistics import interval
 from fedhead.stages.ccvr import CCVR
 
 BATCH, RAW = 64, 300  # RAW: the most features of which heads are computed without any network

@@ -18,8 +18,8 @@ import torch
 
 import fedhead as fh
 from fedhead.calibration.statistics import from_features, merge
-from fedhead.core.tree import Weights
-from fedhead.data.partition_registry import parse as parse_partition
+from fedhead.core.tree.tree import Weights
+from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.executors.select import device as select_device
 
 HEAD = "mlp(hidden=[])"  # a linear layer on the features

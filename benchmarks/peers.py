@@ -34,9 +34,9 @@ from torch.utils.data import DataLoader
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 
 CLIENTS, BATCH, SHAPE = 10, 64, (3, 32, 32)

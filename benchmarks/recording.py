@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 import fedhead as fh
-from fedhead.core.tree import Tree
-from fedhead.engine import predictions
-from fedhead.engine.rounds import evaluate, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import select, steps
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import evaluate, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors import select
+from fedhead.executors.client import steps
+from fedhead.metrics import predictions
 
 
 def federation(shape: tuple[int, ...], samples: int, test: int, clients: int) -> fh.Federation:

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Mapping
 from statistics import mean
 
-from fedhead.core.errors import FedheadError
-from fedhead.engine import rounds
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import load
+from fedhead.core.system.errors import FedheadError
+from fedhead.engine.rounds import rounds
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import load
 from fedhead.testing import hostile
 
 HOSTILE = (0, 1)

@@ -25,11 +25,11 @@ from torch import nn
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 
 CLIENTS, BATCH = 10, 64
 SAMPLES = {"mlp": 1280, "simplecnn": 512, "resnet20": 128}  # a client

@@ -98,9 +98,9 @@ def run(
 
 def steps_per_round(words: Sequence[str], options: argparse.Namespace) -> int:
     """Return how many steps all clients of a recipe take in a round, where all of them take part."""
-    from fedhead.core.batching import steps_per_epoch
-    from fedhead.experiment import data as recipe_data
-    from fedhead.experiment.recipe import load
+    from fedhead.core.training.batching import steps_per_epoch
+    from fedhead.recipes import recipe_data as recipe_data
+    from fedhead.recipes.recipe import load
 
     recipe = load(words[0], words[1:])
     sizes = recipe_data.federation(recipe, options.data).sizes

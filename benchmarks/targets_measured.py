@@ -28,7 +28,7 @@ def bench_rates(
     workload: str, clients: int, executors: list[str], precisions: list[str], options: argparse.Namespace
 ) -> list[Any]:
     """Return what `fedhead bench` measures, without the eager loop's line."""
-    from fedhead.experiment.benchmark import bench
+    from fedhead.bench.benchmark import bench
 
     steps, repeats = (2, 1) if options.tiny else (None, 3)
     return bench([workload], [clients], executors, precisions, options.device, steps, repeats)[1:]

@@ -71,7 +71,7 @@ def joined_runs(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _against_bench(row: str, runs: int, options: argparse.Namespace) -> Iterator[Measured]:
-    from fedhead.experiment.recipe import load
+    from fedhead.recipes.recipe import load
 
     for name, words, rounds, workload, clients in (
         ("SimpleCNN", SIMPLECNN, 100, "simplecnn", 10),
@@ -123,8 +123,8 @@ def stages(options: argparse.Namespace) -> Iterator[Measured]:
 
     import fedhead as fh
     from fedhead.algorithm.task import LocalTraining
-    from fedhead.engine.server import evaluate_global_model
-    from fedhead.engine.simulate import simulate
+    from fedhead.engine.clients.server import evaluate_global_model
+    from fedhead.engine.rounds.simulate import simulate
     from fedhead.stages.recalibrate import features
 
     x, y, x_test, y_test = targets_data.few_images() if options.tiny else targets_data.images()
@@ -163,11 +163,11 @@ def architectures(options: argparse.Namespace) -> Iterator[Measured]:
     """FedClassAvg of four architectures with 20 clients, against the eager loop; what compiles quickly comes first."""
     import torch
 
-    from fedhead.executors.base import Executor
-    from fedhead.executors.graphs import Graphs
-    from fedhead.executors.lanes import Lanes
-    from fedhead.executors.stack import Stack
-    from fedhead.experiment import benchmark
+    from fedhead.bench import benchmark
+    from fedhead.executors.client.base import Executor
+    from fedhead.executors.lanes.lanes import Lanes
+    from fedhead.executors.stack.graphs import Graphs
+    from fedhead.executors.stack.stack import Stack
 
     where, workload = torch.device(options.device), benchmark.WORKLOADS["mixed"]
     clients, *size = (4, 1, 1, 1.0) if options.tiny else (20, 20, 3, 1.0)
@@ -190,10 +190,10 @@ def scaffold(options: argparse.Namespace) -> Iterator[Measured]:
     """A thousand SCAFFOLD clients, of which 50 take part in a round, against `bench` with 50 clients."""
     import torch
 
-    from fedhead.engine.rounds import train_round
-    from fedhead.engine.simulation import Simulation
+    from fedhead.bench import benchmark
+    from fedhead.engine.rounds.rounds import train_round
+    from fedhead.engine.rounds.simulation import Simulation
     from fedhead.executors import select
-    from fedhead.experiment import benchmark
     from fedhead.models.precision import set_precision
 
     clients, steps, rounds = (20, 2, 3) if options.tiny else (1000, 100, 12)
@@ -240,7 +240,7 @@ def eager(options: argparse.Namespace) -> Iterator[Measured]:
     """The eager loop of SimpleCNN, which says how fast the host is."""
     import torch
 
-    from fedhead.experiment.benchmark import WORKLOADS, plain_steps_per_s
+    from fedhead.bench.benchmark import WORKLOADS, plain_steps_per_s
 
     where = torch.device(options.device)
     steps, repeats = (2, 1) if options.tiny else (100, 3)

@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import fedhead as fh
-from fedhead.core.treefile import atomic
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.run import Settings, execute_together
-from fedhead.report.statistics import interval
+from fedhead.core.tree.treefile import atomic
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.report.compare.statistics import interval
+from fedhead.runs.run import Settings, execute_together
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "tuning" / "digits", ROOT / "docs" / "leaderboard.md"

@@ -19,10 +19,10 @@ from pathlib import Path
 from tuned import RANGES, ROOT
 
 import fedhead as fh
-from fedhead.experiment import tables
-from fedhead.experiment.recipe import assignment
-from fedhead.experiment.run import Settings
-from fedhead.experiment.trials import TrialRecord
+from fedhead.recipes.recipe import assignment
+from fedhead.runs.run import Settings
+from fedhead.studies.sweep import tables
+from fedhead.studies.tune.trials import TrialRecord
 
 OBJECTIVES = {"accuracy": "accuracy", "personalization": "personal"}  # by what a table measures
 

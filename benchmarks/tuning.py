@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 import fedhead as fh
-from fedhead.engine.rounds import FinishedRun
+from fedhead.engine.rounds.rounds import FinishedRun
 from fedhead.executors import select
-from fedhead.executors.base import Executor
-from fedhead.executors.graphs import Graphs
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
-from fedhead.experiment.data import Inputs
-from fedhead.experiment.experiment import BuiltModels, Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
+from fedhead.recipes.experiment import BuiltModels, Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import Inputs
 
 SAMPLES = {"mlp": 1440}  # others: 10,000
 

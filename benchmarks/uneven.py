@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation
-from fedhead.engine.simulation import Simulation
+from fedhead.bench.benchmark import BATCH, CLASSES, SHAPE, WORKLOADS, plain_steps_per_s
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.federation.federation import Federation
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
-from fedhead.experiment.benchmark import BATCH, CLASSES, SHAPE, WORKLOADS, plain_steps_per_s
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from fedhead.models.registry import build

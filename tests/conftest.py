@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedhead.core.log import warn_once
+from fedhead.core.system.log import warn_once
 
 # One thread a worker: several workers with many spinning threads each are slower by far.
 torch.set_num_threads(1)

@@ -15,9 +15,9 @@ from wire import MODEL, look
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.stage import STAGES, Stage
-from fedhead.core.objectives import NAMES as OBJECTIVES
-from fedhead.core.parameters import parameters
-from fedhead.core.ranges import Range
+from fedhead.core.components.parameters import parameters
+from fedhead.core.components.ranges import Range
+from fedhead.core.training.objectives import NAMES as OBJECTIVES
 
 # Beside `fedhead run digits method=NAME`: what a method or stage can't do without.
 NEEDS = {

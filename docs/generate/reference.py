@@ -11,15 +11,24 @@ import fedhead
 PUBLIC = Path(inspect.getfile(fedhead)).with_name("public.py")
 # A name belongs to the first group whose prefix its module has.
 GROUPS = {
-    "running": ("Running and results", ("fedhead.api", "fedhead.experiment.reopen", "fedhead.engine.rounds")),
+    "running": ("Running and results", ("fedhead.api", "fedhead.runs.reopen", "fedhead.engine.rounds.rounds")),
     "data": ("Data", ("fedhead.data",)),
     "models": ("Models and heads", ("fedhead.models",)),
     "methods": ("Methods", ("fedhead.methods",)),
     "stages": ("Stages", ("fedhead.stages",)),
-    "writing": ("Writing methods and stages", ("fedhead.algorithm", "fedhead.core.batch", "fedhead.core.tree")),
+    "writing": (
+        "Writing methods and stages",
+        ("fedhead.algorithm", "fedhead.core.training.batch", "fedhead.core.tree.tree"),
+    ),
     "statistics": ("Class statistics", ("fedhead.calibration",)),
-    "clients": ("Aggregators, samplers and clients", ("fedhead.aggregators", "fedhead.samplers", "fedhead.engine.s")),
-    "metrics": ("Metrics, callbacks and loggers", ("fedhead.engine", "fedhead.experiment", "fedhead.analyses")),
+    "clients": (
+        "Aggregators, samplers and clients",
+        ("fedhead.aggregators", "fedhead.samplers", "fedhead.engine.policies"),
+    ),
+    "metrics": (
+        "Metrics, callbacks and loggers",
+        ("fedhead.metrics", "fedhead.engine", "fedhead.loggers", "fedhead.papers", "fedhead.runs", "fedhead.studies"),
+    ),
     "executors": ("Executors", ("fedhead.executors",)),
     "tools": ("Optimizers, losses, ranges, errors and tests", ("fedhead.core", "fedhead.testing", "fedhead")),
 }
@@ -45,7 +54,7 @@ def origins() -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.parse(PUBLIC.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            package = node.module in ("fedhead", "fedhead.core", "fedhead.calibration")
+            package = node.module in ("fedhead", "fedhead.core.training", "fedhead.calibration")
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}" if package else node.module
         elif isinstance(node, ast.Assign):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedhead.core.errors import Diverged
-from fedhead.engine.rounds import FinishedRun, run
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import load
+from fedhead.core.system.errors import Diverged
+from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import load
 from fedhead.testing import hostile
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedhead.algorithm.phase import Replies
-from fedhead.core.errors import BadInput
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree, stack
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree, stack
 
 
 def test_means_and_sums_of_tensors_and_trees() -> None:

@@ -14,19 +14,19 @@ import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Clip, Half, Upload
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage, train_round
-from fedhead.engine.server import aggregate
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.server import aggregate
+from fedhead.engine.rounds.rounds import run_stage, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.experiment import build
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
+from fedhead.recipes import build
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings, execute
 from fedhead.stages import STAGES
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, 0.9))

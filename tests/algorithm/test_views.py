@@ -12,14 +12,14 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Weights
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Weights
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 
 LOCAL = LocalTraining(epochs=1, batch_size=4)
 

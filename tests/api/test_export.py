@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fedhead as fh
 from fedhead.api import export
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 
 class Net(nn.Module):

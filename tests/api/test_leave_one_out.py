@@ -16,7 +16,7 @@ import fedhead as fh
 from fedhead.calibration.membership import subtract
 from fedhead.calibration.statistics import from_features, merge
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 MODEL = "mlp(hidden=[8])"
 HEADS: list[Any] = [fh.NCM(), fh.Ridge(alpha=0.5), fh.LDA(shrinkage=0.2), fh.QDA(shrinkage=0.2)]

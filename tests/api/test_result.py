@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import fedhead as fh
 from fedhead.api import trained
 from fedhead.api.comparison import paired
-from fedhead.core.errors import BadInput
-from fedhead.experiment.recipe import Recipe
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.recipe import Recipe
 
 
 class Net(nn.Module):

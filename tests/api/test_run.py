@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import fedhead
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 
 class Idle(fedhead.Executor):

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.core.treefile import load_tree
-from fedhead.experiment.data import federation as recipe_federation
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, RunFolder
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.treefile import load_tree
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import federation as recipe_federation
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from browsing import CHROMIUM, Opened
 from made_runs import make_sweep
 
-from fedhead.report import page as report_page
+from fedhead.report.page import page as report_page
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import pytest
 from browsing import AXE, SCREENSHOTS, Opened
 from made_runs import make_run
 
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default")]
 

@@ -12,8 +12,8 @@ import pytest
 from browsing import AXE, SCREENSHOTS, Opened
 from made_runs import make_run
 
-from fedhead.experiment.recipe import Recipe
-from fedhead.report import page as report_page
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.page import page as report_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default")]
 Visit = Callable[..., Opened]

@@ -20,10 +20,10 @@ from fedhead import BadInput, Statistics
 from fedhead.calibration import low_rank, statistics
 from fedhead.calibration.collect import fingerprint
 from fedhead.cli import call
-from fedhead.core.treefile import save_tree
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute
+from fedhead.core.tree.treefile import save_tree
 from fedhead.models.split_model import SplitModel, weights
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings, execute
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 
 @pytest.fixture

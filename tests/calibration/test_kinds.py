@@ -15,7 +15,7 @@ import fedhead as fh
 from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics, from_features, merge
 from fedhead.calibration.sums import batch_sums
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 KINDS = ("full", "diagonal", "pooled", "means")
 

@@ -15,7 +15,7 @@ from fedhead.api.calibrate import calibrate
 from fedhead.calibration.collect import statistics_of
 from fedhead.calibration.membership import add, subtract
 from fedhead.calibration.statistics import Statistics, from_features, merge
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.models import build
 
 CLASSES = 3

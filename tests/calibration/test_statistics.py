@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhead.calibration import low_rank, statistics, statistics_check
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import class_sums
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 
 def sample(seed: int, n: int, d: int, classes: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:

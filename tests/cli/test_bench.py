@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from fedhead.bench import benchmark
+from fedhead.bench.benchmark import BenchmarkResult
+from fedhead.bench.profiling import Profile
 from fedhead.cli import call
-from fedhead.cli.benching import COLUMNS, HEADER, LOOP_NOTE
-from fedhead.experiment import benchmark
-from fedhead.experiment.benchmark import BenchmarkResult
-from fedhead.experiment.profiling import Profile
+from fedhead.cli.bench import COLUMNS, HEADER, LOOP_NOTE
 from fedhead.models import precision
 
 BENCH = ["bench", "--device", "cpu", "--workloads", "simplecnn,moon", "--clients", "2", "--precisions", "fp32"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fedhead as fh
+from fedhead.bench import benchmark
+from fedhead.bench.benchmark import Workload
 from fedhead.cli import call
-from fedhead.experiment import benchmark
-from fedhead.experiment.benchmark import Workload
 from fedhead.models import precision
 
 SENTENCE = (

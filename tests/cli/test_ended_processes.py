@@ -17,7 +17,7 @@ import pytest
 
 from fedhead.cli import call, several_devices
 from fedhead.cli.several_devices import on_each, raise_failures
-from fedhead.core.errors import FedheadError
+from fedhead.core.system.errors import FedheadError
 
 SMALL = ["clients=3", "subset=120", "--executor", "loop"]
 ENDLESS = ["digits", "rounds=100000", *SMALL]

@@ -8,8 +8,8 @@ import pytest
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.experiment.search_space import read_space
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.search_space import read_space
 
 
 @pytest.mark.parametrize(

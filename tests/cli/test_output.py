@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from fedhead.cli import call
-from fedhead.engine.metrics import Row
-from fedhead.experiment import checkpoint_writer, run
-from fedhead.experiment.loggers.tensorboard import TensorBoard
-from fedhead.report.progress import bar, progress
+from fedhead.loggers.progress import bar, progress
+from fedhead.loggers.tensorboard import TensorBoard
+from fedhead.metrics.records import Row
+from fedhead.runs import checkpoint_writer, run
 
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,10 +111,10 @@ def test_ctrl_c_before_anything_was_written(
     def stop(*_: object, **__: object) -> Row:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhead.experiment.seeds.execute_seeds", stop)
+    monkeypatch.setattr("fedhead.runs.seeds.execute_seeds", stop)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
-    monkeypatch.setattr("fedhead.experiment.tables.names", stop)
+    monkeypatch.setattr("fedhead.studies.sweep.tables.names", stop)
     assert call(["reproduce"]) == 130
     assert capsys.readouterr().err == "stopped\n"
 

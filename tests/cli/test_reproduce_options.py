@@ -100,7 +100,7 @@ def test_a_sweep_on_a_read_only_file_system_is_answered_likewise(
 
     if there:
         folder.mkdir()
-        monkeypatch.setattr("fedhead.experiment.sweep.atomic", read_only)
+        monkeypatch.setattr("fedhead.studies.sweep.sweep.atomic", read_only)
     else:
         monkeypatch.setattr(Path, "mkdir", read_only)
     assert (

@@ -17,8 +17,8 @@ import pytest
 
 from fedhead.cli import call, several_devices
 from fedhead.cli.several_devices import check_devices, on_each, raise_failures, read_devices
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.experiment import tables
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.studies.sweep import tables
 
 
 @pytest.mark.parametrize("text", ["", ",", "gpu", "0,x", "cuda:", "-1"])

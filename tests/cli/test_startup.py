@@ -46,7 +46,7 @@ def test_every_public_name_is_there_and_listed() -> None:
     ],
 )
 def test_names_are_the_same_whatever_was_imported_first(code: str) -> None:
-    heavy = "; import sys, fedhead.experiment.run; print({'matplotlib', 'scipy.stats', 'pandas'} & sys.modules.keys())"
+    heavy = "; import sys, fedhead.runs.run; print({'matplotlib', 'scipy.stats', 'pandas'} & sys.modules.keys())"
     assert fresh(code + heavy) == "True True\nset()", "or a run loads what it does not need"
 
 
@@ -70,7 +70,7 @@ def test_the_installed_version_and_the_citation_are_the_packages() -> None:
 
 
 def test_warnings_are_logged_once_and_the_command_line_prints_them_as_one_line() -> None:
-    warn = "from fedhead.core.log import warn_once\n[warn_once('careful:\\n50 %') for _ in range(2)]\n"
+    warn = "from fedhead.core.system.log import warn_once\n[warn_once('careful:\\n50 %') for _ in range(2)]\n"
     assert stderr_of(warn) == "careful:\n50 %\n"  # Python's own last resort
     assert stderr_of("import logging; logging.getLogger('fedhead').setLevel(logging.ERROR)\n" + warn) == ""
     command = "from fedhead.cli import app, call\n@app.command()\ndef doubt() -> None:\n    {}call(['doubt'])"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Partition, Skewed
+from fedhead.data.partitions.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Partition, Skewed
 from fedhead.methods import METHODS
 from fedhead.models.registry import Body, build
 from fedhead.stages import STAGES

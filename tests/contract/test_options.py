@@ -15,11 +15,11 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage, train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import run_stage, train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import amounts, batching
-from fedhead.core.amounts import Uniform
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import batching, per_client_counts
+from fedhead.core.training.per_client_counts import Uniform
 
 
 def test_drawn_amounts_are_spread_evenly_and_depend_on_client_and_seed_alone() -> None:
@@ -31,7 +31,7 @@ def test_drawn_anew_in_every_round() -> None:
     ("amount", "most", "mean"), [(3, 3, 3.0), ((1, 4), 4, 2.5), (Uniform(2, 5), 5, 3.5)], ids=["same", "list", "drawn"]
 )
 def test_the_largest_and_the_mean(amount: Any, most: int, mean: float) -> None:
-    assert (amounts.largest(amount), amounts.mean(amount)) == (most, mean)
+    assert (per_client_counts.largest(amount), per_client_counts.mean(amount)) == (most, mean)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_largest_and_the_mean(amount: Any, most: int, mean: float) -> None:
 )
 def test_what_is_no_amount_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        amounts.read(text, "local_epochs")
+        per_client_counts.read(text, "local_epochs")
 
 
 def test_a_list_has_one_number_per_client() -> None:

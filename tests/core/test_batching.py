@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.core import batching, global_generators, random
+from fedhead.core.training import batching, global_generators, random
 
 
 # -- batches ------------------------------------------------------------------------------------------

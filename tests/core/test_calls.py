@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhead.core.calls import read_call
-from fedhead.core.errors import BadInput
-from fedhead.core.ranges import AtLeast
-from fedhead.core.text import printable
-from fedhead.data import client_test, partition_registry
-from fedhead.experiment import build
-from fedhead.experiment.components import named
-from fedhead.experiment.recipe import Recipe
+from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.text import printable
+from fedhead.data.partitions import client_test_sets, partition_registry
 from fedhead.models import MODELS
+from fedhead.recipes import build
+from fedhead.recipes.components import named
+from fedhead.recipes.recipe import Recipe
 
 HINTS = {"share": float, "sizes": tuple[int, ...], "form": str}
 
@@ -93,7 +93,7 @@ def test_values_are_read_as_python_writes_them(values: list[Any]) -> None:
     ("read", "kind"),
     [
         (lambda text: partition_registry.parse(text), "partition"),
-        (lambda text: client_test.parse(text), "client_test"),
+        (lambda text: client_test_sets.parse(text), "client_test"),
         (lambda text: build.upload(text), "upload"),
         (lambda text: MODELS.resolve_call(text), "model"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 

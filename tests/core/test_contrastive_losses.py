@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedhead.core.losses import distillation, supervised_contrastive
+from fedhead.core.training.losses import distillation, supervised_contrastive
 
 
 def by_hand(views: torch.Tensor, labels: list[int], temperature: float) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedhead.core.losses import cross_entropies
+from fedhead.core.training.losses import cross_entropies
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -30,7 +30,7 @@ def test_a_stack_is_trained_without_symbolic_shapes() -> None:
     """Importing them takes about a second, in a command that may take five."""
     code = (
         "import sys, fedhead as fh; from fedhead.algorithm.task import LocalTraining;"
-        "from fedhead.engine.simulate import simulate; from fedhead.testing import small;"
+        "from fedhead.engine.rounds.simulate import simulate; from fedhead.testing import small;"
         "simulate(small.small_federation(), small.small_model(), fh.FedAvg(), rounds=1, local=LocalTraining(),"
         " executor='stack');"
         "print('torch.fx.experimental.symbolic_shapes' in sys.modules)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core import foreach
-from fedhead.core.tree import Tree
+from fedhead.core.tree import foreach
+from fedhead.core.tree.tree import Tree
 
 
 def mixed() -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from fedhead.core.latest import Latest
+from fedhead.core.system.identity_cache import Latest
 
 
 class Source:

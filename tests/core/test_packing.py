@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedhead.core.packing import pack, unpack
+from fedhead.core.tree.packing import pack, unpack
 
 
 def test_tensors_of_several_dtypes_and_shapes_come_back() -> None:

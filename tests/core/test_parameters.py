@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import Checked, check, check_all, parameters
-from fedhead.core.ranges import Above, AtLeast, AtMost, Below, Between, Matches, Range
-from fedhead.experiment import build
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.core.components.parameters import Checked, check, check_all, parameters
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between, Matches, Range
+from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS
+from fedhead.recipes import build
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 ALGORITHMS = [("method", name, kind) for name, kind in fh.METHODS.items()]

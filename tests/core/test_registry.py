@@ -11,8 +11,8 @@ from typing import Any
 import plugin_package
 import pytest
 
-from fedhead.core.errors import BadInput
-from fedhead.core.registry import Registry
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
 
 
 def sound(found: Any, name: str) -> Any:
@@ -197,7 +197,7 @@ def test_what_is_allowed_is_decided_without_importing(tones: Registry[Any], site
         ("one_tones.deep:a", ["one_tones"], True),
         ("one_tones:a", ["one"], False),
         ("os:system", ["one_tones"], False),
-        ("fedhead.core.process:ProcessIdentity", [], False),
+        ("fedhead.core.system.process:ProcessIdentity", [], False),
         ("mine.py:a", ["mine.py"], True),
         ("../mine.py:a", ["mine.py"], False),
         ("/tmp/mine.py:a", ["mine.py"], False),

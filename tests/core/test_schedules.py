@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from fedhead.core.errors import BadInput
-from fedhead.core.schedules import learning_rate_factor, make_schedule
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.schedules import learning_rate_factor, make_schedule
 
 ROUNDS = 20
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedhead.algorithm.phase import Replies
-from fedhead.core.schema import schema
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
+from fedhead.core.tree.schema import schema
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
 
 
 def stacked(count: int) -> Tree:

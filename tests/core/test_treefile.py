@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.treefile import atomic, load_metadata, load_tree, save_tree
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16]
 

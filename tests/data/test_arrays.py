@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.core.errors import BadInput
-from fedhead.data.arrays import fitting_layout, inputs
-from fedhead.data.federation import Federation
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs.arrays import fitting_layout, inputs
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhead.core import random
-from fedhead.core.errors import BadInput
-from fedhead.data import color, geometry
-from fedhead.data.augment import AUGMENTATIONS, STEPS, Transform, steps
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.data.transforms import color, geometry
+from fedhead.data.transforms.augment import AUGMENTATIONS, STEPS, Transform, steps
 
 N = 24
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
 
 datasets = pytest.importorskip("datasets")
 
@@ -280,7 +280,7 @@ def test_categories_are_those_of_all_clients():
     ],
 )
 def test_frames_that_do_not_fit_are_refused(monkeypatch, changes, settings, says):
-    monkeypatch.setattr("fedhead.data.table_columns.MOST", 5)
+    monkeypatch.setattr("fedhead.data.inputs.table_columns.MOST", 5)
     frame = patients().drop(columns=["smoker", "weight"]).assign(**changes)
     with pytest.raises(BadInput, match=says):
         Federation.from_dataset(frame, **{"label": "ill", **settings})

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhead.core.errors import BadInput
-from fedhead.data import datasets, download, formats, image_folders, readers
-from fedhead.data.federation import Federation
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import formats
+from fedhead.data.sources import datasets, download, image_folders, readers
 
 
 @pytest.fixture

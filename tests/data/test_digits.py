@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from fedhead.data import digits
+from fedhead.data.sources import digits
 
 
 @pytest.mark.parametrize("moved", [False, True])

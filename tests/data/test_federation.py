@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedhead.core.errors import BadInput
-from fedhead.data import client_test, formats
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation, Samples
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.inputs import formats
+from fedhead.data.partitions import client_test_sets
+from fedhead.data.transforms.augment import Transform
 
 
 def arrays(n=60, classes=3, seed=0):
@@ -176,16 +177,16 @@ def test_clients_keep_their_own_samples():
 @pytest.mark.parametrize(
     "rule",
     [
-        client_test.Fraction(0.3),
-        client_test.Fraction(0.25, stratified=True),
-        client_test.Matched(),
-        client_test.Matched(500),
+        client_test_sets.Fraction(0.3),
+        client_test_sets.Fraction(0.25, stratified=True),
+        client_test_sets.Matched(),
+        client_test_sets.Matched(500),
     ],
     ids=str,
 )
 def test_local_tests_are_written_as_they_are_read(rule):
-    assert client_test.parse(str(rule)) == rule
-    assert client_test.parse(rule) is rule
+    assert client_test_sets.parse(str(rule)) == rule
+    assert client_test_sets.parse(rule) is rule
 
 
 @pytest.mark.parametrize(
@@ -206,14 +207,14 @@ def test_local_tests_are_written_as_they_are_read(rule):
 )
 def test_wrong_local_tests_are_refused(text, says):
     with pytest.raises(BadInput, match=says):
-        client_test.parse(text)
+        client_test_sets.parse(text)
 
 
 @given(st.integers(0, 60), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 9))
 def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
     y = np.random.RandomState(0).randint(0, 4, 100)
     rows = np.sort(np.random.RandomState(1).permutation(100)[:n])
-    rule = client_test.Fraction(share, stratified)
+    rule = client_test_sets.Fraction(share, stratified)
     train, test = rule.split(rows, y, 0, client)
     assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
     assert len(test) == min(int(share * n), max(n - 1, 0))
@@ -227,9 +228,9 @@ def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
 def test_seeds_and_clients_draw_local_tests_of_their_own():
     y, rows, counts = np.arange(90) % 3, np.arange(90), np.full(3, 30)
     for draw in (
-        lambda seed, client: client_test.Fraction(0.3).split(rows, y, seed, client)[1],
-        lambda seed, client: client_test.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
-        lambda seed, client: client_test.Matched(30).draw(counts, 90, y, seed, client),
+        lambda seed, client: client_test_sets.Fraction(0.3).split(rows, y, seed, client)[1],
+        lambda seed, client: client_test_sets.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
+        lambda seed, client: client_test_sets.Matched(30).draw(counts, 90, y, seed, client),
     ):
         assert len({tuple(draw(seed, client)) for seed in range(3) for client in range(3)}) == 9
 
@@ -258,7 +259,7 @@ def test_matched_local_test_sets_follow_the_clients_classes():
 
 
 def test_matched_for_clients_without_samples_and_classes_without_tests():
-    rule = client_test.Matched()
+    rule = client_test_sets.Matched()
     assert len(rule.draw(np.zeros(3, np.int64), 10, np.array([0, 1, 2]), 0, 0)) == 0
     assert rule.draw(np.array([0, 0, 5]), 10, np.array([0, 1, 1]), 0, 0).tolist() == []
     assert rule.draw(np.array([1, 0, 0]), 1000, np.array([0, 1, 2]), 0, 0).tolist() == [0]  # one sample at least

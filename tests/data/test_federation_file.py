@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhead.core.errors import BadInput
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.data.transforms.augment import Transform
 
 RNG = np.random.default_rng(0)
 NATURAL = {

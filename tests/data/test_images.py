@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhead.core.errors import BadInput
-from fedhead.data import images
-from fedhead.data.federation import Federation
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.data.sources import images
 
 
 def picture(path, value, size=(6, 5), mode="RGB"):

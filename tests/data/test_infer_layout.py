@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedhead.data.arrays import infer_layout
+from fedhead.data.inputs.arrays import infer_layout
 
 
 def test_an_array_that_memory_could_not_hold_twice_is_not_copied() -> None:

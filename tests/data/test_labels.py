@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.core.errors import BadInput
-from fedhead.data import labels
-from fedhead.data.federation import Federation
-from fedhead.data.labels import Classes
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import labels
+from fedhead.data.inputs.labels import Classes
 
 X = np.zeros((4, 2))
 

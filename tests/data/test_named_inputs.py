@@ -11,7 +11,7 @@ from named import SeveralInputs, arrays, named_federation, named_model
 from torch import nn
 
 import fedhead as fh
-from fedhead.data import padding
+from fedhead.data.inputs import padding
 from fedhead.data.pool import Pool
 
 METHODS = ["fedavg", "moon", "fedproto"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhead.core.errors import BadInput
-from fedhead.data import partition
-from fedhead.data.allocation import apportion, log_gamma, softmax, stratified
-from fedhead.data.partition_registry import PARTITIONS, parse
+from fedhead.core.system.errors import BadInput
+from fedhead.data.partitions import partition
+from fedhead.data.partitions.allocation import apportion, log_gamma, softmax, stratified
+from fedhead.data.partitions.partition_registry import PARTITIONS, parse
 
 ALPHAS = st.sampled_from([1e-300, 1e-12, 1e-3, 0.05, 0.5, 5.0, 1e6])
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedhead.data import pool as pools
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Samples
+from fedhead.data.federation.federation import Samples
 from fedhead.data.pool import Pool
+from fedhead.data.transforms.augment import Transform
 
 
 def images(channels: int = 3) -> Samples:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.core.errors import BadInput
-from fedhead.data.arrays import Samples
-from fedhead.data.read_once import read, read_once
+from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.sources.dataset_cache import read, read_once
 
 
 class Reader:

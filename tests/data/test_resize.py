@@ -11,10 +11,10 @@ from PIL import Image
 
 import fedhead as fh
 from fedhead.calibration.collect import transform_fingerprint
-from fedhead.data.input_spec import spec_inputs
-from fedhead.experiment import inputs_record
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.data.inputs.input_spec import spec_inputs
+from fedhead.recipes import inputs_record
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 
 
 def images(count: int = 3, side: int = 16) -> torch.Tensor:

@@ -11,9 +11,9 @@ import torch
 from commands import succeed
 
 import fedhead as fh
-from fedhead.experiment import data as recipe_data
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.recipes import recipe_data as recipe_data
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 NUMBERS = X[:, 0] * 2

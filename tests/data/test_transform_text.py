@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.data.augment import NORMALIZATIONS, Transform
-from fedhead.data.named_transforms import NamedTransforms
-from fedhead.data.transform_text import normalization_text
+from fedhead.data.transforms.augment import NORMALIZATIONS, Transform
+from fedhead.data.transforms.named_transforms import NamedTransforms
+from fedhead.data.transforms.transform_text import normalization_text
 
 ROOT = Path(__file__).parents[2]
 BYTES = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from deployments import assert_equals_simulation, assert_same, assert_undisturbed, final, history
 
-from fedhead.core.process import ProcessIdentity
-from fedhead.core.treefile import load_tree
+from fedhead.core.system.process import ProcessIdentity
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]

@@ -24,13 +24,13 @@ import pytest
 from deployments import assert_equals_simulation, assert_undisturbed, history, missing, site_log
 from faulty_site import PATIENT
 
-from fedhead.core.process import ProcessIdentity
+from fedhead.core.system.process import ProcessIdentity
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation, Node
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
-from fedhead.experiment import data as recipe_data
-from fedhead.flower import data
+from fedhead.flower.site import site_data
+from fedhead.recipes import recipe_data as recipe_data
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(1200)]
 SITES = ["north", "south", "west"]
@@ -95,7 +95,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
 def make_faulty(project: Project, site: str) -> None:
     """Give a site the data of its share, and a program of faults."""
     folder = project.path / "sites" / site
-    own = data.share(recipe_data.federation(project.server().recipe_of_run()), SITES.index(site))
+    own = site_data.share(recipe_data.federation(project.server().recipe_of_run()), SITES.index(site))
     x, y = own.train.x.numpy(), own.train.y.numpy()
     np.savez(folder / "data.npz", x=x, y=y, x_test=x[:4], y_test=y[:4])
     (folder / "faults.json").write_text(json.dumps(FAULTS))

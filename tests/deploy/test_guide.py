@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.core.treefile import load_tree
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
-from fedhead.engine.rounds import train_round
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.recipes.experiment import Experiment
+from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 SECTIONS = {

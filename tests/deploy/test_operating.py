@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedhead.deploy import processes
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower import problems
+from fedhead.flower.wire import site_errors
+from fedhead.runs.run_folder import RunFolder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
 SITES = ("north", "south")
@@ -27,7 +27,7 @@ def blocks(language: str, section: str = "") -> list[str]:
 
 def test_every_code_of_a_problem_is_explained() -> None:
     table = PAGE.split("\n## What each failure looks like\n")[1].split("What the server itself finds")[0]
-    assert re.findall(r"^\| `([\w-]+)` \| \S.* \| \S.* \|$", table, flags=re.MULTILINE) == list(problems.TEXTS)
+    assert re.findall(r"^\| `([\w-]+)` \| \S.* \| \S.* \|$", table, flags=re.MULTILINE) == list(site_errors.TEXTS)
 
 
 def test_every_line_of_the_server_s_log_is_one_that_the_code_has() -> None:

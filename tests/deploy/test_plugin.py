@@ -14,12 +14,12 @@ import torch
 from federal_plugin import CODE, ENTRY_POINTS
 
 from fedhead.cli import call
-from fedhead.core.treefile import load_tree
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(900)]
 SITES = ["north", "south", "west"]

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.core.errors import BadInput
-from fedhead.core.process import ProcessIdentity
-from fedhead.deploy import local_run, ownership, processes
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.process import ProcessIdentity
+from fedhead.deploy import local_run, lock, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.deploy.superlink import SuperLink
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower.server_status import ServerStatus
+from fedhead.flower.server.server_status import ServerStatus
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run_folder import RunFolder
 
 SLEEP = "sleep 1000"
 
@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     made = Project.init(tmp_path / "demo", "digits", ["north", "south"])
     made.private.mkdir()
     yield made
-    ownership.end_leftovers(made)
+    lock.end_leftovers(made)
 
 
 def env(project: Project) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_leftovers_are_found_and_ended_whoever_their_parent_is(project: Project)
         eventually(lambda: len(processes.marked(project.private)) >= 2)
         assert processes.end(lambda: processes.marked(project.private), seconds=0.5)
         assert not processes.marked(project.private)
-        assert not ownership.end_leftovers(project)
+        assert not lock.end_leftovers(project)
         assert other.poll() is None
     finally:
         other.kill()
@@ -84,21 +84,21 @@ def test_leftovers_are_found_and_ended_whoever_their_parent_is(project: Project)
 def test_one_process_at_a_time_watches_over_a_deployment(project: Project) -> None:
     with subprocess.Popen(SLEEP.split()) as other:
         mark = ProcessIdentity.of(other.pid)
-        (project.private / ownership.OWNER).write_text(f'{{"pid": {mark.pid}, "started": "{mark.started}"}}')
+        (project.private / lock.OWNER).write_text(f'{{"pid": {mark.pid}, "started": "{mark.started}"}}')
         with pytest.raises(BadInput, match=rf"is up already, watched over by process {other.pid}.*deploy down"):
-            ownership.claim(project)
+            lock.claim(project)
         other.kill()
     left = subprocess.Popen(SLEEP.split(), env=env(project))  # what that process could not end
-    ownership.claim(project)
+    lock.claim(project)
     assert left.wait(5) == -signal.SIGTERM
-    assert ownership.owner(project) == ProcessIdentity.of(os.getpid())
-    ownership.release(project)
-    assert ownership.owner(project) is None
+    assert lock.owner(project) == ProcessIdentity.of(os.getpid())
+    lock.release(project)
+    assert lock.owner(project) is None
 
 
 def test_a_request_to_terminate_runs_finally_blocks(tmp_path: Path) -> None:
     program = (
-        "import os, signal; from fedhead.core.process import raising_on_term\n"
+        "import os, signal; from fedhead.core.system.process import raising_on_term\n"
         "with raising_on_term(SystemExit(7)):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally:\n        os.kill(os.getpid(), signal.SIGTERM); print('ended')"
@@ -119,11 +119,11 @@ def test_what_stands_in_a_log_ends_nothing(project: Project) -> None:
     federation.run_id = "17"
     (project.private / "server.log").write_text("12:00:00 site north: ValueError at the site, I/O error: on purpose\n")
     here = ProcessIdentity.of(os.getpid())
-    ServerStatus("17", here).write(project.private / ownership.SERVER)
+    ServerStatus("17", here).write(project.private / lock.SERVER)
     assert federation._server_failure() is None
-    ServerStatus("16", here, "of an earlier run").write(project.private / ownership.SERVER)
+    ServerStatus("16", here, "of an earlier run").write(project.private / lock.SERVER)
     assert federation._server_failure() is None
-    ServerStatus("17", here, "no quorum").write(project.private / ownership.SERVER)
+    ServerStatus("17", here, "no quorum").write(project.private / lock.SERVER)
     assert federation._server_failure() == "no quorum"
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_is_gone_without_a_word_is_asked_for_and_resumed(
     monkeypatch.setattr("fedhead.deploy.local_federation.ASK_SECONDS", 0.0)
     federation = LocalFederation(project, log=lambda line: None)
     federation.run_id = "17"
-    ServerStatus("17", ProcessIdentity(2**22 + 1, "0")).write(project.private / ownership.SERVER)
+    ServerStatus("17", ProcessIdentity(2**22 + 1, "0")).write(project.private / lock.SERVER)
     reasons = [federation._server_failure() for _ in range(6)]
     assert reasons[:5] == [None] * 5  # resumed, and again, as each of these servers is gone too
     assert "Flower ended the run (finished:failed)" in str(reasons[5])

@@ -12,9 +12,9 @@ from deployments import assert_equals_simulation, command, eventually, rounds, s
 
 from fedhead.deploy import processes, supervise
 from fedhead.deploy.local_federation import LocalFederation
-from fedhead.deploy.ownership import read_state
+from fedhead.deploy.lock import read_state
 from fedhead.deploy.project import Project
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(3600)]
 LONG = ["subset=240", "local_epochs=1", "rounds=500", "evaluate_every=500"]

@@ -9,8 +9,8 @@ import pytest
 from commands import succeed
 from scripts import run_script
 
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.yaml_text import read_yaml
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.yaml_text import read_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}

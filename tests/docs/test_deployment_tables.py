@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.flower.files import ServerFile, SiteFile
+from fedhead.flower.config import ServerFile, SiteFile
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

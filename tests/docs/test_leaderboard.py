@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedhead.experiment.recipe import load
+from fedhead.recipes.recipe import load
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

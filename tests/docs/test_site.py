@@ -14,8 +14,8 @@ import pytest
 from commands import succeed
 
 import fedhead
-from fedhead.experiment.recipe import load
 from fedhead.methods import METHODS
+from fedhead.recipes.recipe import load
 from fedhead.stages import STAGES
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ import fedhead as fh
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.rounds import run_stage
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.transport import Received
+from fedhead.engine.rounds.rounds import run_stage
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.transport import Received
 from fedhead.methods.fedavg import FedAvg
+from fedhead.metrics.records import StageResult
 from fedhead.testing.hostile import inflated
 
 SETTINGS: dict[str, Any] = {"rounds": 0, "local": LocalTraining()}

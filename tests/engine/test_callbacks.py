@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.engine.callbacks import CallbackList, make
-from fedhead.engine.metric_registry import find
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower.assemble import run_spec
-from fedhead.flower.files import ServerFile
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.rounds.callbacks import CallbackList, make
+from fedhead.flower.config import ServerFile
+from fedhead.flower.factory import run_spec
+from fedhead.metrics.registry import find
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import RunFolder
 
 LOOP = Settings(executor="loop")  # what auto chooses depends on the time that each takes
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.core.tree import Tree
-from fedhead.engine.changed_attributes import ENTRY, ChangedAttributes
-from fedhead.engine.fingerprints import LARGE, fingerprint
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.changed_attributes import ENTRY, ChangedAttributes
+from fedhead.engine.clients.fingerprints import LARGE, fingerprint
 
 
 class Part:

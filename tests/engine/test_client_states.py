@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree
-from fedhead.engine.client_states import ClientStates
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.states.client_states import ClientStates
 
 SCRIPT = """
 import resource, sys

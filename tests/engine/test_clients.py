@@ -11,14 +11,14 @@ from small import SIZES, federation, network
 
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.reply_check import Refused
-from fedhead.engine.rounds import train_round
-from fedhead.engine.server import aggregate, make_downlink
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Job
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.server import aggregate, make_downlink
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 

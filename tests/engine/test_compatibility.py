@@ -7,8 +7,8 @@ from mixed import perceptron
 from small import network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.engine.compatibility import assignment, check_models
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.clients.compatibility import assignment, check_models
 from fedhead.methods import METHODS
 
 LOCAL = LocalTraining(batch_size=4)

@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedhead as fh
-from fedhead.data.arrays import Samples
-from fedhead.engine.features import FeatureExtractor
-from fedhead.engine.rounds import run
-from fedhead.engine.simulation import Simulation
-from fedhead.experiment.recipe import load
-from fedhead.experiment.reopen import reopen
-from fedhead.experiment.run import Settings, execute
+from fedhead.data.inputs.arrays import Samples
+from fedhead.engine.clients.features import FeatureExtractor
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.models.module_digest import module_digest
+from fedhead.recipes.recipe import load
+from fedhead.runs.reopen import reopen
+from fedhead.runs.run import Settings, execute
 from fedhead.testing.inprocess import InProcessFederation
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.Mo
     def full(tensors: Any, path: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
-    monkeypatch.setattr("fedhead.engine.features.save_file", full)
+    monkeypatch.setattr("fedhead.engine.clients.features.save_file", full)
     with pytest.raises(fh.BadInput, match=r"can't be written to: .* No space left on device"):
         replace(extract, folder=tmp_path / "new")(held)
 

@@ -11,17 +11,17 @@ from small import federation, network
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
 LOCAL = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.1, momentum=0.9, weight_decay=0.01))

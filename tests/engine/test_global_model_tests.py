@@ -14,17 +14,19 @@ from torch import Tensor, nn
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput
-from fedhead.engine import global_model_tests, predictions, rounds
-from fedhead.engine.global_model_tests import JointModelTests, ModelTest
-from fedhead.engine.metric_registry import find
-from fedhead.engine.server import evaluate_global_model
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import map_clients
-from fedhead.executors.map_clients import MemoryBudget
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Output
+from fedhead.engine.clients import global_model_tests
+from fedhead.engine.clients.global_model_tests import JointModelTests, ModelTest
+from fedhead.engine.clients.server import evaluate_global_model
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.stack import map_clients
+from fedhead.executors.stack.map_clients import MemoryBudget
 from fedhead.methods import METHODS
 from fedhead.methods.fedavg import FedAvg
+from fedhead.metrics import predictions
+from fedhead.metrics.registry import find
 
 LOCAL = LocalTraining(epochs=1, batch_size=4)
 

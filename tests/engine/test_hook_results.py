@@ -11,13 +11,13 @@ from small import federation, network
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.rounds import run
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.local_only import LocalOnly
 

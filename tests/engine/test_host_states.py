@@ -10,16 +10,16 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree
-from fedhead.engine.callbacks import KEEP, STOP, Action, Callback
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.host_states import Copies, HostStates
-from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import Snapshot, run, run_stage
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.callbacks import KEEP, STOP, Action, Callback
+from fedhead.engine.rounds.rounds import Snapshot, run, run_stage
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.states.host_states import Copies, HostStates
 from fedhead.methods import METHODS
+from fedhead.metrics.records import Row
 from fedhead.stages.ccvr import CCVR
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9))

@@ -15,10 +15,10 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Half
 from fedhead.calibration import statistics
 from fedhead.calibration.symmetric import pack
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import FinishedRun, run
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.transport import Received
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.transport import Received
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR
@@ -163,7 +163,7 @@ def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_pat
 
 def test_an_impossible_statistic_of_a_site_leaves_it_out_of_the_stage(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from fedhead.flower import wire
+    from fedhead.flower.wire import wire
     from fedhead.testing.inprocess import InProcessFederation, changed_response
 
     stage = CCVR(samples=5, epochs=1)

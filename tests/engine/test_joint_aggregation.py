@@ -11,19 +11,19 @@ from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
-from fedhead.engine import joint_aggregation, rounds
-from fedhead.engine.global_model_tests import JointModelTests
-from fedhead.engine.joint_aggregation import Weighted, finite, means
-from fedhead.engine.rounds import FinishedRun
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import Diverged
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.engine.clients.global_model_tests import JointModelTests
+from fedhead.engine.rounds import joint_aggregation, rounds
+from fedhead.engine.rounds.joint_aggregation import Weighted, finite, means
+from fedhead.engine.rounds.rounds import FinishedRun
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR
 

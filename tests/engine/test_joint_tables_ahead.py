@@ -15,16 +15,16 @@ from small import federation, network
 
 import fedhead as fh
 from fedhead.algorithm.phase import Reply
-from fedhead.core.finite import FiniteCheck
-from fedhead.engine import prefetch
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import job_tables
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.core.tree.finite import FiniteCheck
+from fedhead.engine.clients import prefetch
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client import job_tables
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.joint.runs import JointRuns, run_together
-from fedhead.executors.stack import Stack, by_steps
+from fedhead.executors.stack.stack import Stack, by_steps
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
 ROUNDS = 3

@@ -13,17 +13,17 @@ import torch
 
 import fedhead as fh
 from fedhead.algorithm.phase import Reply
-from fedhead.core import stacked_trees
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.kept_states import KeptStates
-from fedhead.engine.rounds import Snapshot
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.core.tree import stacked_trees
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.states.stacked_client_states import KeptStates
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 
 
 def stack(first: float) -> StackedTrees:

@@ -14,12 +14,12 @@ import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import Diverged
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack
+from fedhead.core.system.errors import Diverged
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.job import Job
+from fedhead.executors.stack.stack import Stack
 
 EVENTS: list[str] = []
 

@@ -14,17 +14,17 @@ import torch
 from small import SIZES, federation, network
 
 import fedhead as fh
-from fedhead.core.amounts import Uniform
-from fedhead.core.errors import BadInput
-from fedhead.engine import local_work
-from fedhead.engine.rounds import Snapshot, run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.per_client_counts import Uniform
+from fedhead.engine.clients import local_schedule
+from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import by_steps
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.executors.stack.stack import by_steps
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import RunFolder
 from fedhead.samplers.uniform import UniformSampler
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
@@ -304,7 +304,7 @@ def test_a_cohort_that_was_drawn_ahead_is_not_drawn_again() -> None:
 
 def test_what_batches_are_drawn_from_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
-    plainly = local_work.draw_arguments
+    plainly = local_schedule.draw_arguments
 
     def counting(*args: Any) -> Any:
         found.append(args[3])
@@ -312,7 +312,7 @@ def test_what_batches_are_drawn_from_is_found_once(monkeypatch: pytest.MonkeyPat
 
     simulation = made(fh.FedAvg())
     expected = [job.schedules for job in simulation.jobs_of_round(2)]
-    monkeypatch.setattr(local_work, "draw_arguments", counting)
+    monkeypatch.setattr(local_schedule, "draw_arguments", counting)
     simulation.draw_ahead(simulation.holders, 2)
     jobs = simulation.jobs_of_round(2)
     assert found == simulation.holders

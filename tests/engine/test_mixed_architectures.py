@@ -11,13 +11,13 @@ from small import federation
 from torch import nn
 
 import fedhead
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
 from fedhead.models.build_many import build_many
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import RunFolder
 
 
 def test_a_recipe_names_several_models() -> None:

@@ -13,15 +13,15 @@ from small import federation, network
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Half
-from fedhead.core.errors import BadInput, Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine import outliers
-from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.reply_check import Refused
-from fedhead.engine.rounds import FinishedRun, run
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.transport import ClientReply, Received
+from fedhead.core.system.errors import BadInput, Diverged
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.policies import outliers
+from fedhead.engine.policies.outliers import OutlierPolicy
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.transport import ClientReply, Received
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import InProcessFederation, changed_response

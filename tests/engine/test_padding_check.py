@@ -15,19 +15,19 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.log import warn_once
-from fedhead.core.losses import cross_entropy
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Weights
-from fedhead.data.federation import Federation
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.losses import cross_entropy
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Weights
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.models.wrap import split
 from fedhead.testing import CheckFailed, check_model
 
@@ -132,7 +132,7 @@ def test_without_partial_batches_a_plain_mean_is_right() -> None:
 
 
 def test_the_check_changes_no_number_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedhead.engine import padding_check
+    from fedhead.engine.clients import padding_check
 
     calls = []
     honest = padding_check.check
@@ -238,7 +238,7 @@ def test_other_shapes_are_refused() -> None:
 
 # -- runs that train together ---------------------------------------------------------------------------------------
 def test_runs_that_train_together_try_a_loss_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedhead.engine import padding_check
+    from fedhead.engine.clients import padding_check
     from fedhead.methods.fedprox import FedProx
 
     calls = []

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedhead.core import batching
-from fedhead.core.batching import DrawArguments
-from fedhead.engine import prefetch
-from fedhead.engine.prefetch import Prefetcher
+from fedhead.core.training import batching
+from fedhead.core.training.batching import DrawArguments
+from fedhead.engine.clients import prefetch
+from fedhead.engine.clients.prefetch import Prefetcher
 
 
 @pytest.mark.parametrize("few", [0, 1 << 14])

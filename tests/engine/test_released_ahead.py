@@ -10,14 +10,14 @@ import torch
 from small import federation, network
 
 import fedhead as fh
-from fedhead.engine import prefetch
-from fedhead.engine.callbacks import STOP
-from fedhead.engine.host_states import HostStates
-from fedhead.engine.rounds import Snapshot, run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.engine.clients import prefetch
+from fedhead.engine.rounds.callbacks import STOP
+from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.states.host_states import HostStates
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
 

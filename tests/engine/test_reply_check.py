@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.errors import Diverged
-from fedhead.core.schema import schema
-from fedhead.core.tree import Tree
-from fedhead.engine.reply_check import Refused, all_finite, check
+from fedhead.core.system.errors import Diverged
+from fedhead.core.tree.schema import schema
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.policies.reply_check import Refused, all_finite, check
 
 ASKED = Tree(model=Tree(w=torch.zeros(2, 3), empty=torch.zeros(0)), count=torch.tensor([1, 2]))
 

@@ -21,15 +21,15 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
-from fedhead.data.federation import Federation
-from fedhead.engine.rounds import Snapshot, run
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 from fedhead.testing.inprocess import InProcessFederation

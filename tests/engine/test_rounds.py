@@ -12,14 +12,14 @@ from small import federation, network
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput, Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.engine.simulate import simulate
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.core.system.errors import BadInput, Diverged
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.rounds.simulate import simulate
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES

@@ -12,13 +12,13 @@ import torch
 from small import SIZES, federation, network
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.engine.rounds import Snapshot, run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.experiment.recipe import load
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.recipes.recipe import load
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import RunFolder
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9))
 ROUNDS = 4

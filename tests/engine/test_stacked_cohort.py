@@ -11,15 +11,15 @@ from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import stacked_trees
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, unstack
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.stacked_cohort import StackedCohort
-from fedhead.engine.transport import ClientReply, Received
-from fedhead.executors.stack import Stack
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree import stacked_trees
+from fedhead.core.tree.tree import Tree, unstack
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.stacked_replies import StackedCohort
+from fedhead.engine.rounds.transport import ClientReply, Received
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05, 0.9))

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import fedhead as fh
-from fedhead.core.tree import Tree
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.rounds import run_stage
-from fedhead.executors.stack import Stack
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.reopen import reopen
-from fedhead.experiment.run import Settings, execute, execute_together
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import run_stage
+from fedhead.executors.stack.stack import Stack
+from fedhead.metrics.records import StageResult
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.runs.reopen import reopen
+from fedhead.runs.run import Settings, execute, execute_together
+from fedhead.runs.run_folder import RunFolder
 
 DECAY = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 8}
 

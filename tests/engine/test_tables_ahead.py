@@ -16,14 +16,14 @@ from noted_tables import note_tables
 from small import federation, network
 
 import fedhead as fh
-from fedhead.core.amounts import Uniform
-from fedhead.engine import prefetch
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import job_tables
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack, by_steps
+from fedhead.core.training.per_client_counts import Uniform
+from fedhead.engine.clients import prefetch
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client import job_tables
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
+from fedhead.executors.stack.stack import Stack, by_steps
 from fedhead.models.split_model import SplitModel
 from fedhead.testing.small import small_perceptron
 

@@ -14,8 +14,8 @@ from plain import Plain
 from small import federation, network
 
 import fedhead as fh
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 
 

@@ -15,17 +15,17 @@ from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import graph_runner
-from fedhead.executors.client_round import local_round
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.steps import Trainer, train_eagerly
 from fedhead.executors.compiling import step
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
-from fedhead.executors.steps import Trainer, train_eagerly
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.executors.stack import graph_runner
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 

@@ -17,19 +17,20 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Batch
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Weights
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import graph_runner, graphs, lane_steps
-from fedhead.executors.client_round import local_round
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Weights
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.steps import Trainer, train_eagerly
 from fedhead.executors.compiling.step import trace
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.lanes import Lanes
+from fedhead.executors.lanes import lane_steps
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.steps import Trainer, train_eagerly
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.executors.stack import graph_runner, graphs
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.module_digest import settings_digest
 

@@ -10,13 +10,13 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.client_round import initial_optimizer_states, trained_names
-from fedhead.executors.stack import Stack
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.client_round import initial_optimizer_states, trained_names
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 

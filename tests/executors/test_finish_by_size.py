@@ -13,12 +13,12 @@ from small import CLASSES, network
 import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.finish_by_size import similar_sizes
-from fedhead.executors.job import Job
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.job import Job
+from fedhead.executors.stack.bucketed_finish import similar_sizes
+from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 SIZES = [40, 30, 12, 11, 3, 1]

@@ -17,27 +17,28 @@ from torch import Tensor, nn
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import batching
-from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput
-from fedhead.core.foreach import unwrapped
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Weights
-from fedhead.data.allocation import Rows
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import batching
+from fedhead.core.training.batch import Output
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.foreach import unwrapped
+from fedhead.core.tree.tree import Weights
+from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine.predictions import summarize
-from fedhead.engine.rounds import run_stage, train_round
-from fedhead.engine.server import make_downlink
-from fedhead.engine.simulate import simulate as run
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import forward, map_clients
-from fedhead.executors.base import Executor
+from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.rounds.rounds import run_stage, train_round
+from fedhead.engine.rounds.simulate import simulate as run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors import forward
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.map_clients import MemoryBudget
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack import map_clients
+from fedhead.executors.stack.map_clients import MemoryBudget
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
+from fedhead.metrics.predictions import summarize
 from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
 from fedhead.stages import STAGES

@@ -13,21 +13,21 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.rounds import Snapshot, run
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import local_round
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
 from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Job
-from fedhead.executors.lanes import Lanes
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
+from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods.fedavg import FedAvg
 from fedhead.stages.ridge import Ridge
 

@@ -17,21 +17,21 @@ from torch import Tensor
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import global_generators
-from fedhead.core.optimizers import SGD
-from fedhead.engine.host_states import HostStates
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import local_round
+from fedhead.core.training import global_generators
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.states.host_states import HostStates
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import Vectorizer
+from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.program import Vectorizer
-from fedhead.executors.stack import Stack
-from fedhead.executors.stack_errors import CannotStack
-from fedhead.experiment.recipe import load
-from fedhead.experiment.run import Settings, execute
+from fedhead.executors.stack.stack import Stack
+from fedhead.recipes.recipe import load
+from fedhead.runs.run import Settings, execute
 
 
 @dataclass(frozen=True)

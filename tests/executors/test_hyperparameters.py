@@ -21,17 +21,17 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Batch
-from fedhead.core.optimizers import SGD, Adam, AdamW
-from fedhead.core.schedules import Cosine
-from fedhead.core.tree import Weights
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD, Adam, AdamW
+from fedhead.core.training.schedules import Cosine
+from fedhead.core.tree.tree import Weights
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))

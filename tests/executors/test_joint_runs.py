@@ -15,16 +15,16 @@ from small import CLASSES, federation, network
 
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.core.system.errors import Diverged
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.functional import call
 

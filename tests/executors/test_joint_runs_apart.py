@@ -21,16 +21,16 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import Batch
-from fedhead.core.errors import Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.job import Job
+from fedhead.core.system.errors import Diverged
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.job import Job
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedprox import FedProx
 

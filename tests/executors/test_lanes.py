@@ -13,19 +13,20 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Clip, Upload
-from fedhead.core.foreach import copy_all
-from fedhead.core.optimizers import SGD, Adam, AdamW
-from fedhead.data.federation import Federation
+from fedhead.core.training.optimizers import SGD, Adam, AdamW
+from fedhead.core.tree.foreach import copy_all
+from fedhead.data.federation.federation import Federation
 from fedhead.data.pool import Pool, ViewsAhead
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import lane_batches, lane_steps, step_graphs
-from fedhead.executors.base import Executor
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.compiling import step as compiler
 from fedhead.executors.compiling.step import trace
-from fedhead.executors.lane_groups import STEPS_PER_GRAPH
-from fedhead.executors.lanes import Lanes
+from fedhead.executors.lanes import lane_batches, lane_steps
+from fedhead.executors.lanes.lane_groups import STEPS_PER_GRAPH
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
+from fedhead.executors.stack import step_graphs
 from fedhead.methods import METHODS
 from fedhead.models.wrap import split
 

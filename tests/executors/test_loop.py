@@ -10,10 +10,10 @@ from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import Diverged
-from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import Diverged
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods import METHODS
 
 

@@ -12,15 +12,15 @@ from small import federation, network
 import fedhead as fh
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import phase_runs
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import phase_runs
+from fedhead.executors.client.job import Job
 from fedhead.executors.compiling import choice as compile_choice
-from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 

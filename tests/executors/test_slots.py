@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhead.executors.slots import OVERHEAD, Turn, _paused, _whole, choose_slots, fewest_steps, plan
+from fedhead.executors.stack.slots import OVERHEAD, Turn, _paused, _whole, choose_slots, fewest_steps, plan
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 

@@ -15,15 +15,15 @@ from small import federation, network
 
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.finite import FiniteCheck
-from fedhead.core.optimizers import SGD
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack, _default_size_for, by_steps
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.finite import FiniteCheck
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.job import Job
+from fedhead.executors.stack.stack import Stack, _default_size_for, by_steps
 from fedhead.methods import METHODS
 
 
@@ -145,7 +145,7 @@ def test_whether_replies_are_finite_is_found_when_it_is_asked_for(monkeypatch: p
                 looked.append(self.trees)
             return super().result()
 
-    monkeypatch.setattr("fedhead.executors.stack.FiniteCheck", Noted)
+    monkeypatch.setattr("fedhead.executors.stack.stack.FiniteCheck", Noted)
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     stack = Stack()

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Batch
-from fedhead.core.tree import Tree, Weights
-from fedhead.executors.stack_errors import CannotStack, explain
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.executors.client.stack_errors import CannotStack, explain
 
 
 class Net(nn.Module):

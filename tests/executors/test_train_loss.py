@@ -12,11 +12,11 @@ from small import federation, network
 from torch.func import functional_call
 
 from fedhead import SGD, FedAvg, LocalTraining, Phase, Task
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.1))

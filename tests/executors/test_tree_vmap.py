@@ -11,9 +11,9 @@ from torch.func import vmap
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
-from fedhead.core.tree import Tree, Weights
-from fedhead.executors.tree_vmap import tree_vmap
-from fedhead.executors.vectorize import INPUT_DIMS
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.executors.stack.tree_vmap import tree_vmap
+from fedhead.executors.stack.vectorize import INPUT_DIMS
 
 COUNT = 3
 INPUTS = ClientInputs(
@@ -49,7 +49,7 @@ def same(found: Any, expected: Any) -> bool:
 def test_trees_and_named_tuples_without_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
     nothing = vmap(lambda w: Tree())(MODELS)
-    monkeypatch.setattr("fedhead.executors.tree_vmap.vmap", None)
+    monkeypatch.setattr("fedhead.executors.stack.tree_vmap.vmap", None)
     found = tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS)
     assert same(found, expected)
     assert isinstance(found, Reply)

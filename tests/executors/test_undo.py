@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.core.tree import Tree
-from fedhead.executors.undo import MAX_BYTES, Undo
+from fedhead.core.tree.tree import Tree
+from fedhead.executors.client.undo import MAX_BYTES, Undo
 
 
 @pytest.mark.parametrize(

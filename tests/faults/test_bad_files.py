@@ -16,17 +16,17 @@ import pytest
 
 from fedhead.calibration.files import load_statistics
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.core.npy_header import read_npy_header
-from fedhead.core.treefile import load_metadata, load_tree
-from fedhead.data import formats
-from fedhead.data.federation import Federation
-from fedhead.experiment import reproduce
-from fedhead.experiment import run as running
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.results import Results
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower.files import ServerFile, SiteFile
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.npy_header import read_npy_header
+from fedhead.core.tree.treefile import load_metadata, load_tree
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import formats
+from fedhead.flower.config import ServerFile, SiteFile
+from fedhead.papers.tables import reproduce
+from fedhead.papers.tables.results import Results
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.runs import run as running
+from fedhead.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)  # a reader that opens a pipe waits for ever
 

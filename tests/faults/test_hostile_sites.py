@@ -14,7 +14,7 @@ from mutations import mutate, mutate_value
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.rounds import FinishedRun, run
+from fedhead.engine.rounds.rounds import FinishedRun, run
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import Fault, InProcessFederation
 

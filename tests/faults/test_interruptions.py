@@ -18,12 +18,12 @@ from fault_length import FULL, length
 from file_faults import NEEDS_SPACE, Fault, disk_full, faulty_files, kill, no_memory
 
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.core.treefile import load_tree
-from fedhead.experiment import checkpoint_writer, environment
-from fedhead.experiment.recipe import load
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.treefile import load_tree
+from fedhead.recipes.recipe import load
+from fedhead.runs import checkpoint_writer, environment
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 WORDS = ["rounds=3", "local_epochs=1", "model.hidden=[6]", "clients=3", "subset=90", "client_test=0.2"]

@@ -15,17 +15,17 @@ from small import federation, network
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Clip, Half
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.metric_registry import find
-from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import run
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.stragglers import Stragglers
-from fedhead.flower.policy import Policy
-from fedhead.flower.site_store import SiteStore
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.flower.site.policy import Policy
+from fedhead.flower.site.site_store import SiteStore
 from fedhead.methods import METHODS
+from fedhead.metrics.records import Row
+from fedhead.metrics.registry import find
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers import SAMPLERS
 from fedhead.stages import STAGES

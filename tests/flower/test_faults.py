@@ -13,13 +13,14 @@ from small import federation, network
 from small_sites import SETTINGS, changed, during, nan, same, whole, without, world
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import FedheadError
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import Snapshot, run
-from fedhead.flower import assemble, protocol, wire
-from fedhead.flower.messaging import Failure
-from fedhead.flower.site_store import SiteStore
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.flower import factory
+from fedhead.flower.server.messaging import Failure
+from fedhead.flower.site.site_store import SiteStore
+from fedhead.flower.wire import protocol, wire
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
 
@@ -64,7 +65,7 @@ def test_a_client_that_never_answers(tmp_path: Path) -> None:
     grid = here.grid()
     grid.faults[103] = during("work", 2, lambda message, honest: None)
     transport = here.transport(grid, round_seconds=0.3)
-    import fedhead.flower.transport as module
+    import fedhead.flower.server.transport as module
 
     before, module.GRACE = module.GRACE, 0.0
     try:
@@ -246,12 +247,12 @@ def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedhead.flower import node_registry
+    from fedhead.flower.server import node_registry
 
     here, said = world(tmp_path, "fedavg"), []
     grid = here.grid()
     good = grid.nodes[103]
-    grid.nodes[103] = assemble.site_of(str(tmp_path / "site-3" / "site.yaml"))[0]  # there is no such file
+    grid.nodes[103] = factory.site_of(str(tmp_path / "site-3" / "site.yaml"))[0]  # there is no such file
 
     def fix(now: Snapshot) -> None:
         if now.round == 1:

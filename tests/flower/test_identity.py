@@ -13,11 +13,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.deploy import certificates
-from fedhead.engine.rounds import run
-from fedhead.flower.node_keys import site_keys
-from fedhead.flower.transport import FlowerTransport
+from fedhead.engine.rounds.rounds import run
+from fedhead.flower.server.node_keys import site_keys
+from fedhead.flower.server.transport import FlowerTransport
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
 

@@ -17,13 +17,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy.project import Project
-from fedhead.engine.reply_check import Refused
-from fedhead.engine.rounds import FinishedRun, run
-from fedhead.flower import assemble, wire
-from fedhead.flower.protocol import read_response, to_json
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.flower import factory
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import read_response, to_json
 from fedhead.methods import METHODS
 from fedhead.models import build
 from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation
@@ -204,7 +205,7 @@ def project(folder: Path, keys: str = "") -> tuple[Project, InProcess]:
     made = Project.init(folder / "demo", "digits", ["north", "south"], words)
     text = made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 0.3")
     made.server_file.write_text(text + keys)
-    return made, InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+    return made, InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
 LARGE = {
@@ -220,9 +221,9 @@ LARGE = {
 def test_a_hello_that_asks_for_a_huge_model_is_refused_before_it_is_built(case: str, tmp_path: Path) -> None:
     made, grid = project(tmp_path, "max_model_mb: 30\n")
     file = made.server()
-    spec = assemble.run_spec(file)
-    transport = assemble.transport(
-        file, spec, assemble.experiment_of(file.recipe_of_run(), spec), None, grid, log=lambda line: None
+    spec = factory.run_spec(file)
+    transport = factory.transport(
+        file, spec, factory.experiment_of(file.recipe_of_run(), spec), None, grid, log=lambda line: None
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadInput, match="max_model_mb"):
@@ -240,7 +241,7 @@ def test_a_model_that_cant_take_the_inputs_is_refused_in_the_hello(tmp_path: Pat
 
 
 def test_a_response_holds_only_what_its_schema_says() -> None:
-    from fedhead.flower.protocol import Response, version
+    from fedhead.flower.wire.protocol import Response, version
 
     good = to_json(Response("north", version(), "ab" * 8, 1, "train"))
     assert read_response(good).site == "north"

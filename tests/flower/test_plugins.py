@@ -11,14 +11,14 @@ import pytest
 import torch
 from federal_plugin import CODE, ENTRY_POINTS
 
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.treefile import load_tree
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
-from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower import assemble
-from fedhead.flower.files import SiteFile
-from fedhead.flower.serving import serve
+from fedhead.flower import factory
+from fedhead.flower.config import SiteFile
+from fedhead.flower.server_run import serve
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import RunFolder
 from fedhead.testing.inprocess import InProcess
 
 WORDS = {
@@ -54,7 +54,7 @@ def project(folder: Path, words: list[str]) -> Project:
 
 
 def grid(made: Project) -> InProcess:
-    return InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+    return InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
 @pytest.mark.parametrize("how", WORDS)
@@ -87,13 +87,13 @@ def test_a_site_refuses_what_it_does_not_allow_before_it_is_imported(how: str, s
         text = file.path.read_text()
         file.path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("allow")))
         (file.path.parent / "own" / "federal.py").unlink(missing_ok=True)
-    terms = assemble.run_spec(made.server())
+    terms = factory.run_spec(made.server())
     before = {name for name in sys.modules if "federal" in name}
     for name in before:
         del sys.modules[name]
     with pytest.raises(FedheadError) as caught:
-        assemble.site(SiteFile.read(made.path / "sites" / "site-0" / "site.yaml")).site_run(terms, 0)
-    assert str(caught.value) == assemble.FOREIGN
+        factory.site(SiteFile.read(made.path / "sites" / "site-0" / "site.yaml")).site_run(terms, 0)
+    assert str(caught.value) == factory.FOREIGN
     assert not [name for name in sys.modules if "federal" in name]
     with pytest.raises(FedheadError, match=r"the run names code that its site\.yaml does not allow"):
         serve(made.server(), grid(made), log=lambda line: None)
@@ -101,33 +101,33 @@ def test_a_site_refuses_what_it_does_not_allow_before_it_is_imported(how: str, s
 
 def test_a_site_refuses_other_code_than_the_server_s(site: Path, tmp_path: Path) -> None:
     made = project(tmp_path, WORDS["file"])
-    terms = assemble.run_spec(made.server())
+    terms = factory.run_spec(made.server())
     copy = made.path / "sites" / "site-1" / "own" / "federal.py"
     copy.write_text(CODE.replace("self.mu / 2", "self.mu / 4"))
     first, second = made.sites().values()
-    assert assemble.site(first).site_run(terms, 0)
+    assert factory.site(first).site_run(terms, 0)
     with pytest.raises(
         FedheadError, match=r"own/federal\.py:FedMine is not the same code at this site as at the server"
     ):
-        assemble.site(second).site_run(terms, 1)
+        factory.site(second).site_run(terms, 1)
 
 
 def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path, tmp_path: Path) -> None:
     made = project(tmp_path, ["method=local"])
     server = made.server()
-    terms = assemble.run_spec(server)
-    experiment = assemble.experiment_of(server.recipe_of_run(), terms)
-    data = assemble.server_data(server, experiment.recipe)
-    coordinator = assemble.transport(server, terms, experiment, data, grid(made), log=lambda line: None)
+    terms = factory.run_spec(server)
+    experiment = factory.experiment_of(server.recipe_of_run(), terms)
+    data = factory.server_data(server, experiment.recipe)
+    coordinator = factory.transport(server, terms, experiment, data, grid(made), log=lambda line: None)
     for own in ({"model": "federal:net"}, {"model": "mlp", "model.head": "federal:Cosine"}):
         with pytest.raises(BadInput) as caught:
             coordinator.dry_run.assign(0, own)
-        assert str(caught.value) == assemble.FOREIGN_MODEL
+        assert str(caught.value) == factory.FOREIGN_MODEL
     with pytest.raises(BadInput, match="no model's"):
         coordinator.dry_run.assign(0, {"method": "federal:FedMine"})
     assert "federal" not in sys.modules
     made.server_file.write_text(made.server_file.read_text() + "allow: [federal]\n")
-    coordinator = assemble.transport(made.server(), terms, experiment, data, grid(made), log=lambda line: None)
+    coordinator = factory.transport(made.server(), terms, experiment, data, grid(made), log=lambda line: None)
     coordinator.dry_run.assign(0, {"model": "federal:net"})
 
 

@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.deploy.project import Project
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute
-from fedhead.flower import assemble, wire
-from fedhead.flower.files import SiteFile
-from fedhead.flower.policy import Policy
-from fedhead.flower.problems import SiteProblem
-from fedhead.flower.protocol import Request, Response, read_response, to_json
-from fedhead.flower.respond import respond
-from fedhead.flower.serving import serve
+from fedhead.flower import factory
+from fedhead.flower.config import SiteFile
+from fedhead.flower.server_run import serve
+from fedhead.flower.site.client_handler import respond
+from fedhead.flower.site.policy import Policy
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Request, Response, read_response, to_json
+from fedhead.flower.wire.site_errors import SiteProblem
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings, execute
 from fedhead.stages import STAGES
 from fedhead.testing.inprocess import InProcess, through_bytes
 
@@ -42,9 +43,9 @@ def project(folder: Path, *words: str, keys: str = "") -> Project:
 
 def hello(made: Project, **recipe: Any) -> Response:
     """What the first site says to a server whose recipe has these keys."""
-    spec = assemble.run_spec(made.server())
+    spec = factory.run_spec(made.server())
     spec.recipe.update(recipe)
-    site, _ = assemble.site_of(str(made.path / "sites" / "north" / "site.yaml"))
+    site, _ = factory.site_of(str(made.path / "sites" / "north" / "site.yaml"))
     content = respond(through_bytes(wire.pack(to_json(Request("hello", spec, 60.0)), {})), site, watchdog=False)
     return read_response(wire.unpack(through_bytes(content))[0])
 
@@ -64,7 +65,7 @@ def test_what_the_policy_does_not_name_is_refused(
     response = hello(made)
     assert response.problem == "policy"
     assert reason in capsys.readouterr().err
-    nodes = {10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())}
+    nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
     told: list[str] = []
     found = serve(made.server(), InProcess(nodes), log=told.append)
     assert found["rounds"] == 1
@@ -112,7 +113,7 @@ def test_a_deployment_of_own_data_allows_its_path(tmp_path: Path) -> None:
 
 def test_real_sites_leave_small_classes_out(tmp_path: Path) -> None:
     made = project(tmp_path, "partition=dirichlet(0.1)")
-    nodes = {10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())}
+    nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
     told: list[str] = []
     serve(made.server(), InProcess(nodes), log=told.append)
     assert SiteFile.read(made.path / "sites" / "north" / "site.yaml").min_class_count == 5
@@ -130,7 +131,7 @@ def test_one_round_equals_a_simulation_only_where_sites_leave_no_class_out(tmp_p
     expected = simulated["stages"]["ridge"]["accuracy"]
 
     def served(name: str) -> tuple[dict[str, Any], str]:
-        nodes = {10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())}
+        nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
         told: list[str] = []
         serve(replace(made.server(), out=str(tmp_path / name)), InProcess(nodes), log=told.append)
         found: dict[str, Any] = json.loads((tmp_path / name / "result.json").read_text())["stages"]["ridge"]

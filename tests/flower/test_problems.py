@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedhead.core.errors import FedheadError
-from fedhead.core.text import printable
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.system.text import printable
 from fedhead.deploy.project import Project
-from fedhead.flower import assemble, problems, wire
-from fedhead.flower.messaging import Failure, Messenger, Outgoing
-from fedhead.flower.protocol import Request, read_response, to_json
-from fedhead.flower.respond import respond
-from fedhead.flower.serving import serve
+from fedhead.flower import factory
+from fedhead.flower.server.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.server_run import serve
+from fedhead.flower.site.client_handler import respond
+from fedhead.flower.wire import site_errors, wire
+from fedhead.flower.wire.protocol import Request, read_response, to_json
 from fedhead.testing.inprocess import InProcess, through_bytes
 
 SECRET = "Anna Muster 1970-01-31"
@@ -76,8 +77,8 @@ def test_what_an_error_quotes_stays_at_the_site(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)  # where the site's own code is
     project = make(tmp_path, spoil(tmp_path))
-    site, _ = assemble.site_of(str(project.path / "sites" / "north" / "site.yaml"))
-    request = wire.pack(to_json(Request("hello", assemble.run_spec(project.server()), 10.0)), {})
+    site, _ = factory.site_of(str(project.path / "sites" / "north" / "site.yaml"))
+    request = wire.pack(to_json(Request("hello", factory.run_spec(project.server()), 10.0)), {})
     content = respond(through_bytes(request), site, watchdog=False)
     sent = repr(content) + str(dict(content.config_records["fedhead"]))
     response = read_response(wire.unpack(through_bytes(content))[0])
@@ -92,7 +93,7 @@ def test_what_an_error_quotes_stays_at_the_site(
 def test_the_server_says_which_site_by_code_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = make(tmp_path, label(tmp_path))
     nodes = {
-        10 + k: assemble.site_of(str(project.path / "sites" / name / "site.yaml"))[0]
+        10 + k: factory.site_of(str(project.path / "sites" / name / "site.yaml"))[0]
         for k, name in enumerate(project.server().sites)
     }
     told: list[str] = []
@@ -107,9 +108,9 @@ def test_the_server_says_which_site_by_code_and_goes_on(tmp_path: Path, capsys: 
 
 def test_a_text_that_a_hostile_site_sends_is_cut_and_escaped(tmp_path: Path) -> None:
     project = make(tmp_path, "good.npz")
-    site, _ = assemble.site_of(str(project.path / "sites" / "south" / "site.yaml"))
+    site, _ = factory.site_of(str(project.path / "sites" / "south" / "site.yaml"))
     grid = InProcess({10: site})
-    request = Request("hello", assemble.run_spec(project.server()), 10.0)
+    request = Request("hello", factory.run_spec(project.server()), 10.0)
     hostile = "\x1b[2J\n12:00:00 error: all is lost\r" * 200_000
 
     def lie(message: Message, honest: Callable[[], RecordDict]) -> RecordDict:
@@ -125,14 +126,14 @@ def test_a_text_that_a_hostile_site_sends_is_cut_and_escaped(tmp_path: Path) -> 
 
 
 def test_every_code_has_a_text_and_foreign_errors_have_a_code(capsys: pytest.CaptureFixture[str]) -> None:
-    code, reference = problems.record("north", RuntimeError(SECRET))
+    code, reference = site_errors.record("north", RuntimeError(SECRET))
     assert code == "error"
-    assert SECRET not in problems.describe(code, reference)
+    assert SECRET not in site_errors.describe(code, reference)
     log = capsys.readouterr().err
     assert f"problem {reference} (error): {SECRET}" in log
     assert "RuntimeError" in log
-    with pytest.raises(problems.SiteProblem) as caught, problems.coded("data"), problems.coded("state"):
+    with pytest.raises(site_errors.SiteProblem) as caught, site_errors.coded("data"), site_errors.coded("state"):
         raise FedheadError("inner")
     assert caught.value.code == "state"
-    assert "does not know" in problems.describe("\x1b[2J", "?")
-    assert printable(problems.describe("x" * 10**6, "y" * 10**6)) == problems.describe("x" * 10**6, "y" * 10**6)
+    assert "does not know" in site_errors.describe("\x1b[2J", "?")
+    assert printable(site_errors.describe("x" * 10**6, "y" * 10**6)) == site_errors.describe("x" * 10**6, "y" * 10**6)

@@ -14,17 +14,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import fedhead as fh
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.treefile import load_tree
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
-from fedhead.engine.rounds import train_round
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.loop import Loop
-from fedhead.experiment import checkpoint_writer
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import load
-from fedhead.experiment.run import Settings, execute
-from fedhead.flower import assemble
-from fedhead.flower.serving import serve
+from fedhead.flower import factory
+from fedhead.flower.server_run import serve
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import load
+from fedhead.runs import checkpoint_writer
+from fedhead.runs.run import Settings, execute
 from fedhead.testing.inprocess import InProcess
 
 SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
@@ -38,7 +38,7 @@ def project(folder: Path, *assignments: str, sites: int = 3) -> tuple[Project, I
     for file in made.sites().values():
         with file.path.open("a") as yaml:
             yaml.write("min_class_count: 1\n")  # as in a simulation
-    return made, InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+    return made, InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
 def leaves(path: Path) -> dict[str, torch.Tensor]:
@@ -182,7 +182,7 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
     )
     text = made.server_file.read_text().replace("test: null", f'test: "{tmp_path}/held.npz"')
     made.server_file.write_text(text + "classes: [cat, dog]\nshape: [1, 4, 4]\n")
-    grid = InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+    grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
     found = serve(made.server(), grid, log=lambda line: None)
     assert found["accuracy"] is not None
     assert len(found["per_class"]) == 2

@@ -13,14 +13,15 @@ from PIL import Image
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy import certificates
 from fedhead.deploy.project import Project
-from fedhead.flower import assemble, data
-from fedhead.flower.files import ServerFile, SiteFile
-from fedhead.flower.protocol import Request, RunSpec, read_request, to_json
-from fedhead.flower.site_store import SiteStore
+from fedhead.flower import factory
+from fedhead.flower.config import ServerFile, SiteFile
+from fedhead.flower.site import site_data
+from fedhead.flower.site.site_store import SiteStore
+from fedhead.flower.wire.protocol import Request, RunSpec, read_request, to_json
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import InProcessFederation
 
@@ -41,7 +42,7 @@ def write_folder(folder: Path, size: int = 4, classes: tuple[str, ...] = ("cat",
 
 
 def loaded(folder: Path, source: str, **settings: Any) -> Any:
-    return data.federation(SPEC, 1, source, base=folder, **settings)
+    return site_data.federation(SPEC, 1, source, base=folder, **settings)
 
 
 def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,18 +68,18 @@ def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert with_test.test.y.tolist() == [1, 0]
     split = loaded(tmp_path, "arrays.npz", client_test=0.34)
     assert (split.sizes, [len(rows) for rows in split.client_test]) == ((0, 4), [0, 2])
-    resized = data.federation(SPEC, 0, "pictures", base=tmp_path, size=4)
+    resized = site_data.federation(SPEC, 0, "pictures", base=tmp_path, size=4)
     assert resized.sizes == (6, 0)
 
 
 def test_the_share_of_a_client_holds_nothing_of_the_others() -> None:
     whole = federation()
-    own = data.share(whole, 3)
+    own = site_data.share(whole, 3)
     assert own.sizes == (0, 0, 0, 14, 0)
     assert torch.equal(own.train.x, whole.train.x[whole.rows[3]])
     assert torch.equal(own.test.x, whole.test.x[whole.client_test[3]])
     split = federation().with_client_test(0.3)
-    part = data.share(split, 0)
+    part = site_data.share(split, 0)
     assert torch.equal(part.train.x[part.client_test[0]], split.train.x[split.client_test[0]])
     assert len(part.train.y) == len(split.rows[0]) + len(split.client_test[0])
 
@@ -156,7 +157,7 @@ def test_what_deploy_init_writes_can_be_read(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["rounds=2", "stages=[ccvr]"])
     assert project.server().recipe_of_run().clients == 2
     assert list(project.sites()) == ["north", "south"]
-    spec = assemble.run_spec(project.server())
+    spec = factory.run_spec(project.server())
     assert (spec.classes, spec.shape, spec.number("south")) == (10, [1, 8, 8], 1)
     with pytest.raises(BadInput, match="not empty"):
         Project.init(tmp_path / "demo", "digits", ["north"])
@@ -169,20 +170,20 @@ def test_a_site_with_an_architecture_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("name: a\ndata: recipe\nmodel: mlp\nmodel_parameters: {hidden: [7]}\n")
     file = SiteFile.read(tmp_path / "site.yaml")
     assert file.own_model() == {"model": "mlp", "model.hidden": [7]}
-    site = assemble.site(file)
+    site = factory.site(file)
     (tmp_path / "server.yaml").write_text(
         "recipe: digits\nsites: [a, b]\nset: [method=fedclassavg, model=mlp, model.feature_layer=8]\n"
     )
-    spec = assemble.run_spec(ServerFile.read(tmp_path / "server.yaml"))
+    spec = factory.run_spec(ServerFile.read(tmp_path / "server.yaml"))
     assert site.model == file.own_model()
-    (model,) = assemble.experiment_of(spec.recipe_of_run(), spec, site.model).models
+    (model,) = factory.experiment_of(spec.recipe_of_run(), spec, site.model).models
     shapes = [tuple(p.shape) for p in model.parameters()]
     assert (7, 64) in shapes
 
 
 def test_an_unreadable_site_file_is_told_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("name: a\nbata: x\n")
-    site, watched = assemble.site_of(str(tmp_path / "site.yaml"))
+    site, watched = factory.site_of(str(tmp_path / "site.yaml"))
     assert watched
     with pytest.raises(BadInput, match="did you mean 'data'"):
         site.site_run(SPEC, 0)
@@ -219,7 +220,7 @@ def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_odd_requests_are_refused(change: dict[str, Any]) -> None:
-    from fedhead.engine.reply_check import Refused
+    from fedhead.engine.policies.reply_check import Refused
 
     good = to_json(Request("work", SPEC, 10.0))
     assert read_request(good).spec == SPEC

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_sites import Change, changed, during, nan, same, without, world
 
-from fedhead.engine.rounds import run
+from fedhead.engine.rounds.rounds import run
 
 
 def wrong_shape(header: dict[str, Any], trees: dict[str, Any]) -> None:

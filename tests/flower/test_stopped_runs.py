@@ -9,10 +9,10 @@ import pytest
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.engine.callbacks import EarlyStopping
-from fedhead.engine.rounds import Snapshot, run
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.callbacks import EarlyStopping
+from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 from fedhead.testing.inprocess import InProcessFederation

@@ -14,9 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhead.core.tree import Tree, Weights
-from fedhead.engine.reply_check import Refused
-from fedhead.flower import wire
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.flower.wire import wire
 from fedhead.testing.inprocess import through_bytes
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy.project import Project
-from fedhead.flower import assemble, wire, worker_client
-from fedhead.flower.protocol import Request, read_response, to_json
+from fedhead.flower import factory
+from fedhead.flower.site import worker_client
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Request, read_response, to_json
 from fedhead.testing.inprocess import through_bytes
 
 
@@ -38,7 +40,7 @@ def test_content_crosses_the_socket_unchanged() -> None:
 
 def test_the_client_app_starts_without_torch() -> None:
     """Flower starts a process per message: that of a warm site must not load what its worker has loaded already."""
-    code = "import sys, fedhead.flower.client_app as c, fedhead.flower.worker_client; print(c.app is not None)\n"
+    code = "import sys, fedhead.flower.client_app as c, fedhead.flower.site.worker_client; print(c.app is not None)\n"
     code += "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (found.returncode, found.stdout.strip()) == (0, "True"), found.stderr
@@ -48,7 +50,7 @@ def test_the_client_app_starts_without_torch() -> None:
 @pytest.mark.timeout(300)
 def test_a_worker_answers_many_requests_and_leaves_with_its_parent(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
-    site, spec = str(project.path / "sites" / "north" / "site.yaml"), assemble.run_spec(project.server())
+    site, spec = str(project.path / "sites" / "north" / "site.yaml"), factory.run_spec(project.server())
     content = wire.pack(to_json(Request("hello", spec, 60.0)), {})
     place = tmp_path / "w.sock"
     with subprocess.Popen(["sleep", "1000"]) as parent:

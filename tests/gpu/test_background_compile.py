@@ -12,18 +12,18 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import FinishedRun, Snapshot, run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import graph_runner
-from fedhead.executors.base import Executor
+from fedhead.bench.benchmark import WORKLOADS
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot, run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.compiling.process import Compilation, CompilerProcess
 from fedhead.executors.compiling.step import TensorForm
-from fedhead.executors.graphs import Graphs
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
-from fedhead.experiment.benchmark import WORKLOADS
+from fedhead.executors.stack import graph_runner
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from gpu import GPU

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhead.calibration.head import linear
 from fedhead.calibration.retrain import retrain
-from fedhead.core.optimizers import SGD
+from fedhead.core.training.optimizers import SGD
 from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel, weights
 from gpu import GPU

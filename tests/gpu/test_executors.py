@@ -11,16 +11,16 @@ from plain import Plain
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.data.augment import Transform
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.lanes import Lanes
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.slots import plan
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.slots import plan
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from gpu import GPU

@@ -7,17 +7,17 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.analyses import cka, client_models, collapse
-from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import train_round
-from fedhead.engine.server import make_downlink
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import forward
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
-from fedhead.executors.map_clients import MemoryBudget
+from fedhead.executors.stack.map_clients import MemoryBudget
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
+from fedhead.papers.analyses import cka, client_models, collapse
 from fedhead.stages.ccvr import CCVR
 from gpu import GPU
 

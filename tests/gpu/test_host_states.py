@@ -7,14 +7,14 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.host_states import HostStates
-from fedhead.engine.rounds import FinishedRun, Snapshot, run
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.stack import Stack
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot, run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.states.host_states import HostStates
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from gpu import GPU

@@ -11,19 +11,19 @@ import torch
 from gpu_stub import HeldCompiler
 
 import fedhead as fh
-from fedhead.core.errors import Diverged
-from fedhead.engine.global_model_tests import JointModelTests, ModelTest
-from fedhead.engine.predictions import Predictions
-from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.engine.rounds import run as run_rounds
-from fedhead.executors import graph_runner
-from fedhead.executors.base import Executor
-from fedhead.executors.graphs import Graphs
+from fedhead.core.system.errors import Diverged
+from fedhead.engine.clients.global_model_tests import JointModelTests, ModelTest
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.rounds.rounds import run as run_rounds
+from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack import Stack
-from fedhead.experiment.data import Inputs
-from fedhead.experiment.experiment import BuiltModels, Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.executors.stack import graph_runner
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
+from fedhead.metrics.predictions import Predictions
+from fedhead.recipes.experiment import BuiltModels, Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import Inputs
 from gpu import GPU
 
 pytestmark = GPU

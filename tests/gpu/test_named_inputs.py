@@ -6,14 +6,14 @@ import pytest
 from named import named_federation, named_model
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import evaluate, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.lanes import Lanes
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.rounds import evaluate, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from gpu import GPU

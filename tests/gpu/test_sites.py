@@ -9,13 +9,13 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.clients import Clients
-from fedhead.engine.server import make_downlink
-from fedhead.flower.data import share
-from fedhead.flower.protocol import Request, RunSpec
-from fedhead.flower.site import Site, SiteRun
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import make_downlink
+from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site_data import share
+from fedhead.flower.wire.protocol import Request, RunSpec
 from fedhead.methods import METHODS
 from gpu import needs_cuda
 

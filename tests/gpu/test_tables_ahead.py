@@ -8,12 +8,12 @@ from noted_tables import note_tables
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.engine import prefetch
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.stack import Stack, by_steps
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.clients import prefetch
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack, by_steps
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from gpu import GPU

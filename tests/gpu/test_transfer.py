@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedhead.core.transfer import to_device
+from fedhead.core.tree.transfer import to_device
 from gpu import GPU
 
 pytestmark = GPU

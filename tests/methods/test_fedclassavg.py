@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import random
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD, Adam
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD, Adam
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.methods.ktpfl import KTpFL

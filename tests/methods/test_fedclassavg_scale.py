@@ -11,9 +11,9 @@ from small import federation
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.tree import Tree
-from fedhead.engine.clients import Clients
-from fedhead.engine.server import aggregate, make_downlink
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import aggregate, make_downlink
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.models.registry import build
 from fedhead.models.split_model import weights

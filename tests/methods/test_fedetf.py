@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.losses import balanced_softmax, cross_entropy
-from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.losses import balanced_softmax, cross_entropy
+from fedhead.core.training.optimizers import SGD
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods import METHODS
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.fedetf import FedETF

@@ -13,16 +13,16 @@ from small import CLASSES, federation, network
 import fedhead as fh
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.data.federation import Federation
-from fedhead.engine.rounds import FinishedRun
-from fedhead.engine.simulate import simulate
-from fedhead.experiment import build
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import execute
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.rounds.rounds import FinishedRun
+from fedhead.engine.rounds.simulate import simulate
 from fedhead.methods import METHODS
+from fedhead.recipes import build
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import execute
 from fedhead.stages import STAGES
 
 FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"]
@@ -129,7 +129,7 @@ def test_parameters_out_of_range_are_refused() -> None:
 
 def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cohort of a round depends on seed and round alone, so that every method meets the same clients."""
-    from fedhead.engine import sampling
+    from fedhead.engine.policies import sampling
 
     drawn: list[tuple[int, list[int]]] = []
     original = sampling.draw

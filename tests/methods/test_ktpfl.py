@@ -16,13 +16,13 @@ from small import CLASSES, federation, network
 from torch.nn import functional as F
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.batch import Batch, Output
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch, Output
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods.ktpfl import KTpFL, step_size
 from fedhead.models.split_model import load
 

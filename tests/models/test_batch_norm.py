@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.executors.kernels import batch_statistics
 from fedhead.executors.kernels.layers import StackedLayers
 from fedhead.models.batch_norm import MaskedBatchNorm, batch_norm, may_normalize_batches

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.errors import BadInput
-from fedhead.core.log import warn_once
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
 from fedhead.models import MODELS, SplitModel, build, weights
 from fedhead.models.check import check, fix, require
 from fedhead.models.dropout import Dropout

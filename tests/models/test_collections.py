@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.data import encoders
+from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs import encoders
 
 
 class BatchNormAct(nn.BatchNorm2d):

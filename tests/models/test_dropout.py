@@ -12,8 +12,8 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 import fedhead as fh
-from fedhead.core import random
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
 from fedhead.models.check import check
 from fedhead.models.dropout import Dropout, KeyedDropout, calls_dropout, dropout_key
 from fedhead.models.split_model import SplitModel

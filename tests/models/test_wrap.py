@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.models import build, classify, load, weights
 from fedhead.models.wrap import split
 

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 import fedhead
-from fedhead.core.optimizers import Adam
+from fedhead.core.training.optimizers import Adam
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.methods.local_only import LocalOnly
 

@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
-from fedhead.analyses.collapse import CollapseRecorder
-from fedhead.engine.rounds import FinishedRun
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.engine.rounds.rounds import FinishedRun
+from fedhead.papers.analyses.collapse import CollapseRecorder
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 
 SEEDS = range(5)
 

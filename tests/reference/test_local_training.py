@@ -12,15 +12,15 @@ from plain import Plain, average, values
 from torch import nn
 
 import fedhead as fh
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.experiment import build as experiment_build
-from fedhead.experiment.recipe import Recipe
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.registry import build
+from fedhead.recipes import build as experiment_build
+from fedhead.recipes.recipe import Recipe
 
 Make = Callable[..., torch.optim.Optimizer]
 CASES: list[tuple[dict[str, Any], Make]] = [

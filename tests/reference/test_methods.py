@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD, Adam
-from fedhead.core.tree import Tree, Weights
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import SGD, Adam
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.data.federation.federation import Federation
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM

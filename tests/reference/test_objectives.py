@@ -15,16 +15,16 @@ from plain import Plain, average, values
 from torch import Tensor, nn
 
 import fedhead as fh
-from fedhead.core.objectives import Binary, Multiclass
-from fedhead.engine.rounds import run, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.training.objectives import Binary, Multiclass
+from fedhead.engine.rounds.rounds import run, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.experiment import build as experiment_build
-from fedhead.experiment.recipe import Recipe
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.registry import build
+from fedhead.recipes import build as experiment_build
+from fedhead.recipes.recipe import Recipe
 from fedhead.testing.inprocess import InProcessFederation
 
 SIZES = (10, 7)

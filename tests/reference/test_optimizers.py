@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.optimizers import SGD, Adam, AdamW, Optimizer, _match_strides, clone_for_in_place
-from fedhead.core.tree import Tree
+from fedhead.core.training.optimizers import SGD, Adam, AdamW, Optimizer, _match_strides, clone_for_in_place
+from fedhead.core.tree.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
     (SGD(0.1), torch.optim.SGD, {}),

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import random
-from fedhead.core.optimizers import SGD
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.training import random
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods.local_only import LocalOnly
 from fedhead.models.registry import build
 from fedhead.models.split_model import SplitModel

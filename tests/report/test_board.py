@@ -11,10 +11,10 @@ import pytest
 from made_runs import make_run
 
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import board
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.page import board
+from fedhead.runs.run_folder import RunFolder
 
 pytest.importorskip("starlette", reason="fedhead[board] is not installed")
 pytest.importorskip("uvicorn", reason="fedhead[board] is not installed")

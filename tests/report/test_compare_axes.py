@@ -9,7 +9,7 @@ import pytest
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 SWEEP = """
 recipe: digits

@@ -10,11 +10,11 @@ import pytest
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import comparison_text
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.compare import comparison_text
+from fedhead.runs.run_folder import RunFolder
 
 
 def write_run(path: Path, accuracy: float, finished: bool = True, **keys: Any) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedhead.core.errors import BadInput
-from fedhead.experiment.recipe import Recipe
-from fedhead.report import comparison_text
-from fedhead.report.comparison_table import ComparisonTable, compare
-from fedhead.report.measured import Measured, Replicate, of_records
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.compare import comparison_text
+from fedhead.report.compare.comparison_table import ComparisonTable, compare
+from fedhead.report.compare.measured import Measured, Replicate, of_records
 from fedhead.report.text_table import TextTable, latex_text, shorten
 
 AWFUL = ["<script>alert(1)</script>", "a & b", "5 $ of 100 %", "x_1^2 # {y} \\ ~ |*`[z]`", "ש" * 30, "L" * 200]

@@ -14,15 +14,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedhead.analyses import clientwise_plots, geometry_plots
-from fedhead.analyses import plots as drift_plots
-from fedhead.analyses.carry_out import FURTHER, kinds
 from fedhead.cli import call
-from fedhead.data.federation import Federation
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import plots, rank_diagram, statistics
+from fedhead.data.federation.federation import Federation
+from fedhead.papers.analyses import clientwise_plots, geometry_plots
+from fedhead.papers.analyses import plots as drift_plots
+from fedhead.papers.analyses.run_analysis import FURTHER, kinds
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.compare import rank_diagram, statistics
+from fedhead.report.figures import plots
 from fedhead.report.style import WIDTHS, save
+from fedhead.runs.run_folder import RunFolder
 
 AWFUL = ["<b>a</b> & $b_1$ 5 %", "ש" * 30, "L" * 200, "tab\tand\nline"]
 

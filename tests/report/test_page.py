@@ -15,12 +15,12 @@ from scipy import stats
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import content, page
-from fedhead.report.content import Content
-from fedhead.report.runs import find_runs
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.page import content, page
+from fedhead.report.page.content import Content
+from fedhead.runs.read_runs import find_runs
+from fedhead.runs.run_folder import RunFolder
 
 AWFUL = ["<b>owl</b>", "a & b", "$x^2$", "100 %", "שלום", "x" * 200, "x" * 201, "</script>", "'", '"']
 

@@ -8,12 +8,13 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedhead.core.errors import BadInput, Diverged
-from fedhead.data.federation import Federation
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import plots, tables
-from fedhead.report.runs import empty_folders, find_runs, load_runs
+from fedhead.core.system.errors import BadInput, Diverged
+from fedhead.data.federation.federation import Federation
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.compare import tables
+from fedhead.report.figures import plots
+from fedhead.runs.read_runs import empty_folders, find_runs, load_runs
+from fedhead.runs.run_folder import RunFolder
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhead.report import statistics
+from fedhead.report.compare import statistics
 
 DIFFERENCES = [1.2, -0.4, 2.1, 0.9, 1.7, 0.3, 1.1]
 # After Demšar (2006), Table 6: C4.5, +m, +cf and +m+cf on 14 data sets; one tie is broken as the printed ranks have it.

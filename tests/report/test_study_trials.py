@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.experiment.search_space import Dimension
-from fedhead.experiment.trials import TrialRecord, to_csv
-from fedhead.report import content, page, style, tuning_plots
-from fedhead.report.bytes_plot import accuracy_by_bytes
-from fedhead.report.study_trials import Trials, read
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes.search_space import Dimension
+from fedhead.report import style
+from fedhead.report.compare.study_trials import Trials, read
+from fedhead.report.figures import tuning_plots
+from fedhead.report.figures.bytes_plot import accuracy_by_bytes
+from fedhead.report.page import content, page
+from fedhead.studies.tune.trials import TrialRecord, to_csv
 
 HEADER = "trial,state,value,trained_rounds,seconds,lr,reason\n"
 GOOD = "0,complete,50,2,1.0,0.1,\n1,complete,51,2,1.0,0.2,\n"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedhead as fh
-from fedhead.core.errors import BadInput
-from fedhead.engine import sampling
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.policies import sampling
 
 SIZES = {0: 9, 1: 5, 3: 14, 4: 3, 6: 30, 9: 1}
 RULES = sorted(fh.SAMPLERS)

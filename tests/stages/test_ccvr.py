@@ -20,13 +20,13 @@ from fedhead.calibration.head import linear
 from fedhead.calibration.retrain import Features, autograd_gradient, linear_gradient, retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey, virtual_counts, virtual_features
-from fedhead.core import batching
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage, train_round
-from fedhead.engine.simulation import Simulation
+from fedhead.core.training import batching
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import run_stage, train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.models.split_model import SplitModel, classify, weights
 from fedhead.stages.recalibrate import features
 

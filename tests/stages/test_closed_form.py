@@ -18,7 +18,7 @@ from torch import Tensor
 from fedhead.calibration.linear_system import ledoit_wolf
 from fedhead.calibration.ridge import RidgePath, squared_error
 from fedhead.calibration.statistics import Statistics, from_features, merge
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.models.quadratic_head import quadratic_scores
 from fedhead.stages.closed_form import ClosedFormHead
 from fedhead.stages.fedcof import FedCOF, second_moment_from_means

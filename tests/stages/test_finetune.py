@@ -15,17 +15,16 @@ from torch.nn import functional as F
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.data.augment import Transform
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.rounds import evaluate, run_stage, train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import SGD
+from fedhead.data.transforms.augment import Transform
+from fedhead.engine.rounds.rounds import evaluate, run_stage, train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.steps import Carry, PhaseRun, train_eagerly
 from fedhead.executors.loop import Loop
-from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
-from fedhead.executors.stack import Stack
-from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
+from fedhead.executors.stack.phase_keys import PhaseKey, slot_key, without_rows
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
@@ -33,6 +32,7 @@ from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedprox import FedProx
 from fedhead.methods.fedrep import FedRep
 from fedhead.methods.scaffold import Scaffold
+from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import load
 from fedhead.stages import STAGES
 from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
@@ -189,7 +189,7 @@ def test_turns_that_are_alike_can_share_a_graph(record: bool, monkeypatch: pytes
         keys.add(slot_key(without_rows(phase_run)))
         return train_eagerly(phase_run)
 
-    monkeypatch.setattr("fedhead.executors.stack.train_eagerly", train)
+    monkeypatch.setattr("fedhead.executors.stack.stack.train_eagerly", train)
     simulation = trained(FedETF(), "batch")
     run_stage(simulation.using(Stack()), FineTuneETF(iterations=5, record=record))
     assert len(keys) == 3  # extractor, ETF and projection

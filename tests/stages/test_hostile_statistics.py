@@ -14,11 +14,11 @@ from fedhead.calibration import statistics_check
 from fedhead.calibration.files import load_statistics
 from fedhead.calibration.statistics import Statistics, from_features
 from fedhead.calibration.sums import Kind
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
-from fedhead.core.treefile import save_tree
-from fedhead.engine.rounds import FinishedRun, run
-from fedhead.engine.transport import ClientReply
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import save_tree
+from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.transport import ClientReply
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR

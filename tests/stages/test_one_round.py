@@ -12,11 +12,11 @@ from small import federation, network
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
-from fedhead.engine.rounds import run
-from fedhead.engine.simulation import Simulation
-from fedhead.experiment.recipe import Recipe
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods.fedavg import FedAvg
+from fedhead.recipes.recipe import Recipe
 from fedhead.stages.recalibrate import features
 from fedhead.testing.inprocess import InProcessFederation
 

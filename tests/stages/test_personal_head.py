@@ -15,12 +15,12 @@ from small import federation, network
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration.statistics import from_features
-from fedhead.core.errors import BadInput
-from fedhead.core.log import warn_once
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run, run_stage
-from fedhead.engine.server import make_downlink
-from fedhead.engine.simulation import Simulation
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.rounds.rounds import run, run_stage
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.methods.fedavg import FedAvg

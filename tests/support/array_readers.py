@@ -19,12 +19,13 @@ from readers import Generate, Reader, run_folder
 
 from fedhead.calibration.files import load_statistics, save_statistics
 from fedhead.calibration.statistics import from_features
-from fedhead.core import treefile
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.treefile import load_metadata, load_tree, save_tree
-from fedhead.data import formats, images
-from fedhead.data.federation import Federation
-from fedhead.experiment.run_files import round_of
+from fedhead.core.tree import treefile
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import formats
+from fedhead.data.sources import images
+from fedhead.recipes.run_folder_schema import round_of
 
 
 def checkpoint(folder: Path) -> Reader:

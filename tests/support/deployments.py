@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from partial import Partial
 
-from fedhead.core.tree import Tree
-from fedhead.core.treefile import load_tree
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.deploy.project import Project
-from fedhead.engine.rounds import train_round
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.recipes.experiment import Experiment
+from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 
 
 def command(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:

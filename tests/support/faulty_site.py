@@ -19,7 +19,7 @@ TEXT = f"I/O error: \x1b[2J\x1b[31m{PATIENT}\n12:00:00 error: the run has failed
 
 
 def load() -> Any:
-    from fedhead.flower import site as sites
+    from fedhead.flower.site import site as sites
 
     held = np.load(Path(__file__).parent / "data.npz")
     plan = json.loads((Path(__file__).parent / "faults.json").read_text())

@@ -131,7 +131,7 @@ ENTRY_POINTS = {
     "fedhead.heads": {"cosine": "federal:Cosine"},
     "fedhead.executors": {"myloop": "federal:MyLoop"},
     "fedhead.metrics": {"first_recall": "federal:recall_of_first"},
-    "fedhead.analyses": {"sizes": "federal:sizes"},
+    "fedhead.papers.analyses": {"sizes": "federal:sizes"},
     "fedhead.uploads": {"rounded": "federal:Rounded"},
     "fedhead.aggregators": {"shortest": "federal:Shortest"},
     "fedhead.samplers": {"by_turns": "federal:ByTurns"},

@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
-from fedhead.core import treefile
+from fedhead.core.tree import treefile
 
 Fault = Callable[[str], None]  # called with what is being done
 _CHANGING = ("replace", "rename", "unlink", "remove", "mkdir", "fsync", "chmod")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedhead.executors import step_graphs
 from fedhead.executors.compiling.process import Compilation
+from fedhead.executors.stack import step_graphs
 
 
 class Stream:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from same_trees import assert_same
 
 from fedhead.algorithm.phase import Reply
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.job import Job
+from fedhead.executors.stack.stack import Stack
 
 
 class CountingStack(Stack):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.data.federation import Federation
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.data.federation.federation import Federation
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run_folder import RunFolder
 
 VERSIONS = {"python": "3.11.7", "fedhead": "0.1.0", "torch": "2.13.0"}
 

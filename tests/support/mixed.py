@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from small import network
 
-from fedhead.experiment.recipe import Recipe
 from fedhead.models.split_model import SplitModel
+from fedhead.recipes.recipe import Recipe
 from fedhead.testing.small import small_perceptron as perceptron
 
 __all__ = ["RECIPE", "pair", "perceptron"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import BadInput
-from fedhead.engine.reply_check import Refused
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.policies.reply_check import Refused
 
 TOKENS = (
     *("null", "true", "-1", "0", "1e999", "NaN", "Infinity", "9" * 400, "1.5", '"x"', "[]", "{}", "[[[[]]]]"),

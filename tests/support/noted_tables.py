@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedhead.executors.job import Job
+from fedhead.executors.client.job import Job
 
 
 def note_tables(patch: pytest.MonkeyPatch) -> list[bool]:

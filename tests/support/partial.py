@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.rounds.simulation import Simulation
 
 
 class Partial(Simulation):

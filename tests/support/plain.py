@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedhead.core import batching
-from fedhead.data.federation import Federation
+from fedhead.core.training import batching
+from fedhead.data.federation.federation import Federation
 from fedhead.models.split_model import SplitModel
 
 Extra = Callable[[SplitModel, Tensor, Tensor], Tensor]

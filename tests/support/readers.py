@@ -11,8 +11,8 @@ from typing import Any
 
 from mutations import MEMORY, mutate_value
 
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run_folder import RunFolder
 
 RECIPE = Recipe(rounds=3, clients=3, model_parameters={"hidden": [8]}, method="fedprox", method_parameters={"mu": 0.1})
 ROW = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 
 
 def assert_same(found: Tree, expected: Tree, atol: float = 0.0, rtol: float = 0.0, equal_nan: bool = False) -> None:

@@ -12,10 +12,10 @@ from partial import Partial
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import train_round
-from fedhead.flower import wire
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.flower.wire import wire
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import Fault, InProcessFederation, changed_response
 

@@ -15,16 +15,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from mutations import mutate_value
 from readers import ABOUT, RECIPE, RESULT, ROW, Reader, as_json, run_folder
 
-from fedhead.core.tree import Tree, Weights
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.results import Measurement, Results
-from fedhead.experiment.run_files import check_totals
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.experiment.yaml_text import write_yaml
-from fedhead.flower import wire
-from fedhead.flower.files import ServerFile, SiteFile
-from fedhead.flower.protocol import Response, read_response, to_json
-from fedhead.report import runs, tables
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.flower.config import ServerFile, SiteFile
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Response, read_response, to_json
+from fedhead.papers.tables.results import Measurement, Results
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.recipes.run_folder_schema import check_totals
+from fedhead.recipes.yaml_text import write_yaml
+from fedhead.report.compare import tables
+from fedhead.runs import read_runs
+from fedhead.runs.run_folder import RunFolder
 
 
 def config(folder: Path) -> Reader:
@@ -77,7 +78,7 @@ def use(made: RunFolder) -> None:
     if result is not None:
         check_totals([result], "result")
     made.environment()
-    run = runs.Run(made, rows, result)
+    run = read_runs.Run(made, rows, result)
     groups = tables.group_by_seed([run])
     tables.notes(groups)
     tables.table_rows(groups)
@@ -95,8 +96,8 @@ def environment(folder: Path) -> Reader:
 
 
 def code_folders(path: Path) -> None:
-    from fedhead.experiment.code_folders import of_run
-    from fedhead.experiment.components import own_executor
+    from fedhead.recipes.components import own_executor
+    from fedhead.recipes.search_paths import of_run
 
     of_run(path)
     own_executor(RunFolder(path, RECIPE).environment().get("components", []))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fedhead.experiment.results import FILE
-from fedhead.experiment.run import Settings
-from fedhead.experiment.tables import Table, parse
+from fedhead.papers.tables.results import FILE
+from fedhead.runs.run import Settings
+from fedhead.studies.sweep.tables import Table, parse
 
 CPU = Settings(device="cpu", executor="loop")
 TINY = """

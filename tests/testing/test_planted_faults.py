@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fedhead as fh
-from fedhead.data.partition import Dirichlet
+from fedhead.data.partitions.partition import Dirichlet
 from fedhead.testing import CheckFailed, check_method, check_model, check_partition, check_stage
 
 

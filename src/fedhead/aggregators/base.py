@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedhead.core.component_check import check_class
-from fedhead.core.parameters import Checked
-from fedhead.core.registry import Registry
-from fedhead.core.tree import Tree
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import Checked
+from fedhead.core.components.registry import Registry
+from fedhead.core.tree.tree import Tree
 
 
 @dataclass(frozen=True)

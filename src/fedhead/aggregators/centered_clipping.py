@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 import torch
 
 from fedhead.aggregators.base import Aggregator, aggregator
-from fedhead.core.ranges import Above, Between
-from fedhead.core.tree import Tree
-from fedhead.core.tree_mean import tree_mean
+from fedhead.core.components.ranges import Above, Between
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_mean import tree_mean
 
 
 @aggregator("centered_clipping")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhead.aggregators.base import Aggregator, aggregator
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 
 
 @aggregator("median")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedhead.aggregators.base import Aggregator, aggregator
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.tree.tree import Tree
 
 
 @aggregator("trimmed_mean")

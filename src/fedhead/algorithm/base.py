@@ -16,15 +16,15 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
-from fedhead.core.objectives import NAMES as OBJECTIVE_NAMES
-from fedhead.core.parameters import Checked
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.parameters import Checked
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Output
+from fedhead.core.training.objectives import NAMES as OBJECTIVE_NAMES
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
 

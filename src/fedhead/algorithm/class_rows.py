@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 
 
 def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> Tree:

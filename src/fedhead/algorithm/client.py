@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedhead.algorithm.task import Task
-from fedhead.core import random
-from fedhead.core.batch import Batch, Output
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, channels_last, device_of, map_inputs, tensors_of
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.unchanged import replaced_entry
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.training.batch import Batch, Output
+from fedhead.core.tree.inputs import Inputs, channels_last, device_of, map_inputs, tensors_of
+from fedhead.core.tree.mutation_check import replaced_entry
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
 from fedhead.models.batch_norm import MaskedBatchNorm

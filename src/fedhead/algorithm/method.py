@@ -12,11 +12,11 @@ from fedhead.algorithm.base import A, Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput
-from fedhead.core.registry import Registry
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @dataclasses.dataclass(frozen=True)

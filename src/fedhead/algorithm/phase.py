@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
-from fedhead.core import tree as trees
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import Optimizer
-from fedhead.core.schema import Schema, schema
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.training.optimizers import Optimizer
+from fedhead.core.tree import tree as trees
+from fedhead.core.tree.schema import Schema, schema
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
-from fedhead.core.batch import Output
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.training.batch import Output
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.dropout import Dropout
 from fedhead.models.split_model import SplitModel
 

@@ -13,11 +13,11 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
-from fedhead.core.registry import Registry
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @dataclasses.dataclass(frozen=True)

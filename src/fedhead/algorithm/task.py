@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from fedhead.core import amounts
-from fedhead.core.amounts import Amount
-from fedhead.core.errors import BadInput
-from fedhead.core.objectives import Multiclass, Objective
-from fedhead.core.optimizers import SGD, Optimizer
-from fedhead.core.parameters import Checked
-from fedhead.core.ranges import Above, AtLeast, AtMost, Below
-from fedhead.core.schedules import Schedule, learning_rate_factor
+from fedhead.core.components.parameters import Checked
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import per_client_counts
+from fedhead.core.training.objectives import Multiclass, Objective
+from fedhead.core.training.optimizers import SGD, Optimizer
+from fedhead.core.training.per_client_counts import Amount
+from fedhead.core.training.schedules import Schedule, learning_rate_factor
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
 
@@ -24,7 +24,7 @@ class LocalTraining(Checked):
     """How clients train in a round.
 
     Args:
-        epochs: Passes over the client's data: a number, one per client, or drawn (`fedhead.core.amounts.Uniform`).
+        epochs: Passes over the client's data: a number, one per client, or drawn (`per_client_counts.Uniform`).
         batch_size: Samples per step.
         optimizer: `fedhead.SGD`, `fedhead.Adam` or `fedhead.AdamW`.
         lr_decay: The learning rate is multiplied by this every round.
@@ -65,9 +65,9 @@ class LocalTraining(Checked):
         Args:
             clients: How many there are.
         """
-        amounts.check_clients(self.epochs, clients, "local_epochs")
+        per_client_counts.check_clients(self.epochs, clients, "local_epochs")
         if self.steps is not None:
-            amounts.check_clients(self.steps, clients, "local_steps")
+            per_client_counts.check_clients(self.steps, clients, "local_steps")
 
     def lr(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round.

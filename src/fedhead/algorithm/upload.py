@@ -18,12 +18,12 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import Task
-from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import Checked
-from fedhead.core.ranges import Above
-from fedhead.core.registry import Registry
-from fedhead.core.tree import Tree
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import Checked
+from fedhead.core.components.ranges import Above
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 
 
 @dataclass(frozen=True)

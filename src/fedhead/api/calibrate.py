@@ -16,9 +16,9 @@ from fedhead.calibration.head import check_head
 from fedhead.calibration.membership import with_members
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check_all, parameters
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.parameters import check_all, parameters
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel, load, weights
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR

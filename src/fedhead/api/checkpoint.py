@@ -10,25 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.batch import PARTS
-from fedhead.core.errors import BadInput, user_code
-from fedhead.core.inputs import map_inputs, to_dtype
-from fedhead.core.loading import load_object
-from fedhead.core.tree import Tree
-from fedhead.data import datasets, federation_file, labels, sources
-from fedhead.data.arrays import Samples, stored_layout
-from fedhead.data.augment import Transform
-from fedhead.data.conversion import samples
-from fedhead.data.federation import Federation
-from fedhead.data.labels import Classes
-from fedhead.data.named_transforms import AnyTransform
-from fedhead.experiment.first_weights import read_file
-from fedhead.experiment.reopen import checkpoint_state, open_experiment
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.core.components.loading import load_object
+from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.training.batch import PARTS
+from fedhead.core.tree.inputs import map_inputs, to_dtype
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation import federation_file
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import labels
+from fedhead.data.inputs.arrays import Samples, stored_layout
+from fedhead.data.inputs.conversion import samples
+from fedhead.data.inputs.labels import Classes
+from fedhead.data.sources import datasets, sources
+from fedhead.data.transforms.augment import Transform
+from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models import MODELS, load
 from fedhead.models import build as build_model
 from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
+from fedhead.recipes.initial_weights import read_file
+from fedhead.runs.reopen import checkpoint_state, open_experiment
+from fedhead.runs.run_folder import RunFolder
 
 
 def run_model(run: Path) -> SplitModel:

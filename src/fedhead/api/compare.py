@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Literal
 
 from fedhead.api.comparison import Level
 from fedhead.api.record import RecordedResult
-from fedhead.core import html
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check
-from fedhead.core.treefile import atomic
-from fedhead.report import comparison_text, measured
-from fedhead.report import runs as found_runs
-from fedhead.report.comparison_table import ComparisonTable
-from fedhead.report.comparison_table import compare as compare_measured
-from fedhead.report.measured import Measured, Replicate
-from fedhead.report.sweep_axes import with_choices
+from fedhead.core.components.parameters import check
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.treefile import atomic
+from fedhead.report.compare import comparison_text, measured
+from fedhead.report.compare.comparison_table import ComparisonTable
+from fedhead.report.compare.comparison_table import compare as compare_measured
+from fedhead.report.compare.measured import Measured, Replicate
+from fedhead.report.compare.sweep_axes import with_choices
 from fedhead.report.text_table import TextTable
+from fedhead.runs import read_runs as found_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +105,7 @@ class MethodComparison:
         Raises:
             BadInput: If there are no two methods with values in two settings.
         """
-        from fedhead.report import rank_diagram
+        from fedhead.report.compare import rank_diagram
 
         if self.numbers.ranking is None:
             raise BadInput(

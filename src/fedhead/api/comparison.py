@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from fedhead.core import html
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check
-from fedhead.core.ranges import Above, Below
-from fedhead.report import statistics
+from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import Above, Below
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput
+from fedhead.report.compare import statistics
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedhead.api.trained import StateAfter
-from fedhead.core.errors import BadInput, first_line
-from fedhead.core.treefile import atomic
+from fedhead.core.system.errors import BadInput, first_line
+from fedhead.core.tree.treefile import atomic
 from fedhead.models.split_model import SplitModel, load
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
@@ -98,7 +98,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
 
 def _samples(federation: Any) -> Any:
     """A few samples: of the federation where its data is here, else made up."""
-    from fedhead.core.random import generator, key
+    from fedhead.core.training.random import generator, key
 
     held = federation.train.x
     rows = len(federation.train.y)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.features import FeatureExtractor, of_features
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.engine.clients.features import FeatureExtractor, of_features
 from fedhead.executors import select
+from fedhead.loggers.progress import counter
 from fedhead.models.precision import set_precision, warn_if_emulated
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel
-from fedhead.report.progress import counter
 
 
 def extract_features(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.engine.metrics import Row
+from fedhead.metrics.records import Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,11 +19,11 @@ from fedhead.api.run import run
 from fedhead.calibration.collect import statistics_of
 from fedhead.calibration.membership import subtract
 from fedhead.calibration.statistics import merge
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import map_inputs
-from fedhead.data.arrays import Samples
-from fedhead.data.federation import Federation
-from fedhead.data.leave_out import is_fitted
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import map_inputs
+from fedhead.data.federation.federation import Federation
+from fedhead.data.federation.leave_out import is_fitted
+from fedhead.data.inputs.arrays import Samples
 from fedhead.models.split_model import SplitModel, load
 from fedhead.stages import STAGES
 from fedhead.stages.closed_form import ClosedFormHead

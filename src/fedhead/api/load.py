@@ -19,27 +19,27 @@ from fedhead.api.record import Record
 from fedhead.api.result import Result
 from fedhead.api.result_list import Results
 from fedhead.api.trained import TrainedState
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.clients import Clients
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.rounds import Snapshot
-from fedhead.engine.server import global_model
-from fedhead.engine.transport import AnyTransport
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import global_model
+from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
-from fedhead.experiment import build, inputs_record, objects, reopen
-from fedhead.experiment.data import Inputs, with_validation
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.objects import Objects
-from fedhead.experiment.recorded_run import RecordedRun
-from fedhead.experiment.run import Settings, carry_out
-from fedhead.experiment.run_folder import INITIAL, RunFolder
+from fedhead.loggers.progress import progress as show_progress
 from fedhead.methods import METHODS
+from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.models.split_model import load as load_weights
-from fedhead.report import runs
-from fedhead.report.progress import progress as show_progress
+from fedhead.recipes import build, inputs_record
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe_data import Inputs, with_validation
+from fedhead.runs import python_components, read_runs, reopen
+from fedhead.runs.python_components import Objects
+from fedhead.runs.run import Settings, carry_out
+from fedhead.runs.run_folder import INITIAL, RunFolder
+from fedhead.runs.run_writer import RecordedRun
 from fedhead.stages import STAGES
 
 
@@ -126,7 +126,7 @@ def load(
         class_names=folder.partition.class_names(),
         client_names=folder.partition.client_names(),
         path=folder.path,
-        state=runs.Run(folder, rows, folder.result()).state,
+        state=read_runs.Run(folder, rows, folder.result()).state,
         split=folder.partition.fingerprint(),
     )
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
@@ -158,7 +158,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
         if federation is not None:
             federation = with_validation(federation, folder.recipe)
         else:
-            objects.need(folder.path, {name: "" for name in begun.get("objects", {}) if name == "federation"})
+            python_components.need(folder.path, {name: "" for name in begun.get("objects", {}) if name == "federation"})
             federation = experiment.federation(None if given.data is None else str(given.data))
         return reopen.restored(folder, experiment, federation, state, number, given.device, assign)
 
@@ -206,10 +206,10 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     there |= {kind for kind, held in (("model", given.models), ("method", given.method)) if held}
     named = {stage.name: stage for stage in given.stages}
     missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in named}
-    objects.need(folder.path, missing, there)
+    python_components.need(folder.path, missing, there)
     opened = {"method", "stage", "model", "head"}
     held = {"method" if given.method else "", *({"model", "head"} if given.models else ())}
-    reopen.check_code(folder, opened - held, {*objects.kinds(stored), *(f"stage {name}" for name in named)})
+    reopen.check_code(folder, opened - held, {*python_components.kinds(stored), *(f"stage {name}" for name in named)})
     recipe = folder.recipe
     method = given.method or build.component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
     stages = [
@@ -239,7 +239,7 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
     """
     patterns = [pattern] if isinstance(pattern, str | PathLike) else list(pattern)
     places = [Path(found) for one in patterns for found in sorted(glob.glob(str(one)))]
-    found = runs.load_runs([place for place in places if place.is_dir()]) if places else []
+    found = read_runs.load_runs([place for place in places if place.is_dir()]) if places else []
     if not found:
         raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
     return Results(load(run.folder.path, **given) for run in found)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, unknown
 
 NEXT = {
     "method": "fedhead run digits method={file}:{name} rounds=5",

@@ -15,14 +15,14 @@ from fedhead.api.features import extract_features
 from fedhead.api.oneshot_result import COLUMNS, OneShot
 from fedhead.api.result import Result
 from fedhead.api.run import run
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.log import warn_once
-from fedhead.data import fitted
-from fedhead.data.augment import NORMALIZATIONS, Transform
-from fedhead.data.datasets import is_path
-from fedhead.data.federation import Federation
-from fedhead.data.leave_out import fitted_anew
-from fedhead.data.named_transforms import AnyTransform
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.log import warn_once
+from fedhead.data.federation import preprocessing
+from fedhead.data.federation.federation import Federation
+from fedhead.data.federation.leave_out import fitted_anew
+from fedhead.data.sources.datasets import is_path
+from fedhead.data.transforms.augment import NORMALIZATIONS, Transform
+from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.executors import select
 from fedhead.models.registry import MODELS, Preprocessing
 from fedhead.stages import STAGES
@@ -172,7 +172,7 @@ def _prepared(
     if federation.test is None:
         federation = federation.hold_out(TEST_SHARE, seed)
     if normalize == "standard":
-        federation = fitted.standardize(federation)
+        federation = preprocessing.standardize(federation)
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.api.result import Result
-from fedhead.core import html
-from fedhead.data.federation import Federation
+from fedhead.core.system import html
+from fedhead.data.federation.federation import Federation
 from fedhead.report.text_table import TextTable
 
 COLUMNS = ("head", "accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds", "note")
@@ -65,7 +65,7 @@ class OneShot:
         Args:
             path: File to write, .png, .svg or .pdf.
         """
-        from fedhead.report.bytes_plot import accuracy_by_bytes
+        from fedhead.report.figures.bytes_plot import accuracy_by_bytes
         from fedhead.report.style import save
 
         there = [row for row in self.rows if row["accuracy"] is not None]

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from fedhead.api import frames
 from fedhead.api.comparison import Comparison, paired
-from fedhead.core import html
-from fedhead.core.errors import BadInput
-from fedhead.engine.metrics import Row, RunMetrics
-from fedhead.experiment.recipe import Recipe
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput
+from fedhead.metrics.records import Row, RunMetrics
+from fedhead.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fedhead.report.inline import Report
-    from fedhead.report.runs import Run
+    from fedhead.report.page.inline import Report
+    from fedhead.runs.read_runs import Run
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class RecordedResult(RunMetrics):
         Raises:
             BadInput: If no round has such a number.
         """
-        from fedhead.report import plots
+        from fedhead.report.figures import plots
 
         frame = self.history
         if metric is None:
@@ -144,14 +144,14 @@ class RecordedResult(RunMetrics):
         Returns:
             The page; `save` writes it to a file.
         """
-        from fedhead.report.inline import Report
+        from fedhead.report.page.inline import Report
 
         return Report([self.as_run()])
 
     def as_run(self) -> Run:
         """Return the run as reports take it."""
-        from fedhead.experiment.run_folder import RunFolder
-        from fedhead.report.runs import UnsavedRun, load_run
+        from fedhead.runs.read_runs import UnsavedRun, load_run
+        from fedhead.runs.run_folder import RunFolder
 
         if self.path is not None:
             return load_run(self.path)

@@ -17,20 +17,21 @@ from fedhead.algorithm.stage import Stage, bind
 from fedhead.api import frames
 from fedhead.api.record import Record, RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import map_inputs
-from fedhead.core.registry import instance
-from fedhead.core.tree import Tree, Weights
-from fedhead.data import labels, targets
-from fedhead.data.labels import Classes
-from fedhead.data.named_transforms import AnyTransform
-from fedhead.engine import evaluation, metric_registry
-from fedhead.engine.metric_registry import MetricFunction
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.predictions import Predictions, client_predictions
-from fedhead.engine.rounds import FinishedRun, run_stage
-from fedhead.engine.server import global_model
-from fedhead.experiment.experiment import Experiment
+from fedhead.core.components.registry import instance
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import map_inputs
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.data.inputs import labels, targets
+from fedhead.data.inputs.labels import Classes
+from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.engine.clients import evaluation
+from fedhead.engine.clients.server import global_model
+from fedhead.engine.rounds.rounds import FinishedRun, run_stage
+from fedhead.metrics import registry
+from fedhead.metrics.predictions import Predictions, client_predictions
+from fedhead.metrics.records import StageResult
+from fedhead.metrics.registry import MetricFunction
+from fedhead.recipes.experiment import Experiment
 from fedhead.stages import STAGES
 
 if TYPE_CHECKING:
@@ -222,11 +223,11 @@ class Result(RecordedResult):
         Raises:
             BadInput: If x or y can't be used, or a metric is unknown or of the clients' accuracies.
         """
-        found = metric_registry.find(metrics, objective=self.trained.clients.task.objective.name)
+        found = registry.find(metrics, objective=self.trained.clients.task.objective.name)
         if several := [name for name, one in found.items() if one.of_clients]:
             raise BadInput(f"metric {several[0]} is of all clients' accuracies: one model on given samples has none")
         tested = self._tested(x, y, client, stage)
-        values = metric_registry.measure(found, tested).values
+        values = registry.measure(found, tested).values
         return {"accuracy": evaluation.accuracy(tested), "loss": evaluation.loss(tested), **values}
 
     def confusion(

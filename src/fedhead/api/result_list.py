@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from fedhead.api.comparison import Comparison, paired
 from fedhead.api.result import Result
-from fedhead.core import html
-from fedhead.core.errors import BadInput
-from fedhead.report.measured import Replicate
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput
+from fedhead.report.compare.measured import Replicate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedhead.report.inline import Report
+    from fedhead.report.page.inline import Report
 
 
 class Results(list[Result]):
@@ -69,7 +69,7 @@ class Results(list[Result]):
         Returns:
             The page; `save` writes it to a file.
         """
-        from fedhead.report.inline import Report
+        from fedhead.report.page.inline import Report
 
         return Report([result.as_run() for result in self])
 

@@ -20,37 +20,38 @@ from fedhead.algorithm.upload import Upload
 from fedhead.api.load import run_in_folder
 from fedhead.api.result import Result
 from fedhead.api.run_arguments import refuse_kinds, refuse_resumption
-from fedhead.core.calls import read_call
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
-from fedhead.core.registry import instance
-from fedhead.data.federation import Federation
-from fedhead.engine import metric_registry, training_objective
-from fedhead.engine.callbacks import Callback
-from fedhead.engine.callbacks import make as make_callback
-from fedhead.engine.features import MEMORY
-from fedhead.engine.metric_registry import Metric, MetricFunction
-from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.rounds import Snapshot
-from fedhead.engine.stragglers import Stragglers
-from fedhead.executors.base import Executor
+from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.registry import instance
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.clients import training_objective
+from fedhead.engine.clients.features import MEMORY
+from fedhead.engine.policies.outliers import OutlierPolicy
+from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.engine.rounds.callbacks import Callback
+from fedhead.engine.rounds.callbacks import make as make_callback
+from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.executors.client.base import Executor
 from fedhead.executors.select import EXECUTORS
-from fedhead.experiment import build, first_weights
-from fedhead.experiment.data import with_validation
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.loggers.base import Logger, LoggerGroup, RunInfo
-from fedhead.experiment.loggers.base import make as make_logger
-from fedhead.experiment.objects import described
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.recorded_run import final_metrics
-from fedhead.experiment.run import Settings
+from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
+from fedhead.loggers.base import make as make_logger
+from fedhead.loggers.progress import progress as show_progress
 from fedhead.methods import METHODS
+from fedhead.metrics import registry
+from fedhead.metrics.registry import Metric, MetricFunction
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
-from fedhead.report.progress import progress as show_progress
+from fedhead.recipes import build, initial_weights
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import with_validation
+from fedhead.runs.python_components import described
+from fedhead.runs.run import Settings
+from fedhead.runs.run_writer import final_metrics
 from fedhead.samplers.base import Sampler
 from fedhead.stages import STAGES
 
@@ -81,7 +82,7 @@ def run(
     participation: float = 1.0,
     sampler: Sampler | type[Sampler] | str | None = None,
     stragglers: Stragglers | str | None = None,
-    weights: first_weights.Source | None = None,
+    weights: initial_weights.Source | None = None,
     freeze: Sequence[str] = (),
     cache_features: bool | str | PathLike[str] = False,
     stages: Sequence[Stage | type[Stage] | str] = (),
@@ -250,13 +251,13 @@ def run(
     if weights is not None or freeze:
         experiment = replace(experiment, models=copy.deepcopy(experiment.models))
     if weights is not None:
-        first_weights.start_from(experiment.models, weights)
+        initial_weights.start_from(experiment.models, weights)
     if freeze:
         freeze_parameters(experiment.models, settings.freeze)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
     recipe, objects = described(experiment, federation, texts, assign)
     if weights is not None:
-        objects["weights"] = f"digest {first_weights.digest(weights)}"
+        objects["weights"] = f"digest {initial_weights.digest(weights)}"
     experiment = replace(experiment, recipe=recipe)
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     made_loggers = tuple(make_logger(one) for one in loggers)
@@ -307,8 +308,8 @@ def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
 
 
 def _metrics(asked: Sequence[str | MetricFunction], federation: Federation) -> dict[str, Metric]:
-    found = metric_registry.find(asked, objective=federation.objective)
-    metric_registry.check(found, federation.classes, federation.objective)
+    found = registry.find(asked, objective=federation.objective)
+    registry.check(found, federation.classes, federation.objective)
     return found
 
 

@@ -10,13 +10,13 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
-from fedhead.core.errors import BadInput
-from fedhead.data.federation import Federation
-from fedhead.engine.callbacks import Callback
-from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.rounds import Snapshot
-from fedhead.engine.stragglers import Stragglers
-from fedhead.experiment.loggers.base import Logger
+from fedhead.core.system.errors import BadInput
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.policies.outliers import OutlierPolicy
+from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.engine.rounds.callbacks import Callback
+from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.loggers.base import Logger
 from fedhead.samplers.base import Sampler
 
 

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from fedhead.api.load import load
 from fedhead.api.result_list import Results
-from fedhead.core.errors import BadInput
-from fedhead.core.log import logger
-from fedhead.executors.base import Executor
-from fedhead.experiment.run import Settings
-from fedhead.experiment.run_folder import CONFIG
-from fedhead.experiment.sweep import Engine, read_shard, run_sweep
-from fedhead.experiment.sweep_file import plan
-from fedhead.experiment.sweep_runs import sweep_cells, warn_of_changed_base
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+from fedhead.executors.client.base import Executor
+from fedhead.runs.run import Settings
+from fedhead.runs.run_folder import CONFIG
+from fedhead.studies.sweep.sweep import Engine, read_shard, run_sweep
+from fedhead.studies.sweep.sweep_file import plan
+from fedhead.studies.sweep.sweep_runs import sweep_cells, warn_of_changed_base
 
 
 def sweep(
@@ -106,6 +106,6 @@ def make_engine(name: str, cpus: float, gpus: float) -> Engine | None:
         if (cpus, gpus) != (1, 0):
             raise BadInput("cpus and gpus per cell are resources of a Ray cluster: add --engine ray (engine='ray')")
         return None
-    from fedhead.experiment.ray_engine import RayEngine
+    from fedhead.studies.sweep.ray_engine import RayEngine
 
     return RayEngine(cpus, gpus)

@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.stage import Stage
-from fedhead.core.batch import PARTS
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.inputs import Inputs, describe, map_inputs, shape_of, tensors_of, to_dtype, type_of
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_check import check_rows
-from fedhead.data import arrays, named_inputs
-from fedhead.data.client_data import ClientData
-from fedhead.data.missing_values import fill_inputs
-from fedhead.data.table_columns import is_frame
-from fedhead.engine import global_model_tests
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.clients import Clients
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.server import global_model, make_downlink
-from fedhead.engine.transport import AnyTransport
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.training.batch import PARTS
+from fedhead.core.tree.inputs import Inputs, describe, map_inputs, shape_of, tensors_of, to_dtype, type_of
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_check import check_rows
+from fedhead.data.federation.client_data import ClientData
+from fedhead.data.inputs import arrays, named_inputs
+from fedhead.data.inputs.missing_values import fill_inputs
+from fedhead.data.inputs.table_columns import is_frame
+from fedhead.engine.clients import global_model_tests
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import global_model, make_downlink
+from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import SplitModel, load
 
 BATCH = 1024  # samples that are predicted at once
@@ -70,7 +70,7 @@ class TrainedState:
             )
         found = self.stages[stage]
         if client is not None and found.states is None:  # a folder holds what the server had after a stage
-            from fedhead.engine.rounds import run_stage
+            from fedhead.engine.rounds.rounds import run_stage
 
             found = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
         return StateAfter(self.clients, self.algorithms[stage], found.server, found.states, self.round)

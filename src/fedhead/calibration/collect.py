@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.inputs import Inputs, map_inputs, tensors_of
-from fedhead.data.named_transforms import AnyTransform
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
+from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models.split_model import SplitModel, weights
 
 _KEPT = (torch.int64, torch.bool)  # tokens and masks are not numbers

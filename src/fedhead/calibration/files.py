@@ -13,9 +13,9 @@ from fedhead.calibration import low_rank, statistics_check
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration.membership import fingerprint, with_members
 from fedhead.calibration.statistics import Statistics
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
-from fedhead.core.treefile import load_tree, save_tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
 _ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file

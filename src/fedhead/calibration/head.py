@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from fedhead.core import random
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
 from fedhead.models.split_model import SplitModel
 
 

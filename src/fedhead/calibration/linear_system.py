@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 SINGULAR = 1e-10
 

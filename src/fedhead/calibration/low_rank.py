@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.symmetric import classes_at_once, pack, unpack
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 
 
 def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics, check_same_model, merge
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 
 
 def add(total: Statistics, part: Statistics) -> Statistics:

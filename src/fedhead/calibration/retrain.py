@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhead.core import batching
-from fedhead.core.batching import BatchSchedule
-from fedhead.core.cuda_graphs import capture
-from fedhead.core.errors import BadInput
-from fedhead.core.losses import cross_entropy
-from fedhead.core.optimizers import Optimizer, clone_for_in_place
-from fedhead.core.transfer import to_device
-from fedhead.core.tree import Tree
+from fedhead.core.system.cuda_graphs import capture
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import batching
+from fedhead.core.training.batching import BatchSchedule
+from fedhead.core.training.losses import cross_entropy
+from fedhead.core.training.optimizers import Optimizer, clone_for_in_place
+from fedhead.core.tree.transfer import to_device
+from fedhead.core.tree.tree import Tree
 from fedhead.models.split_model import SplitModel, classify
 
 STEPS_PER_GRAPH = 128

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 
 SINGULAR = 1e-13  # the least ratio of eigenvalues: below it a solution has fewer than three digits
 EXPONENTS = [k / 2 for k in range(-16, 7)]  # λ is chosen among powers of ten times the mean eigenvalue

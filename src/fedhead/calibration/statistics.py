@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedhead.calibration.sums import Kind, batch_sums
 from fedhead.calibration.symmetric import diagonal_places, unpack
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, merge
 from fedhead.calibration.symmetric import classes_at_once, diagonal_places, unpack
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 _MOST = 2.0**53  # samples: beyond it float64 does not hold every whole number

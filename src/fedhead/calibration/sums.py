@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhead.calibration.symmetric import pack, triangle
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 
 Kind = Literal["full", "diagonal", "pooled", "means"]  # what is kept of second moments
 

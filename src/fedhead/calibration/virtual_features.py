@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.symmetric import classes_at_once
-from fedhead.core import random
-from fedhead.core.errors import BadInput
-from fedhead.data.allocation import apportion
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.data.partitions.allocation import apportion
 
 Tukey = Literal["real", "both", "virtual", "none"]
 

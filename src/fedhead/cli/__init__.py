@@ -14,26 +14,26 @@ from contextlib import contextmanager
 
 import typer
 
-from fedhead.cli import analysing as analysing  # each of these modules adds its commands to the app
-from fedhead.cli import benching as benching
-from fedhead.cli import boarding as boarding
-from fedhead.cli import calibrating as calibrating
-from fedhead.cli import comparing as comparing
-from fedhead.cli import creating as creating
-from fedhead.cli import deploying as deploying
-from fedhead.cli import exporting as exporting
-from fedhead.cli import inspecting as inspecting
+from fedhead.cli import analyse as analyse  # each of these modules adds its commands to the app
+from fedhead.cli import bench as bench
+from fedhead.cli import board as board
+from fedhead.cli import calibrate as calibrate
+from fedhead.cli import compare as compare
+from fedhead.cli import deploy as deploy
+from fedhead.cli import export as export
+from fedhead.cli import inspect_ as inspect_
+from fedhead.cli import new as new
 from fedhead.cli import oneshot as oneshot
-from fedhead.cli import reproducing as reproducing
-from fedhead.cli import running as running
+from fedhead.cli import reproduce as reproduce
+from fedhead.cli import run as run
 from fedhead.cli import statistics as statistics
-from fedhead.cli import sweeping as sweeping
-from fedhead.cli import tuning as tuning
+from fedhead.cli import sweep as sweep
+from fedhead.cli import tune as tune
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
-from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
-from fedhead.core.malloc import tune_malloc
-from fedhead.core.user_line import user_line
+from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
+from fedhead.core.system.malloc import tune_malloc
+from fedhead.core.system.user_line import user_line
 
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
-from fedhead.experiment.folder_lock import hold, wait_for_writer
+from fedhead.core.system.errors import BadInput
+from fedhead.runs.folder_lock import hold, wait_for_writer
 
 _PREFIX, _LOCK = "fedhead-claims-", ".lock"
 _BEING_MADE_S = 60.0  # a folder that is younger may be one that its process has not locked yet

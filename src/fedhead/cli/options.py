@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedhead.core.assignments import refuse_repeated
-from fedhead.core.errors import BadInput
+from fedhead.core.system.assignments import refuse_repeated
+from fedhead.core.system.errors import BadInput
 
 
 def once(texts: list[str] | None) -> list[str] | None:

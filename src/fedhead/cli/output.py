@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedhead.core.errors import FedheadError, machine_fault
-from fedhead.core.process import raising_on_term
-from fedhead.experiment.writable import Unwritable
+from fedhead.core.system.errors import FedheadError, machine_fault
+from fedhead.core.system.process import raising_on_term
+from fedhead.runs.writable import Unwritable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def print_results(lines: list[Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fedhead.report import tables
+    from fedhead.report.compare import tables
 
     personal = any(line.personal for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -18,8 +18,8 @@ import typer
 from fedhead.cli.claims_folder import claims_folder, mark_in_use
 from fedhead.cli.options import words
 from fedhead.cli.output import GOES_ON
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.process import exit_with_parent
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.process import exit_with_parent
 
 _PARENT = "FEDHEAD_PARENT"  # in the environment of each device's process, the pid of the one that started it
 Devices = Annotated[

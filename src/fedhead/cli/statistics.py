@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from fedhead.cli.app import app
-from fedhead.cli.calibrating import Architecture, Checkpoint, Classifier, Normalize, refuse_out
-from fedhead.core.errors import BadInput
+from fedhead.cli.calibrate import Architecture, Checkpoint, Classifier, Normalize, refuse_out
+from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:  # it needs torch
     from fedhead.calibration.sums import Kind

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.core import random
-from fedhead.core.batch import Batch
-from fedhead.core.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
-from fedhead.core.latest import Latest
-from fedhead.data.federation import Samples
-from fedhead.data.named_transforms import AnyTransform
+from fedhead.core.system.identity_cache import Latest
+from fedhead.core.training import random
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
+from fedhead.data.federation.federation import Samples
+from fedhead.data.transforms.named_transforms import AnyTransform
 
 KEPT_TABLES = 4  # as of several architectures, or of those who train and those who are tested
 MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format

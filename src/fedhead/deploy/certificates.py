@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:
     from cryptography import x509

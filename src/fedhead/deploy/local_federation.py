@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhead.core.errors import FedheadError
-from fedhead.core.process import ProcessIdentity
-from fedhead.core.treefile import atomic
-from fedhead.deploy import certificates, ownership, processes
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.system.process import ProcessIdentity
+from fedhead.core.tree.treefile import atomic
+from fedhead.deploy import certificates, lock, processes
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.deploy.superlink import SuperLink
-from fedhead.experiment.run_folder import CHECKPOINT, RESULT
-from fedhead.flower import server_status
-from fedhead.flower.server_status import ServerStatus
+from fedhead.flower.server import server_status
+from fedhead.flower.server.server_status import ServerStatus
+from fedhead.runs.run_folder import CHECKPOINT, RESULT
 
 RESTART_SECONDS = 5.0  # before a failed node is restarted: Flower keeps it registered for a minute
 ASK_SECONDS = 20.0  # without a server process, before Flower is asked whether the run still exists
@@ -74,7 +74,7 @@ class LocalFederation:
         self.env = processes.environment(
             self.private / "flwr",
             FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
-            **{server_status.VARIABLE: str(self.private / ownership.SERVER), processes.MARK: str(self.private)},
+            **{server_status.VARIABLE: str(self.private / lock.SERVER), processes.MARK: str(self.private)},
         )
         self.link = SuperLink(self.project, link_port, self.secure, self.env)
 
@@ -86,7 +86,7 @@ class LocalFederation:
             BadInput: If another process watches over this deployment.
             FedheadError: If something does not start.
         """
-        ownership.claim(self.project)
+        lock.claim(self.project)
         self._claimed = True
         self._start_link()
         if self.secure:
@@ -173,7 +173,7 @@ class LocalFederation:
             )
         code = self.link.process.returncode
         self.log(f"the SuperLink has ended with code {code}; it is started again, and the run resumed")
-        server = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
+        server = ServerStatus.read(self.private / lock.SERVER, self.run_id)
         if server is not None:  # it may not have noticed yet, and would hold the run folder
             processes.end(lambda: [server.process])
         self._start_link()
@@ -190,7 +190,7 @@ class LocalFederation:
 
     def _server_failure(self) -> str | None:
         """Why the run can't go on, None if it does; a server that ended without a status is started again."""
-        status = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
+        status = ServerStatus.read(self.private / lock.SERVER, self.run_id)
         if status is not None and status.failure is not None:
             return status.failure
         now = time.monotonic()
@@ -232,7 +232,7 @@ class LocalFederation:
             "link": entry(self.link.process),
             "nodes": {n.site: entry(n.process) | {"port": n.port, "starts": n.starts} for n in self.nodes},
         }
-        with atomic(self.private / ownership.STATE) as draft:
+        with atomic(self.private / lock.STATE) as draft:
             draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def close(self) -> None:
@@ -242,9 +242,9 @@ class LocalFederation:
         nodes = [node.process for node in self.nodes if node.process is not None]
         marks = [ProcessIdentity.of(process.pid) for process in nodes]
         processes.end(lambda: marks)  # nodes first: they unregister at the link
-        ownership.end_leftovers(self.project)
+        lock.end_leftovers(self.project)
         for process in [*nodes, *([self.link.process] if self.link.process is not None else [])]:
             process.wait()
         self.save()
         self._claimed = False
-        ownership.release(self.project)
+        lock.release(self.project)

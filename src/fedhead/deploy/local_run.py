@@ -6,16 +6,16 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
-from fedhead.core.process import raising_on_term
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.process import raising_on_term
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.engine.metrics import Row
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.flower.assemble import site_names
+from fedhead.flower.factory import site_names
+from fedhead.metrics.records import Row
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings
+from fedhead.runs.run_folder import RunFolder
 
 # The settings that a site can follow: it has its own device, and trains its one client in a loop.
 ALLOWED = {

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedhead.core.process import ProcessIdentity
+from fedhead.core.system.process import ProcessIdentity
 
 MARK = "FEDHEAD_DEPLOYMENT"  # in the environment of every process of a deployment, with the folder of its private files
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

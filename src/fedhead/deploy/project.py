@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
-from fedhead.experiment import build, components
-from fedhead.experiment.data import is_path
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe, load
-from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
+from fedhead.core.system.errors import BadInput
+from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
+from fedhead.recipes import build, components
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.recipes.recipe_data import is_path
 
 _PYPROJECT = """\
 [project]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedhead.core.errors import FedheadError
-from fedhead.flower.node_keys import public_key
+from fedhead.core.system.errors import FedheadError
+from fedhead.flower.server.node_keys import public_key
 
 
 def register(address: str, authority: Path, keys: Mapping[str, Path]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedhead.core.errors import FedheadError
+from fedhead.core.system.errors import FedheadError
 from fedhead.deploy import processes
 from fedhead.deploy.project import Project
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.process import ProcessIdentity, raising_on_term
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.process import ProcessIdentity, raising_on_term
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
-from fedhead.deploy.ownership import STATE, end_leftovers, owner, read_state
+from fedhead.deploy.lock import STATE, end_leftovers, owner, read_state
 from fedhead.deploy.project import Project
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.runs.run_folder import RunFolder
 
 START_SECONDS = 240.0
 

@@ -11,18 +11,18 @@ from torch.func import functional_call
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
-from fedhead.core.batch import Batch
-from fedhead.core.inputs import Inputs, map_inputs
-from fedhead.core.tree import Weights, stack, unstack
-from fedhead.core.tree_check import check_rows
-from fedhead.data.allocation import Rows
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.inputs import Inputs, map_inputs
+from fedhead.core.tree.tree import Weights, stack, unstack
+from fedhead.core.tree.tree_check import check_rows
+from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.executors.base import Executor
-from fedhead.executors.given_inputs import GivenInputs
-from fedhead.executors.global_draws import warn_of_client_draws
-from fedhead.executors.job import Job
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.global_draws import warn_of_client_draws
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.mutation_guard import GivenInputs
 from fedhead.executors.loop import Loop
-from fedhead.executors.map_clients import (
+from fedhead.executors.stack.map_clients import (
     SIMILAR,
     BatchFunction,
     MemoryBudget,
@@ -31,7 +31,7 @@ from fedhead.executors.map_clients import (
     map_in_stacks,
     vectorized,
 )
-from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
+from fedhead.executors.stack.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch

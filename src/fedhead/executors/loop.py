@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 
 from fedhead.algorithm.phase import Reply
-from fedhead.core import global_generators, random
-from fedhead.core.log import logger
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import local_round
-from fedhead.executors.job import Job
-from fedhead.executors.program import Program, Vectorizer
-from fedhead.executors.undo import Undo
+from fedhead.core.system.log import logger
+from fedhead.core.training import global_generators, random
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.client.undo import Undo
 
 
 class Loop(Executor):

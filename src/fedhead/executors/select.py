@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from fedhead.algorithm.task import Task
-from fedhead.core import amounts
-from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput, first_line, unknown
-from fedhead.core.log import warn_once
-from fedhead.core.registry import Registry
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import local_round
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput, first_line, unknown
+from fedhead.core.system.log import warn_once
+from fedhead.core.training import per_client_counts
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.compiling import choice as compile_choice
 from fedhead.executors.compiling.process import compiler_process
-from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Job
-from fedhead.executors.lanes import Lanes
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
-from fedhead.executors.stack_errors import CannotStack
-from fedhead.executors.vectorize import VmapVectorizer
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
+from fedhead.executors.stack.vectorize import VmapVectorizer
 
 EXECUTORS = Registry[type[Executor]](
     "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
@@ -164,9 +164,9 @@ def client_steps(simulation: Trainable) -> float:
     """About how many steps all clients will take in a run."""
     task, local = simulation.task, simulation.task.local
     if local.steps is not None:
-        return task.rounds * task.participation * amounts.mean(local.steps) * task.clients
+        return task.rounds * task.participation * per_client_counts.mean(local.steps) * task.clients
     batches = sum(-(-size // local.batch_size) for size in task.sizes)
-    return task.rounds * task.participation * amounts.mean(local.epochs) * batches
+    return task.rounds * task.participation * per_client_counts.mean(local.epochs) * batches
 
 
 def executor(

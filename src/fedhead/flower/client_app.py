@@ -5,7 +5,8 @@ from __future__ import annotations
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhead.flower import problems, worker_client
+from fedhead.flower.site import worker_client
+from fedhead.flower.wire import site_errors
 
 app = ClientApp()
 
@@ -19,14 +20,14 @@ def handle(message: Message, context: Context) -> Message:
     try:
         content = worker_client.ask(message.content, site) if site else _here(message.content, context)
     except Exception as error:  # Flower would send its text to the server
-        raise RuntimeError(problems.describe(*problems.record(site, error))) from None
+        raise RuntimeError(site_errors.describe(*site_errors.record(site, error))) from None
     return Message(content, reply_to=message)
 
 
 def _here(content: RecordDict, context: Context) -> RecordDict:
     """Answer as a client of Flower's own simulation: it is only a number, its state lies where all workers reach it."""
-    from fedhead.flower.assemble import share_of_recipe
-    from fedhead.flower.respond import respond
+    from fedhead.flower.factory import share_of_recipe
+    from fedhead.flower.site.client_handler import respond
 
     if "partition-id" not in context.node_config:
         raise ValueError("this node has no site: start it with --node-config 'site=\"/path/to/site.yaml\"'")

@@ -16,12 +16,12 @@ LINE = 2000  # the longest line of the log
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry out the run that `server` (a path to server.yaml on this machine) describes; `resume` goes on with it."""
-    from fedhead.core.errors import BadInput, FedheadError
-    from fedhead.core.process import ProcessIdentity, exit_with
-    from fedhead.core.text import printable
-    from fedhead.flower.files import ServerFile
-    from fedhead.flower.server_status import VARIABLE, ServerStatus
-    from fedhead.flower.serving import serve
+    from fedhead.core.system.errors import BadInput, FedheadError
+    from fedhead.core.system.process import ProcessIdentity, exit_with
+    from fedhead.core.system.text import printable
+    from fedhead.flower.config import ServerFile
+    from fedhead.flower.server.server_status import VARIABLE, ServerStatus
+    from fedhead.flower.server_run import serve
 
     copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
     status = ServerStatus(str(context.run_id), ProcessIdentity.of(os.getpid()))

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from fedhead.core.process import ProcessIdentity, exit_with
-from fedhead.flower import worker_client
+from fedhead.core.system.process import ProcessIdentity, exit_with
+from fedhead.flower.site import worker_client
 
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 0.5
@@ -37,9 +37,9 @@ def main(site: str, path: str, parent: int) -> None:
 
 
 def _serve(listener: socket.socket, site: str) -> None:
-    from fedhead.core.malloc import tune_malloc
-    from fedhead.flower.assemble import site_of
-    from fedhead.flower.respond import respond
+    from fedhead.core.system.malloc import tune_malloc
+    from fedhead.flower.factory import site_of
+    from fedhead.flower.site.client_handler import respond
 
     tune_malloc()
     made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()

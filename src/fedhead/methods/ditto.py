@@ -11,9 +11,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Batch
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("ditto")

@@ -8,8 +8,8 @@ from typing import Annotated
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.ranges import AtLeast, Below
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import AtLeast, Below
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("fedavgm")

@@ -13,10 +13,10 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.losses import supervised_contrastive
-from fedhead.core.ranges import Above, AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.training.losses import supervised_contrastive
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("fedclassavg")

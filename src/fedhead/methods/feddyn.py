@@ -11,9 +11,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Batch
-from fedhead.core.ranges import Above
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("feddyn")

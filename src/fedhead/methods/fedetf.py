@@ -11,10 +11,10 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Batch
-from fedhead.core.losses import balanced_softmax
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.losses import balanced_softmax
+from fedhead.core.tree.tree import Weights
 
 
 @method("fedetf")

@@ -15,9 +15,9 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics_check import check_counts
-from fedhead.core.errors import BadInput
-from fedhead.core.ranges import Between
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Between
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
 
 PROTOTYPES = "classifier.weight"
 

@@ -15,16 +15,16 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums, prototype_space
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics_check import check_counts
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
-from fedhead.core.losses import mean
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.losses import mean
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.methods.local_only import LocalOnly
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
-from fedhead.core.batch import Batch
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Weights
 
 
 @method("fedprox")

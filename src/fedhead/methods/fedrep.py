@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("fedrep")

@@ -14,12 +14,12 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
-from fedhead.core import random
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.inputs import Inputs
-from fedhead.core.losses import balanced_softmax, cross_entropy
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.training import random
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.training.losses import balanced_softmax, cross_entropy
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("fedrod")

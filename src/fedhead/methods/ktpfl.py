@@ -15,15 +15,15 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.losses import distillation, mean
-from fedhead.core.ranges import Above, AtLeast, Between
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
+from fedhead.core.components.ranges import Above, AtLeast, Between
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.training.losses import distillation, mean
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
 _WITHOUT_EFFECT = {

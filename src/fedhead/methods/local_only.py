@@ -9,7 +9,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("local")

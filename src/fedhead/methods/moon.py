@@ -12,10 +12,10 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Batch
-from fedhead.core.losses import model_contrastive
-from fedhead.core.ranges import Above, AtLeast
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.losses import model_contrastive
+from fedhead.core.tree.tree import Tree, Weights
 
 
 @method("moon")

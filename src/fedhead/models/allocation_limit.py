@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 _LENGTHS = ("size", "n", "m", "end", "steps")  # what torch calls the lengths of a new tensor
 
@@ -32,7 +32,7 @@ def allocation_limit(nbytes: int, fix: str) -> Iterator[None]:
     >>> with allocation_limit(1000, "take fewer"):
     ...     torch.nn.Linear(10**9, 10**9)
     Traceback (most recent call last):
-    fedhead.core.errors.BadInput: more than 1000 bytes are needed: take fewer
+    fedhead.core.system.errors.BadInput: more than 1000 bytes are needed: take fewer
     """
     with _Counting(nbytes, BadInput(f"more than {nbytes} bytes are needed: {fix}")):
         yield

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 
 
 def batch_norm(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.calls import read_call
+from fedhead.core.components.component_syntax import read_call
 from fedhead.models.registry import ModelLike, Shape, build
 from fedhead.models.split_model import SplitModel
 

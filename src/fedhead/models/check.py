@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedhead.core import random
-from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, map_inputs
-from fedhead.core.log import warn_once
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.training import random
+from fedhead.core.training.batch import Output
+from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.models.dropout import Dropout, KeyedDropout, dropout_key
 from fedhead.models.split_model import Placeholder, SplitModel
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedhead.core import random
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, device_of
-from fedhead.core.parameters import check
-from fedhead.core.ranges import AtLeast, Below
+from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import AtLeast, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.tree.inputs import Inputs, device_of
 
 
 class _KeyStream:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.core import random
-from fedhead.core.component_check import check_function
-from fedhead.core.errors import BadInput, user_code
-from fedhead.core.parameters import parameters
-from fedhead.core.registry import Registry
+from fedhead.core.components.component_check import check_function
+from fedhead.core.components.parameters import parameters
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.training import random
 
 HeadLike = str | Callable[..., nn.Module]  # what names a head in Python: its text, class or function
 CALLED_WITH = ("features", "classes")

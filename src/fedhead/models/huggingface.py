@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.core.log import logger
+from fedhead.core.system.log import logger
 
 NAME = "fedhead"  # of the attention among those of transformers
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from fedhead.core import errors
-from fedhead.core.batch import PARTS
-from fedhead.core.inputs import Inputs
-from fedhead.core.tree import Tree
+from fedhead.core.system import errors
+from fedhead.core.training.batch import PARTS
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree
 from fedhead.models.split_model import Placeholder, SplitModel
 
 

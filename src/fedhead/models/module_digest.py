@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.digest import digest_of
+from fedhead.core.tree.digest import digest_of
 from fedhead.models.functional import KEPT_AS
 
 # what every module has: parts that are looked at by themselves, and flags; and what a module that was called has

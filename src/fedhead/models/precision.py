@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from fedhead.core.errors import unknown
-from fedhead.core.log import warn_once
+from fedhead.core.system.errors import unknown
+from fedhead.core.system.log import warn_once
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 

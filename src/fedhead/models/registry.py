@@ -13,13 +13,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from fedhead.core import random
-from fedhead.core.calls import Call
-from fedhead.core.component_check import check_function, first_docline
-from fedhead.core.errors import BadInput, user_code
-from fedhead.core.parameters import check, check_all, parameters
-from fedhead.core.ranges import Above, AtLeast, Below
-from fedhead.core.registry import Registry
+from fedhead.core.components.component_check import check_function, first_docline
+from fedhead.core.components.component_syntax import Call
+from fedhead.core.components.parameters import check, check_all, parameters
+from fedhead.core.components.ranges import Above, AtLeast, Below
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.training import random
 from fedhead.models.check import fix
 from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
 from fedhead.models.split_model import SplitModel
@@ -112,8 +112,11 @@ MODELS = Registry[Architecture](
     "model",
     "fedhead.models",
     lambda found, name: _checked(found, name),
-    home=["fedhead.models"],
-    collections={"timm": "fedhead.models.timm_models:timm_model", "hf": "fedhead.models.hf_models:hf_model"},
+    home=["fedhead.models.architectures", "fedhead.models.pretrained"],
+    collections={
+        "timm": "fedhead.models.pretrained.timm_models:timm_model",
+        "hf": "fedhead.models.pretrained.hf_models:hf_model",
+    },
 )
 """The models by name."""
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.inputs import Inputs
-from fedhead.core.tree import Tree, Weights, under
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.training.batch import Output
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights, under
 from fedhead.models import functional
 from fedhead.models.origin import Origin
 

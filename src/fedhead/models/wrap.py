@@ -7,8 +7,8 @@ import difflib
 
 from torch import fx, nn
 
-from fedhead.core.errors import BadInput
-from fedhead.core.log import logger
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
 from fedhead.models.check import fix
 from fedhead.models.huggingface import use_plain_attention
 from fedhead.models.origin import Origin

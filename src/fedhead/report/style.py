@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedhead.core.errors import BadInput
+from fedhead.core.system.errors import BadInput
 from fedhead.report.text_table import shorten
 from fedhead.report.widths import WIDTHS as WIDTHS
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from fedhead.core.component_check import check_class
-from fedhead.core.parameters import Checked
-from fedhead.core.registry import Registry
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import Checked
+from fedhead.core.components.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhead.core import random
+from fedhead.core.training import random
 from fedhead.samplers.base import Sampler, sampler
 
 

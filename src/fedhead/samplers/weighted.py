@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedhead.core import random
+from fedhead.core.training import random
 from fedhead.samplers.base import Sampler, sampler
 
 

@@ -19,19 +19,19 @@ from fedhead.calibration.retrain import retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
 from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
-from fedhead.core import random
-from fedhead.core.batch import Batch, Output
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
-from fedhead.core.optimizers import SGD
-from fedhead.core.ranges import Above, AtLeast, AtMost, Below
-from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_mean import tree_mean
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.training.batch import Batch, Output
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_mean import tree_mean
 from fedhead.models.split_model import SplitModel, classify
 from fedhead.stages.statistics_stage import StatisticsStage
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
 
 
 @stage("ccvr")

@@ -14,9 +14,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics import Statistics, merge
-from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
 

@@ -17,8 +17,8 @@ from fedhead.calibration.linear_system import solve
 from fedhead.calibration.statistics import Statistics, merge
 from fedhead.calibration.sums import Kind
 from fedhead.calibration.symmetric import pack
-from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.tree.tree import Tree
 from fedhead.stages.closed_form import ClosedFormHead
 
 

@@ -14,15 +14,15 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.ranges import Above, AtLeast, Below
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above, AtLeast, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.stages.ccvr import CCVR
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
 V, BETA = "classifier.weight", "classifier.scale"  # the ETF's vectors and the temperature, as the model names them

@@ -13,8 +13,8 @@ from fedhead.algorithm.stage import stage
 from fedhead.calibration.linear_system import ledoit_wolf, shrink, solve
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
-from fedhead.core.ranges import Between
-from fedhead.core.tree import Tree
+from fedhead.core.components.ranges import Between
+from fedhead.core.tree.tree import Tree
 from fedhead.stages.closed_form import ClosedFormHead
 
 

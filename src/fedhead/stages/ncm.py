@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedhead.algorithm.stage import stage
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
-from fedhead.core.tree import Tree
+from fedhead.core.tree.tree import Tree
 from fedhead.stages.closed_form import ClosedFormHead
 
 

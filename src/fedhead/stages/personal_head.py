@@ -23,18 +23,18 @@ from fedhead.algorithm.task import Task
 from fedhead.calibration.linear_system import shrink
 from fedhead.calibration.sums import batch_sums
 from fedhead.calibration.symmetric import unpack
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.inputs import Inputs
-from fedhead.core.log import warn_once
-from fedhead.core.ranges import Above, Below, Between
-from fedhead.core.tree import Tree, Weights, stack
+from fedhead.core.components.ranges import Above, Below, Between
+from fedhead.core.system.log import warn_once
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.tree import Tree, Weights, stack
 from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, NEVER, ClosedFormHead
 from fedhead.stages.lda import LDA
 from fedhead.stages.ridge import Ridge, every
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
 HEAD, SHARE = "personal_head", "own_share"  # entries of a client's state: its head, and the weight that it chose

@@ -13,8 +13,8 @@ from fedhead.calibration.linear_system import factorize
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
 from fedhead.calibration.symmetric import unpack
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.quadratic_head import QuadraticHead, quadratic_scores
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.closed_form import with_classifier

@@ -17,17 +17,17 @@ from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.calibration.head import check_head
 from fedhead.calibration.retrain import retrain
-from fedhead.core import random
-from fedhead.core.batch import PARTS
-from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD
-from fedhead.core.ranges import Above, AtLeast, Below
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above, AtLeast, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.training.batch import PARTS
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.federation.federation import Federation
 
 
 @stage("recalibrate")

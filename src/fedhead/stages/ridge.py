@@ -19,10 +19,10 @@ from fedhead.calibration import statistics_check
 from fedhead.calibration.ridge import RidgePath, squared_error
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
-from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.ranges import Above, Below
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.components.ranges import Above, Below
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.stages.closed_form import ClosedFormHead
 from fedhead.stages.statistics_stage import as_sent
 

@@ -18,10 +18,10 @@ from fedhead.algorithm.task import Task
 from fedhead.calibration import low_rank, statistics_check
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.core import random
-from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.training.batch import PARTS, Batch
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 
 OUTER = "second_moment"  # of all classes: sent apart from what has one row per class

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from fedhead.algorithm.base import Algorithm
-from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import parameters
-from fedhead.core.ranges import Above, AtLeast, AtMost, Below, Between, Range
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import parameters
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between, Range
+from fedhead.core.system.errors import BadInput
 from fedhead.testing.failure import CheckFailed
 
 A = TypeVar("A", bound=Algorithm)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhead.core.errors import FedheadError
-from fedhead.executors.stack_errors import CannotStack
+from fedhead.core.system.errors import FedheadError
+from fedhead.executors.client.stack_errors import CannotStack
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARY = Path(linecache.__file__).parent  # Python's own, with the installed packages

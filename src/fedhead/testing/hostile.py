@@ -10,12 +10,12 @@ import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.core import random
-from fedhead.core.tree import Tree
-from fedhead.data.federation import Federation
-from fedhead.engine.client_states import ClientStates
-from fedhead.engine.simulation import Simulation
-from fedhead.engine.transport import ClientReply, Received
+from fedhead.core.training import random
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation.federation import Federation
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.transport import ClientReply, Received
+from fedhead.engine.states.client_states import ClientStates
 from fedhead.models.split_model import SplitModel
 
 Attack = Callable[[ClientReply, Tree, int], ClientReply]  # an honest reply, the server's state, a seed

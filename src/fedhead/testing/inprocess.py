@@ -13,18 +13,19 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.data.federation import Federation
-from fedhead.data.input_spec import spec_inputs
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs.input_spec import spec_inputs
 from fedhead.data.pool import Pool
-from fedhead.engine.clients import Clients
-from fedhead.flower import wire
-from fedhead.flower.data import share
-from fedhead.flower.dry_run import DryRun
-from fedhead.flower.protocol import RunSpec
-from fedhead.flower.respond import respond
-from fedhead.flower.site import Site, SiteRun
-from fedhead.flower.site_metrics import computed_at_sites
-from fedhead.flower.transport import FlowerTransport, Timeouts
+from fedhead.engine.clients.clients import Clients
+from fedhead.flower.server.dry_run import DryRun
+from fedhead.flower.server.timeouts import Timeouts
+from fedhead.flower.server.transport import FlowerTransport
+from fedhead.flower.site.client_handler import respond
+from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site_data import share
+from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import RunSpec
 from fedhead.models.split_model import SplitModel
 
 # What Flower's runtime sets in the process of an app: without it no message can be made.

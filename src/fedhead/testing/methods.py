@@ -11,11 +11,11 @@ from torch import Tensor
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import evaluate
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import evaluate
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.testing.components import check_options, instance
 from fedhead.testing.failure import Check, CheckFailed, Skipped, as_check_failure, need_flower, run_checks
 from fedhead.testing.purity import check_tree, watched

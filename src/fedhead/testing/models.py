@@ -10,14 +10,14 @@ from torch import nn
 from torch.func import functional_call
 
 from fedhead.algorithm.method import Method
-from fedhead.core import random
-from fedhead.core.batch import Output
-from fedhead.core.component_check import name_of
-from fedhead.data.federation import Federation, Samples
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.core.components.component_check import name_of
+from fedhead.core.training import random
+from fedhead.core.training.batch import Output
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
 from fedhead.models import check as models
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel, weights

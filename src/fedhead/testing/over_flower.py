@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedhead.algorithm.stage import Stage
-from fedhead.core.errors import FedheadError
-from fedhead.core.tree import Tree
-from fedhead.engine.rounds import FinishedRun, run
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.rounds.rounds import FinishedRun, run
 from fedhead.executors.loop import Loop
-from fedhead.flower.site_store import SiteStore
+from fedhead.flower.site.site_store import SiteStore
 from fedhead.testing.failure import CheckFailed
 from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation

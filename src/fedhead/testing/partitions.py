@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core import global_generators
-from fedhead.core.component_check import name_of
-from fedhead.core.errors import BadInput
-from fedhead.data.allocation import Rows
-from fedhead.data.partition import Partition
-from fedhead.data.partition_registry import PARTITIONS, FromFunction, PartitionLike, parse
+from fedhead.core.components.component_check import name_of
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import global_generators
+from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.partition import Partition
+from fedhead.data.partitions.partition_registry import PARTITIONS, FromFunction, PartitionLike, parse
 from fedhead.testing.failure import Check, CheckFailed, as_check_failure
 
 CASES = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))  # samples, classes, clients

@@ -18,9 +18,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.stage import Stage
-from fedhead.core import global_generators
-from fedhead.core.batch import Batch
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.training import global_generators
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.testing.failure import CheckFailed
 
 A = TypeVar("A", bound=Algorithm)

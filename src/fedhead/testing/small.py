@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhead.core import random
-from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation, Samples
+from fedhead.core.training import random
+from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.transforms.augment import Transform
 from fedhead.models.registry import with_head
 from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split

@@ -11,12 +11,12 @@ from torch import Tensor
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.metrics import StageResult
-from fedhead.engine.rounds import run_stage
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
+from fedhead.engine.rounds.rounds import run_stage
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack.stack import Stack
+from fedhead.metrics.records import StageResult
 from fedhead.testing.components import check_options, instance
 from fedhead.testing.failure import Check, CheckFailed, Skipped, as_check_failure, need_flower, run_checks
 from fedhead.testing.purity import watched

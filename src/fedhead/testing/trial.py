@@ -13,18 +13,18 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
-from fedhead.core.schema import Schema, schema
-from fedhead.core.tree import Tree
-from fedhead.core.treefile import load_tree, save_tree
-from fedhead.engine.padding_check import PaddingCheck
-from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.base import Executor
-from fedhead.executors.client_round import local_round
-from fedhead.executors.job import Job
+from fedhead.core.training.optimizers import SGD
+from fedhead.core.tree.schema import Schema, schema
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import load_tree, save_tree
+from fedhead.engine.clients.padding_check import PaddingCheck
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import Vectorizer
 from fedhead.executors.loop import Loop
-from fedhead.executors.program import Vectorizer
 from fedhead.models.split_model import SplitModel
 from fedhead.testing.failure import CheckFailed
 from fedhead.testing.small import small_federation

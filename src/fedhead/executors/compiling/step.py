@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.core.errors import first_line
-from fedhead.core.log import warn_once
+from fedhead.core.system.errors import first_line
+from fedhead.core.system.log import warn_once
 from fedhead.executors.kernels.fusion import fuse
 
 InPlace = Callable[..., None]  # takes tensors, changes some of them in place

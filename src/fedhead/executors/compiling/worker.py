@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from fedhead.calibration import sums
-from fedhead.core.errors import first_line
-from fedhead.core.process import exit_with_parent
+from fedhead.core.system.errors import first_line
+from fedhead.core.system.process import exit_with_parent
 from fedhead.executors.compiling.step import (
     TensorForm,
     compile_graph,

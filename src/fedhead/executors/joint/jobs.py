@@ -15,20 +15,20 @@ import torch
 
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.errors import first_line
-from fedhead.core.inputs import shape_of, tensors_of
-from fedhead.core.log import warn_once
-from fedhead.core.schema import schema
-from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree
-from fedhead.executors.base import Executor
-from fedhead.executors.hyperparameters import ROUND_LR, describe
-from fedhead.executors.job import Job
+from fedhead.core.system.errors import first_line
+from fedhead.core.system.log import warn_once
+from fedhead.core.tree.inputs import shape_of, tensors_of
+from fedhead.core.tree.schema import schema
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.tree import Tree
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.hyperparameters import ROUND_LR, describe
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import Program
+from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.joint.tables import merge_tables
 from fedhead.executors.joint.task import ReadsTask, joint_task
-from fedhead.executors.program import Program
-from fedhead.executors.shared_work import SharedWork
-from fedhead.executors.stacked_replies import StackedReplies
+from fedhead.executors.stack.reply_stack import StackedReplies
 from fedhead.models.module_digest import computation_digest, settings_digest
 
 

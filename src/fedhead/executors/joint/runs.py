@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from fedhead.algorithm.phase import Reply
-from fedhead.core.finite import all_finite
-from fedhead.core.tree import Tree
-from fedhead.executors.base import Executor, Prepare
-from fedhead.executors.job import Job
+from fedhead.core.tree.finite import all_finite
+from fedhead.core.tree.tree import Tree
+from fedhead.executors.client.base import Executor, Prepare
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.joint.jobs import JointJobs
-from fedhead.executors.shared_work import SharedWork
-from fedhead.executors.stacked_replies import StackedReplies
+from fedhead.executors.stack.reply_stack import StackedReplies
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,11 +7,11 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from fedhead.core.transfer import to_device
-from fedhead.executors.job import Job
-from fedhead.executors.job_tables import JobTables
-from fedhead.executors.stack_order import stack_order
-from fedhead.executors.steps import PhaseBatches
+from fedhead.core.tree.transfer import to_device
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.job_tables import JobTables
+from fedhead.executors.client.steps import PhaseBatches
+from fedhead.executors.stack.stack_order import stack_order
 
 
 def merge_tables(jobs: Sequence[Job]) -> JobTables | None:

@@ -1,0 +1,157 @@
+"""Commands that analyze trained runs: analyse, figure, forecast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import ColumnWidth, DataFolder, Device
+from fedhead.core.system.errors import BadInput
+
+Kind = Annotated[
+    str | None,
+    typer.Argument(metavar="[KIND]", help="Which: a name, or file.py:function; none: list the names."),
+]
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders that hold some.")]
+SampleCount = Annotated[int | None, typer.Option(min=2, help="How many samples to use.")]
+Rounds = Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides what is drawn.")]
+MetricName = Annotated[str, typer.Option(help="learning: which metric.")]
+
+
+@app.command()
+def analyse(
+    kind: Kind = None,
+    runs: Runs = None,
+    samples: SampleCount = None,
+    rounds: Rounds = "1",
+    seed: Seed = 0,
+    metric: MetricName = "accuracy",
+    out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
+    data: DataFolder = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Analyze a trained run: its numbers are printed, KIND.json and KIND.png are written into its folder.
+
+    Local models are those of the round after the last, for which every client trains once more.
+
+    \b
+    Examples:
+      fedhead analyse
+      fedhead analyse cka runs/iid runs/noniid
+      fedhead analyse norms runs/noniid --rounds 1,5
+      fedhead analyse embed runs/noniid --samples 500
+      fedhead analyse features runs/local runs/fedclassavg
+      fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
+    """
+    from fedhead.core.tree.treefile import atomic
+    from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
+    from fedhead.papers.analyses.run_analysis import analyze, lines
+    from fedhead.report.style import save
+
+    if kind is None:
+        for name, entry in ANALYSES.items():
+            print(f"{name:<14}{entry.description}")
+        return
+    options = AnalysisOptions(samples, _numbers(rounds), seed, metric)
+    places, report = analyze(kind, runs or [], options, data, device, "analyse")
+    folder, kind = out or places[0] / "analysis", kind.rpartition(":")[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(folder / f"{kind}.json") as draft:
+        draft.write_text(json.dumps(report.numbers, indent=1) + "\n", encoding="utf-8")
+    for ending, drawn in report.figures.items():
+        save(drawn, folder / f"{kind}{ending}.png")
+    if as_json:
+        print(json.dumps(report.numbers))
+        return
+    for line in lines(report.numbers):
+        print(line)
+    print(f"written to {', '.join([f'{folder / kind}.json', *(f'{kind}{e}.png' for e in report.figures)])}")
+
+
+@app.command()
+def figure(
+    kind: Kind = None,
+    runs: Runs = None,
+    out: Annotated[Path | None, typer.Option(help="The .pdf, .png or .svg to write. [default: KIND.pdf]")] = None,
+    width: ColumnWidth = 2,
+    samples: SampleCount = None,
+    rounds: Rounds = "1",
+    seed: Seed = 0,
+    metric: MetricName = "accuracy",
+    data: DataFolder = None,
+    device: Device = "auto",
+) -> None:
+    """Draw a figure of the papers for your own runs, ready for print: 3.3 or 6.9 inches wide, text of at least 7 pt.
+
+    A kind is an analysis (`fedhead analyse`), or one of its further figures, such as cka-means.
+
+    \b
+    Examples:
+      fedhead figure
+      fedhead figure learning runs/* --out curves.pdf
+      fedhead figure labels runs/noniid --width 1 --out split.pdf
+      fedhead figure cka-means runs/iid runs/noniid --width 1 --out cka.pdf
+    """
+    from fedhead.papers.analyses.registry import AnalysisOptions
+    from fedhead.papers.analyses.run_analysis import analyze, figures, kinds
+    from fedhead.report.style import WIDTHS, save
+
+    if kind is None:
+        for name, description in kinds().items():
+            print(f"{name:<20}{description}")
+        return
+    options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
+    path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
+    for ending, drawn in figures(kind, lambda name: analyze(name, runs or [], options, data, device, "figure")[1]):
+        place = path.with_name(f"{path.stem}{ending}{path.suffix}")
+        save(drawn, place)
+        print(f"written to {place}")
+
+
+@app.command()
+def forecast(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    data: DataFolder = None,
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
+) -> None:
+    """Say what calibrating a run's classifier would gain, from class statistics alone, before it is done.
+
+    \b
+    Example:
+      fedhead forecast runs/noniid
+    """
+    from fedhead.papers.analyses.client_models import global_weights, train_statistics
+    from fedhead.papers.analyses.separability import forecast as expect
+    from fedhead.runs.reopen import reopen
+
+    simulation = reopen(run, data, device).simulation
+    head = global_weights(simulation).part("classifier")
+    found = expect(simulation.task.model, head, train_statistics(simulation), seed=seed)
+    if as_json:
+        numbers = {"separability": found.separability, "present": found.present, "reachable": found.reachable}
+        print(json.dumps({**numbers, "gain": found.gain}))
+        return
+    print(f"separability    {found.separability:.3f}  (mean sliced Wasserstein distance between classes)")
+    print(f"present head    {found.present:.1f} %  on features drawn from the class statistics")
+    print(f"within reach    {found.reachable:.1f} %  for a linear classifier on them")
+    print(f"expected gain   {found.gain:+.1f} points")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        spans = [word.partition("-") for word in text.split(",") if word.strip()]
+        ends = [(int(first), int(last or first)) for first, _, last in spans]
+    except ValueError as error:
+        raise BadInput(f"--rounds {text!r}: write whole numbers or spans with commas between: 1,5-10") from error
+    for first, last in ends:
+        if first > last:
+            raise BadInput(f"--rounds {text!r}: the span {first}-{last} is empty; write {last}-{first}")
+    return sorted({r for first, last in ends for r in range(first, last + 1)})

@@ -1,0 +1,130 @@
+"""The command that measures speed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.core.system.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedhead.bench.benchmark import BenchmarkResult
+
+HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
+    "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
+)
+COLUMNS = (
+    "steps/s: local steps of all clients per second; ratio: to the plain loop; floor: share of the steps/s that the\n"
+    "memory's bandwidth would allow; GiB: GPU memory beyond the data set; prep. s: compiling, not in steps/s"
+)
+LOOP_NOTE = (
+    "loop: clients train one after another (on a CPU, one per thread), so more of them do not change steps/s: the 1x\n"
+    "has {0} clients, or one per architecture if these are more, and --executors loop the first {0} per architecture"
+)
+
+
+@app.command()
+def bench(
+    workloads: str | None = typer.Option(
+        None,
+        help="Among simplecnn, moon, resnet20, fedetf, mixed; several with commas between, here and in the next three. "
+        "[default: simplecnn, and on a GPU resnet20 and mixed]",
+    ),
+    clients: str | None = typer.Option(
+        None, help="How many clients there are; one measurement for each number. [default: 10, and on a GPU 20 and 40]"
+    ),
+    executors: str | None = typer.Option(
+        None, help="Besides the plain loop, which is always taken as 1x. [default: stack, and on a GPU lanes]"
+    ),
+    precisions: str | None = typer.Option(
+        None, help="Among fp32, tf32, bf16. [default: fp32, and bf16 where the device has instructions for it]"
+    ),
+    device: str = typer.Option("auto", help="cpu, cuda or auto."),
+    steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
+    profile: bool = typer.Option(
+        False, "--profile", help="Print where the time of a round goes instead, without the loop."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
+) -> None:
+    """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
+
+    \b
+    Examples:
+      fedhead bench --device cuda
+      fedhead bench --device cpu --clients 4 --steps 5
+      fedhead bench --device cuda --workloads fedetf --clients 20 --executors stack --precisions bf16 --profile
+    """
+    from fedhead.bench import benchmark
+    from fedhead.executors import select
+    from fedhead.models.precision import has_bf16
+
+    where = select.device(device)
+    has_lanes = where.type == "cuda"
+    chosen = (["stack", "lanes"] if has_lanes else ["stack"]) if executors is None else executors.split(",")
+    if "lanes" in chosen and not has_lanes:
+        chosen = [name for name in chosen if name != "lanes"]
+        if not chosen:
+            raise BadInput(f"--executors {executors}: lanes need a GPU; measure stack, or the plain loop with loop")
+        print("lanes need a GPU: they are left out", file=sys.stderr)
+    # on a slow CPU what is over in a minute; ResNet-20 takes many of them there
+    default_workloads, default_clients = ("simplecnn,resnet20,mixed", "10,20,40") if has_lanes else ("simplecnn", "10")
+    models = (default_workloads if workloads is None else workloads).split(",")
+    counts = _counts(default_clients if clients is None else clients)
+    if precisions is None:
+        precisions = "fp32,bf16" if has_bf16(where) else "fp32"
+    if profile:
+        benchmark.check_names(models, chosen, precisions.split(","))  # all of them, before the first takes its time
+        profiles = []
+        for workload, count, executor, precision in itertools.product(models, counts, chosen, precisions.split(",")):
+            print(benchmark.describe(workload, count, executor, precision), flush=True)
+            found = benchmark.profile_round(workload, count, executor, precision, device, steps)
+            print("\n".join(found.lines()), flush=True)
+            about = {"workload": workload, "clients": count, "executor": executor, "precision": precision}
+            profiles.append(about | asdict(found))
+        if as_json:
+            print(json.dumps(profiles))
+        return
+    shown = set[str]()
+
+    def show(result: BenchmarkResult) -> None:
+        if result.workload not in shown:
+            print(HEADER)
+        shown.add(result.workload)
+        _print_line(result)
+
+    results = benchmark.bench(
+        models,
+        counts,
+        chosen,
+        precisions.split(","),
+        device,
+        steps=steps,
+        on_result=show,
+        on_begin=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
+    )
+    print(COLUMNS)
+    print(LOOP_NOTE.format(benchmark.loop_clients(where)))
+    if as_json:
+        print(json.dumps([asdict(result) for result in results]))
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    if min(counts) < 1:
+        raise BadInput(f"--clients {text!r}: write whole numbers from 1 up with commas between: 10,20")
+    return counts
+
+
+def _print_line(r: BenchmarkResult) -> None:
+    rate = f"{r.steps_per_s:9,.0f}" if r.steps_per_s >= 100 else f"{r.steps_per_s:9.1f}"
+    print(
+        f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {rate} {r.ratio:6.1f}x "
+        f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.preparing_s:7.1f}",
+        flush=True,
+    )

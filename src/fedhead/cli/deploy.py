@@ -1,0 +1,150 @@
+"""Commands for real sites: deploy init, certs, up, status, down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import Assignments
+
+deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
+app.add_typer(deploy, name="deploy")
+
+DeploymentFolder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
+
+
+@deploy.callback()
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@deploy.command()
+def init(
+    folder: DeploymentFolder,
+    assignments: Assignments = None,
+    recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
+    sites: Annotated[int, typer.Option(min=1, help="How many sites, named site-0, site-1 …")] = 3,
+    site: Annotated[list[str] | None, typer.Option(help="A site's name, once per site, in place of --sites.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
+) -> None:
+    """Write a ready project: app/ for flwr run, server.yaml, and a site.yaml for each site.
+
+    \b
+    Examples:
+      fedhead deploy init demo rounds=3
+      fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
+    """
+    from fedhead.deploy.project import Project
+    from fedhead.flower.factory import site_names
+
+    project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
+    print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
+    print(f"  fedhead deploy up {folder} --insecure --wait")
+    print("runs all of it on this machine, without TLS. With TLS and keys:")
+    print(f"  fedhead deploy certs {folder}")
+    print(f"  fedhead deploy up {folder} --wait")
+    print("docs/deployment.md shows how to use several machines")
+
+
+@deploy.command()
+def certs(
+    folder: DeploymentFolder,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the server, besides 127.0.0.1 and localhost, once per name."),
+    ] = None,
+) -> None:
+    """Write a certificate authority, the server's certificate, and a key for each site.
+
+    \b
+    Examples:
+      fedhead deploy certs demo
+      fedhead deploy certs demo --host fl.example.org --host 10.0.0.5
+    """
+    from fedhead.deploy import certificates
+    from fedhead.deploy.project import Project
+
+    project = Project.open(folder)
+    for path in certificates.write(project.certs, host or [], project.server().sites):
+        print(path)
+
+
+@deploy.command()
+def up(
+    folder: DeploymentFolder,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and keys: on one machine, for trying out.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run has ended.")] = False,
+) -> None:
+    """Start a whole federation on this machine: the SuperLink, one SuperNode per site, and the run.
+
+    \b
+    Examples:
+      fedhead deploy up demo --insecure --wait
+      fedhead deploy certs demo && fedhead deploy up demo
+      fedhead deploy up demo --resume
+    """
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
+
+    project = Project.open(folder)
+    supervise.launch(project, secure=not insecure, resume=resume)
+    _print_status(supervise.report(project))
+    if wait:
+        raise typer.Exit(supervise.wait(project, print))
+
+
+@deploy.command()
+def status(
+    folder: DeploymentFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what runs: the link, the nodes, the run and its last line.
+
+    \b
+    Examples:
+      fedhead deploy status demo
+      fedhead deploy status demo --json
+    """
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
+
+    found = supervise.report(Project.open(folder))
+    print(json.dumps(found)) if as_json else _print_status(found)
+
+
+@deploy.command()
+def down(folder: DeploymentFolder) -> None:
+    """End everything that `up` started; the run can go on later with up --resume.
+
+    \b
+    Examples:
+      fedhead deploy down demo
+    """
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
+
+    print("everything has ended" if supervise.bring_down(Project.open(folder)) else "nothing was running")
+
+
+def _print_status(found: dict[str, object]) -> None:
+    from typing import Any, cast
+
+    state = cast(dict[str, Any], found)
+    print(f"status  {state['status']}")
+    if "link" not in state:
+        return
+    print(f"link    {state['address']}, {'up' if state['link'] else 'down'}{', TLS' if state['secure'] else ''}")
+    for name, node in state["nodes"].items():
+        again = f", started {node['starts']} times" if node["starts"] > 1 else ""
+        print(f"node    {name}, {'up' if node['alive'] else 'down'}{again}")
+    if state["last"]:
+        print(f"server  {state['last']}")
+    print(f"logs    {state['logs']}")

@@ -1,0 +1,299 @@
+"""The command that runs a table of a paper by name: reproduce."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import (
+    Assignments,
+    ClaimsFolder,
+    Compile,
+    CompileName,
+    DataFolder,
+    Device,
+    DryRun,
+    ExecutorName,
+    Minutes,
+    Precision,
+    PrecisionName,
+    Shard,
+    TableAsJson,
+    Together,
+    numbers,
+    words,
+)
+from fedhead.cli.output import console, resumable
+from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
+from fedhead.core.system.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedhead.papers.tables.table_result import TableResult
+    from fedhead.studies.sweep.tables import Cell
+
+
+class Scale(StrEnum):
+    """How large a version of a table to run."""
+
+    full = "full"
+    small = "small"
+
+
+@app.command()
+def reproduce(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
+    assignments: Assignments = None,
+    cells: Annotated[str, typer.Option(help="Only cells whose name holds one of these texts (comma-separated).")] = "",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="How many seeds (3), from the paper's on, or which (7,8,9). [default: the paper's]"),
+    ] = None,
+    splits: Annotated[
+        str | None, typer.Option(help="How many partitions (3), or their seeds (0,1,2). [default: the table's]")
+    ] = None,
+    variants: Annotated[str, typer.Option(help="Measure these variants of the table instead (comma-separated).")] = "",
+    scale: Annotated[Scale, typer.Option(help="The paper's settings, or a few minutes on a CPU.")] = Scale.full,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
+    ] = None,
+    minutes: Minutes = None,
+    upcoming: Annotated[
+        str | None,
+        typer.Option(
+            "--next", metavar="TIME", help="Measure the cheapest cells that --results lacks, over all tables."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
+    data: DataFolder = None,
+    device: Device = "auto",
+    devices: Devices = None,
+    claims: ClaimsFolder = None,
+    shard: Shard = None,
+    executor: ExecutorName = "auto",
+    precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
+    together: Together = None,
+    dry_run: DryRun = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
+    ] = False,
+    as_json: TableAsJson = False,
+) -> None:
+    """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
+
+    A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
+    again, it goes on where it was stopped, and finished runs are not run again. Each seed and split has its own run,
+    also of those that train together: what was stopped can go on either way, and one that is behind catches up first.
+    The table's files keep what they hold of cells that --cells leaves out.
+
+    With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
+    not measured again: on another machine that file is all that is needed to go on.
+
+    \b
+    Examples:
+      fedhead reproduce
+      fedhead reproduce ccvr/table2 --scale small
+      fedhead reproduce ccvr/table2 --cells "cifar10-0.1 fedavg,cifar10-0.1 moon" --seeds 2 --splits 3
+      fedhead reproduce ccvr/table2 --results results --minutes 9 --precision bf16
+      fedhead reproduce ccvr/table2 --variants tukey-none --results results
+      fedhead reproduce ccvr/table2 stage.ccvr.power=0.7 --cells "cifar10-0.1 fedavg"
+      fedhead reproduce --next 25m --results results
+      fedhead reproduce --summary --results results
+    """
+    from fedhead.studies.sweep import tables
+
+    if summary:
+        from fedhead.papers.tables.results_page import write
+
+        _refuse_beside_summary(context)
+        print(f"written: {write(_required(results, '--summary'))}")
+        return
+    if minutes is not None:
+        _check_time("--minutes", minutes)
+    how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
+    if upcoming is not None:
+        if table is not None:
+            raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
+        if devices is not None or shard is not None:
+            raise BadInput("--next chooses by what is missing now: --devices and --shard are for one table")
+        if dry_run or cells or variants or as_json:
+            raise BadInput(
+                "--next measures what is missing: --dry-run, --cells and --variants are for one table, and so is --json"
+            )
+        if minutes is not None:
+            raise BadInput(f"--next {upcoming} says how long it may take: leave --minutes out")
+        from fedhead.papers.tables.reproduce import reproduce_next
+        from fedhead.runs.run import Settings
+
+        with resumable():
+            measured = reproduce_next(
+                out or Path("runs") / "next",
+                _required(results, "--next"),
+                _duration(upcoming),
+                scale=scale.value,
+                seeds=how_many,
+                splits=partitions,
+                settings=Settings(data, device, executor, precision.value, compile=compile.value),
+                together=together,
+                log=_log,
+            )
+        raise_failures(measured.failures)
+        return
+    if table is None:
+        titles = {name: tables.load(name).title for name in tables.names()}
+        print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
+        return
+    found = tables.load(table)
+    for option, text in (("--cells", cells), ("--variants", variants)):
+        if text and not words(text):  # else all cells would be run
+            raise BadInput(
+                f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
+            )
+    from fedhead.papers.tables.reproduce import check_folders, plan
+    from fedhead.papers.tables.reproduce import reproduce as run_table
+    from fedhead.papers.tables.table_result import json_text
+    from fedhead.recipes.recipe import assignment
+    from fedhead.runs.run import Settings
+    from fedhead.runs.work_sharing import Claims
+    from fedhead.studies.sweep.seeds_and_splits import added_seeds
+    from fedhead.studies.sweep.sweep import read_shard
+
+    part = None if shard is None else read_shard(shard)
+    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    options: dict[str, Any] = {
+        "scale": scale.value,
+        "pick": words(cells),
+        "seeds": how_many,
+        "splits": partitions,
+        "overrides": dict(assignment(text) for text in assignments or ()),
+        "variants": words(variants),
+        "settings": Settings(data, device, executor, precision.value, compile=compile.value),
+        "together": together,
+    }
+    if dry_run or names:
+        listed, planned = plan(found, **options)  # refuses what a run would
+    if dry_run:
+        if more := added_seeds(listed, how_many):
+            _log(more)
+        lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
+        print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
+        return
+    folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
+    if names:
+        check_folders(planned, folder, results)
+    with resumable(), on_each(names, claims) as (taken, broken):
+        result = run_table(
+            found,
+            folder,
+            results=results,
+            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
+            shard=part,
+            claims=Claims(taken, over=bool(names)),
+            log=_log,
+            **options,
+        )
+    if as_json:
+        print(json_text(result), end="")
+    else:
+        _print_table(result, folder)
+    if claims is None:  # else the process that began this one names them
+        raise_failures(result.failures, broken, result.left)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _refuse_beside_summary(context: typer.Context) -> None:
+    """Refuse whatever else is given with --summary, which runs nothing: it would have no effect."""
+    others = list[str]()
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in ("summary", "results") and source is not None and source.name == "COMMANDLINE":
+            given = context.params[one.name or ""]
+            words = [one.opts[0]] if one.param_type_name == "option" else [given] if isinstance(given, str) else given
+            others += words
+    if others:
+        raise BadInput(f"--summary writes the page of --results and runs nothing: leave {', '.join(others)} out")
+
+
+def _required(results: Path | None, who: str) -> Path:
+    if results is None:
+        raise BadInput(f"{who} needs the folder of results: give it with --results")
+    return results
+
+
+def _duration(text: str) -> float:
+    """Minutes, from texts such as 25m, 90s and 1.5h; a bare number is minutes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise BadInput(f"--next {text!r}: write a time such as 25m, 90s or 1.5h")
+    minutes = float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
+    _check_time(f"--next {text}", minutes)
+    return minutes
+
+
+def _check_time(option: str, minutes: float) -> None:
+    """Refuse a time in which nothing could be run, and one that is no number."""
+    from fedhead.core.components.parameters import check
+    from fedhead.core.components.ranges import Above, AtMost
+    from fedhead.runs.time_budget import MOST_MINUTES
+
+    try:
+        check(option, minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)])
+    except BadInput as error:
+        raise BadInput(f"{error}; give the minutes in which runs can end") from error
+
+
+def _describe(cell: Cell) -> dict[str, object]:
+    """A cell before it is run: its choices, and the recipe of its first seed."""
+    from fedhead.papers.tables.published import published
+
+    mean, deviation = published(cell) or (None, None)
+    return {
+        "cell": cell.name,
+        "choices": dict(cell.labels),
+        "overrides": list(cell.overrides),
+        "metric": cell.metric,
+        "published": mean,
+        "published_deviation": deviation,
+        "stage": cell.stage,
+        "parameters": dict(cell.parameters),
+        "seeds": list(cell.seeds),
+        "recipe": cell.recipe(cell.seeds[0]).flat(),
+    }
+
+
+def _print_table(result: TableResult, folder: Path) -> None:
+    from rich.table import Table
+
+    from fedhead.papers.tables.table_result import plus_minus
+
+    shown = Table(title=result.title, caption=result.note(), title_justify="left", caption_justify="left")
+    several = len({cell.metric for cell in result.cells}) > 1
+    changed = any(cell.overrides for cell in result.cells)
+    for axis in result.axes:
+        shown.add_column(axis)
+    for column in [*(["changed"] if changed else []), *(["metric"] if several else [])]:
+        shown.add_column(column)
+    for column in ("ours", "published", "difference"):
+        shown.add_column(column, justify="right")
+    for cell in result.cells:
+        shown.add_row(
+            *(cell.choices[axis] for axis in result.axes),
+            *([" ".join(cell.overrides)] if changed else []),
+            *([cell.metric] if several else []),
+            plus_minus(cell.mean, cell.deviation),
+            plus_minus(cell.published, cell.published_deviation),
+            "–" if cell.difference is None else f"{cell.difference:+.2f}",
+        )
+    console().print(shown)
+    print(f"written to {folder / result.file}.csv and .json")

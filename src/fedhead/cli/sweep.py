@@ -1,0 +1,166 @@
+"""The command that runs a recipe over axes of settings: sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import (
+    AllowChangedCode,
+    Assignments,
+    ClaimsFolder,
+    Compile,
+    CompileName,
+    DataFolder,
+    Device,
+    DryRun,
+    Engine,
+    EngineName,
+    ExecutorName,
+    Minutes,
+    Precision,
+    PrecisionName,
+    Shard,
+    TableAsJson,
+    Together,
+    numbers,
+)
+from fedhead.cli.output import GOES_ON, console, resumable
+from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
+from fedhead.core.system.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedhead.studies.sweep.sweep_runs import SweepCell
+    from fedhead.studies.sweep.sweep_table import SweepResult
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a sweep's file.")],
+    assignments: Assignments = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds (3), or which (7,8,9). [default: the recipe's]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder. [default: runs/sweep-RECIPE-CODE, the code by the axes]")
+    ] = None,
+    allow_changed_code: AllowChangedCode = False,
+    minutes: Minutes = None,
+    shard: Shard = None,
+    engine: Engine = EngineName.local,
+    cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
+    gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
+    data: DataFolder = None,
+    device: Device = "auto",
+    devices: Devices = None,
+    claims: ClaimsFolder = None,
+    executor: ExecutorName = "auto",
+    precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
+    together: Together = None,
+    dry_run: DryRun = False,
+    as_json: TableAsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per run.")] = False,
+) -> None:
+    """Run a recipe with every combination of values, each with every seed, and print one table.
+
+    A list of values is an axis. Started again, it goes on where it was stopped, and finished runs are not run again. A
+    cell that fails is named, and the others go on. `fedhead report FOLDER` compares its runs.
+
+    \b
+    Examples:
+      fedhead sweep digits 'method=[fedavg,mine.py:FedMine]' 'partition=[dirichlet(0.1),dirichlet(0.5)]' --seeds 3
+      fedhead sweep digits 'method=[fedavg,fedprox(mu=0.01),fedprox(mu=0.1)]' rounds=5 --dry-run
+      fedhead sweep digits 'stages=[[ccvr],[ridge]]' --seeds 5 --minutes 10
+      fedhead sweep grid.yaml --out runs/grid --shard 3/16
+      fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
+    """
+    from fedhead.api.sweep import make_engine
+    from fedhead.recipes.recipe import assignment
+    from fedhead.runs.run import Settings
+    from fedhead.runs.work_sharing import Claims
+    from fedhead.studies.sweep.sweep import plan_runs, read_shard, run_sweep
+    from fedhead.studies.sweep.sweep_file import plan
+    from fedhead.studies.sweep.sweep_runs import warn_of_changed_base
+
+    given = dict(assignment(text) for text in assignments or ())
+    part = None if shard is None else read_shard(shard)
+    if devices is not None and engine is EngineName.ray:
+        raise BadInput("--devices are those of this machine: leave --engine ray out")
+    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    table = plan(recipe, given)
+    if claims is None:  # else the process that began this one has said it
+        warn_of_changed_base(recipe, table, numbers("--seeds", seeds))
+    options: dict[str, Any] = {
+        "seeds": numbers("--seeds", seeds),
+        "shard": part,
+        "settings": Settings(
+            data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
+        ),
+        "together": together,
+        "engine": make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+    }
+    if dry_run or names:
+        planned = plan_runs(table, out, minutes=minutes, **options)  # refuses what a run would
+    if dry_run:
+        _list_cells(planned.cells, as_json)
+        return
+    with resumable(), on_each(names, claims) as (taken, broken):
+        result = run_sweep(
+            table,
+            out,
+            claims=Claims(taken, over=bool(names)),
+            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
+            log=(lambda text: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True),
+            **options,
+        )
+    if as_json:
+        print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
+    else:
+        _print_table(result)
+    if claims is None:  # else the process that began this one names them
+        raise_failures(result.failures, broken, sum(row.runs - row.finished for row in result.rows))
+
+
+def _list_cells(cells: Sequence[SweepCell], as_json: bool) -> None:
+    if as_json:
+        entries = [
+            {
+                "cell": cell.name,
+                "choices": dict(cell.choices),
+                "runs": [str(path) for path in cell.runs],
+                "recipe": next(iter(cell.runs.values())).flat(),
+            }
+            for cell in cells
+        ]
+        print(json.dumps(entries))
+        return
+    print("\n".join(cell.name for cell in cells))
+    print(f"{len(cells)} cells, {sum(len(cell.runs) for cell in cells)} runs", file=sys.stderr)
+
+
+def _print_table(result: SweepResult) -> None:
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    from fedhead.papers.tables.table_result import plus_minus
+
+    shown = Shown(title=Text(result.title), title_justify="left")
+    for axis in result.axes:
+        shown.add_column(axis)
+    for column in (*result.columns, "runs"):
+        shown.add_column(column, justify="right")
+    for row in result.rows:
+        values = [plus_minus(row.mean(column), row.deviation(column)) for column in result.columns]
+        finished = str(row.runs) if row.finished == row.runs else f"{row.finished} of {row.runs}"
+        shown.add_row(*(Text(row.choices[axis]) for axis in result.axes), *values, finished)
+    console().print(shown)
+    if result.left:
+        print(f"the time is up: {result.left} runs are left; {GOES_ON}")
+    print(f"written to {result.folder / 'table.csv'}; its runs are in {result.folder / 'runs'}")

@@ -1,0 +1,1 @@
+"""Components by name: registries, parameters and their ranges."""

@@ -1,0 +1,156 @@
+"""Objects by reference, `package.module:Name` or `file.py:Name`: what is imported, and one line for what fails."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedhead.core.system.errors import BadInput, first_line, unknown
+
+_FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, with the digest of each then
+
+
+def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
+    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory.
+
+    Raises:
+        BadInput: As `find_path`.
+    """
+    return find_path(where, folders, os.path.isfile)
+
+
+def find_path(
+    where: str, folders: Iterable[str | Path] = (), is_there: Callable[[Path], bool] = os.path.exists
+) -> Path | None:
+    """Return what a relative (or absolute) path leads to: from one of the folders, or from the working directory.
+
+    Args:
+        where: The path.
+        folders: In which order to look, before the working directory.
+        is_there: What has to hold of what is found.
+
+    Raises:
+        BadInput: A folder is missing, and none before it has the path: what others have by that name may be another
+            file than the one that was meant.
+    """
+    path = Path(where).expanduser()
+    for folder in [Path()] if path.is_absolute() else [*map(Path, folders), Path.cwd()]:
+        if is_there(folder / path):
+            return (folder / path).resolve()
+        if not os.path.isdir(folder):
+            raise BadInput(
+                f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put "
+                f"{where} beside the recipe or into the run folder, or correct `folders` in the recipe "
+                "(of a run: its config.yaml)"
+            )
+    return None
+
+
+def loaded_file(module: str) -> Path | None:
+    """Return the file that a module was loaded from by `file.py:Name`; None for modules that Python imports."""
+    return next((path for path, (_, loaded) in _FILES.items() if loaded.__name__ == module), None)
+
+
+def load_object(
+    text: str, title: str, folders: Iterable[str | Path] = (), *, modules_beside: bool = False
+) -> tuple[Any, str]:
+    """Import the object that a text refers to.
+
+    Args:
+        text: `package.module:Name` or `file.py:Name`; the name may have dots.
+        title: What the object is called in errors, such as `method 'mine.py:FedMine'`.
+        folders: Where a file is looked for, before the working directory.
+        modules_beside: Whether a module that is not installed may be in one of the folders.
+
+    Returns:
+        The object, and the name of its module in `sys.modules`.
+
+    Raises:
+        BadInput: In one line, if there is no such file, module or name, or the code does not import.
+    """
+    where, _, name = text.rpartition(":")
+    folders = list(folders)
+    if where.endswith(".py"):
+        module = _from_file(where, folders, title)
+    else:
+        module = _imported(where, title, folders if modules_beside else [])
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise unknown(f"name in {where}", name, [word for word in vars(module) if not word.startswith("_")])
+        found = getattr(found, part)
+    return found, module.__name__
+
+
+def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
+    folders = list(folders)
+    try:
+        path = find_file(where, folders)
+    except BadInput as error:
+        raise BadInput(f"{title}: {error}") from error
+    if path is None:
+        looked = dict.fromkeys(str(Path(folder).resolve()) for folder in (*folders, Path.cwd()))
+        raise BadInput(f"{title}: there is no file {where} in {' or '.join(looked)}")
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{title}: {path} can't be read ({error.strerror})") from error
+    digest = hashlib.sha256(code).hexdigest()
+    if path in _FILES and _FILES[path][0] == digest:
+        return _FILES[path][1]
+    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # the file may import others in its folder
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # type hints are looked up there
+    try:
+        exec(compile(code, str(path), "exec"), module.__dict__)  # these very bytes: a cached .pyc may be older
+    except BadInput:
+        _restore(name, before)
+        raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        _restore(name, before)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}," if lines else str(path)  # an error of its syntax names the line itself
+        raise BadInput(f"{title}: {where} does not import ({first_line(error)})") from error
+    _FILES[path] = (digest, module)
+    return module
+
+
+def _restore(name: str, before: ModuleType | None) -> None:
+    del sys.modules[name]
+    if before is not None:
+        sys.modules[name] = before
+
+
+def _imported(name: str, title: str, folders: Iterable[str | Path]) -> ModuleType:
+    top = name.partition(".")[0]
+    for folder in folders:
+        beside = Path(folder) / top
+        if (beside.with_suffix(".py").is_file() or beside.is_dir()) and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        return importlib.import_module(name)
+    except BadInput:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"{title}: there is no module {error.name!r}; install the package that has it, "
+                "or name a file as in file.py:Name"
+            ) from error
+        raise BadInput(f"{title}: {name} does not import ({first_line(error)})") from error
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
+        raise BadInput(f"{title}: {name} does not import ({first_line(error)})") from error

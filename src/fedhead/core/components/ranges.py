@@ -1,0 +1,127 @@
+"""Ranges: what a parameter may be, declared where the parameter is.
+
+`mu: Annotated[float, AtLeast(0)] = 0.01` says it once; `parameters.py` checks it wherever a value comes from.
+Several ranges in one annotation hold together: `Annotated[float, Above(0), AtMost(1)]`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Range:
+    """A set of allowed values; `str` says in words what a value must be."""
+
+    def __contains__(self, value: Any) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AtLeast(Range):
+    """Numbers from `bound` on.
+
+    Args:
+        bound: The smallest allowed number.
+
+    >>> 0 in AtLeast(0), -0.1 in AtLeast(0), str(AtLeast(0))
+    (True, False, 'at least 0')
+    """
+
+    bound: float
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(value >= self.bound)
+
+    def __str__(self) -> str:
+        return f"at least {self.bound}"
+
+
+@dataclass(frozen=True)
+class Above(Range):
+    """Numbers greater than `bound`.
+
+    Args:
+        bound: Not allowed itself.
+    """
+
+    bound: float
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(value > self.bound)
+
+    def __str__(self) -> str:
+        return f"above {self.bound}"
+
+
+@dataclass(frozen=True)
+class AtMost(Range):
+    """Numbers up to `bound`.
+
+    Args:
+        bound: The largest allowed number.
+    """
+
+    bound: float
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(value <= self.bound)
+
+    def __str__(self) -> str:
+        return f"at most {self.bound}"
+
+
+@dataclass(frozen=True)
+class Below(Range):
+    """Numbers smaller than `bound`.
+
+    Args:
+        bound: Not allowed itself.
+    """
+
+    bound: float
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(value < self.bound)
+
+    def __str__(self) -> str:
+        return f"below {self.bound}"
+
+
+@dataclass(frozen=True)
+class Between(Range):
+    """Numbers from `low` to `high`, both included.
+
+    Args:
+        low: The smallest allowed number.
+        high: The largest allowed number.
+    """
+
+    low: float
+    high: float
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+    def __str__(self) -> str:
+        return f"between {self.low} and {self.high}"
+
+
+@dataclass(frozen=True)
+class Matches(Range):
+    """Text that a regular expression describes as a whole.
+
+    Args:
+        pattern: The regular expression.
+        words: What it asks for, in words, for error messages.
+    """
+
+    pattern: str
+    words: str = field(compare=False)
+
+    def __contains__(self, value: Any) -> bool:
+        return re.fullmatch(self.pattern, value) is not None
+
+    def __str__(self) -> str:
+        return self.words

@@ -1,0 +1,339 @@
+"""One registry per kind of component: methods, stages, models, heads, data sets, partitions, executors and others.
+
+A component is found by its built-in name, by `package.module:Name`, by `file.py:Name`, or by the name of an entry
+point that an installed package declares in the registry's group (`fedhead.methods` for methods, and so on).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fedhead.core.components.component_check import name_of
+from fedhead.core.components.component_syntax import Call, read_call
+from fedhead.core.components.loading import load_object
+from fedhead.core.components.parameters import parameters
+from fedhead.core.system.errors import BadInput, unknown
+
+T = TypeVar("T")
+C = TypeVar("C")
+OWN = "fedhead"  # the package whose components are built in
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a component came from, as a run folder records it."""
+
+    name: str  # as it was asked for
+    module: str
+    file: str | None = None  # None for built-in components, which fedhead's version identifies
+    digest: str | None = None  # SHA-256 of the file
+    distribution: str | None = None  # the installed package, where there is one
+    version: str | None = None
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the component is fedhead's own."""
+        return self.file is None
+
+    def to_json(self) -> dict[str, str]:
+        """Return the entries that are known."""
+        return {word: value for word, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        if self.builtin:
+            return "built in"
+        known = f"{self.distribution} {self.version or ''}".strip() if self.distribution else None
+        return known or str(self.file)
+
+
+class Listed(NamedTuple):
+    """One line of a registry's listing."""
+
+    name: str
+    source: str
+    component: object | None  # None where it can't be loaded …
+    problem: str | None = None  # … and why
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The components of one kind; as a mapping it holds those that are registered in this process.
+
+    Args:
+        kind: What one component is called in error messages, such as "data set".
+        group: The group of entry points, such as "fedhead.datasets".
+        check: Turns what was registered or loaded into a component, or raises `BadInput` if it is of another kind.
+            It is called with the object and the name that the user wrote.
+        home: The modules (or packages, all modules of which are meant) that register the built-in components. They
+            are imported when a component is first looked up.
+        collections: What makes a component of a name in another library's collection, by the word before the colon, as
+            in `timm:resnet18`; the maker is itself named as `module:function`.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        check: Callable[[Any, str], T],
+        home: Iterable[str] = (),
+        collections: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self.kind, self.group, self._check, self._collections = kind, group, check, collections
+        self._home: list[str] | None = list(home)  # None once it is imported
+        self._held: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    # -- registration -----------------------------------------------------------------------------
+    def register(self, name: str, component: C) -> C:
+        """Enter a component under a name; the same class or function may be entered again, as notebooks do."""
+        if not _module_of(component).startswith(f"{OWN}."):
+            self._import_home()  # so that a built-in name can't be taken
+        held = self._held.get(name)
+        if held is not None and not _same(held, component):
+            raise BadInput(f"the {self.kind} name {name!r} is taken already by {_place(held)}; choose another name")
+        self._held[name] = component
+        return component
+
+    def decorator(self, name: str, description: str = "") -> Callable[[C], C]:
+        """Return a decorator that registers a class or function under a name.
+
+        Args:
+            name: The name, for recipes and the command line; a class has it as `name` from then on.
+            description: One line for listings; without it the docstring's first.
+
+        Returns:
+            A decorator that returns what it is given.
+        """
+
+        def register(component: C) -> C:
+            if description:
+                vars(component)["description"] = description
+            self.register(name, component)
+            if isinstance(component, type) and hasattr(component, "name"):
+                component.name = name
+            return component
+
+        return register
+
+    def _import_home(self) -> None:
+        with self._lock:
+            home, self._home = self._home, None
+            for name in home or ():
+                module = importlib.import_module(name)
+                for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                    importlib.import_module(f"{name}.{inner.name}")
+
+    # -- the registered ones ----------------------------------------------------------------------
+    def __getitem__(self, name: str) -> T:
+        self._import_home()
+        return self._check(self._held[name], name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._import_home()
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        self._import_home()
+        return len(self._held)
+
+    def __contains__(self, name: object) -> bool:
+        self._import_home()
+        return name in self._held
+
+    def __delitem__(self, name: str) -> None:
+        del self._held[name]
+
+    # -- look-up ----------------------------------------------------------------------------------
+    def find(self, name: str, folders: Iterable[str | Path] = ()) -> T:
+        """Return the component of a name.
+
+        Args:
+            name: A built-in name, an entry point's name, `package.module:Name`, `file.py:Name`, or `collection:name`.
+            folders: Where a file is looked for, before the working directory.
+
+        Raises:
+            BadInput: In one line, if nothing has that name, if two packages claim it, if its code does not import,
+                or if it is of another kind.
+        """
+        return self._check(self._load(name, folders)[0], name)
+
+    def resolve(self, thing: Any, folders: Iterable[str | Path] = ()) -> T:
+        """Return the component that a Python caller gave: by its name, or the class, function or instance itself.
+
+        Args:
+            thing: What `find` takes, or the object; the same checks apply to both.
+            folders: As for `find`.
+        """
+        return self.find(thing, folders) if isinstance(thing, str) else self._check(thing, name_of(thing))
+
+    def resolve_call(self, thing: Any, folders: Iterable[str | Path] = ()) -> tuple[Call, T]:
+        """Return a component, and how it was called: for a text such as `name(0.3)`, or the object itself.
+
+        Args:
+            thing: The text, or the class, function or instance.
+            folders: As for `find`.
+        """
+        if not isinstance(thing, str):
+            return Call(name_of(thing), name_of(thing)), self.resolve(thing)
+        call = read_call(thing, self.kind)
+        return call, self.find(call.name, folders)
+
+    def source(self, name: str, folders: Iterable[str | Path] = ()) -> Source:
+        """Return where the component of a name comes from; takes what `find` takes."""
+        _, module, entry = self._load(name, folders)
+        if entry is None and module.split(".")[0] == OWN:
+            return Source(name, module, distribution=OWN, version=_version(OWN))
+        file = getattr(sys.modules.get(module), "__file__", None)
+        owner = entry.dist.name if entry is not None and entry.dist is not None else _distribution(module, name)
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+        return Source(name, module, str(file or module), digest, owner, _version(owner) if owner else None)
+
+    def known(self, name: str) -> bool:
+        """Say whether a name is registered or an entry point's, without importing the entry point's code."""
+        return name in self or bool(self._entry_points(name))
+
+    def permits(self, name: str, allow: Iterable[str]) -> bool:
+        """Say whether a name is built in or its code is allowed, without importing that code.
+
+        Args:
+            name: As for `find`.
+            allow: Modules and packages (`mypkg.fed`, `mypkg`) and files, as names write them (`mine.py`).
+        """
+        allow = set(allow)
+        if ":" in name:
+            return _allowed(name.rpartition(":")[0], allow)
+        modules = [entry.module for entry in self._entry_points(name)]
+        if name in self and not (module := _module_of(self._held[name])).startswith(f"{OWN}."):
+            modules.append(module)
+        return all(_allowed(module, allow) for module in modules)
+
+    def listed(self) -> list[Listed]:
+        """Return all names, registered ones first, with where each comes from."""
+        names = dict.fromkeys([*sorted(self), *sorted(entry.name for entry in self._entry_points())])
+        return [self._list(name) for name in names]
+
+    def _list(self, name: str) -> Listed:
+        try:
+            component = self._load(name, ())[0]
+            return Listed(name, str(self.source(name)), component)
+        except BadInput as error:
+            return Listed(name, "", None, str(error))
+
+    def _load(self, name: str, folders: Iterable[str | Path]) -> tuple[Any, str, EntryPoint | None]:
+        """The object of a name, its module, and the entry point that it was found by."""
+        collection, colon, rest = name.partition(":")
+        if colon and collection in self._collections:
+            make, module = load_object(self._collections[collection], f"{self.kind} {name!r}")
+            return make(rest), module, None
+        if colon:
+            return *load_object(name, f"{self.kind} {name!r}", folders), None
+        self._import_home()
+        held = self._held.get(name)
+        entries = [entry for entry in self._entry_points(name) if held is None or entry.value != _place(held)]
+        claims = [f"{_place(held)} ({_owner(held)})"] if held is not None else []
+        claims += [f"{entry.value} ({entry.dist.name if entry.dist else 'unknown package'})" for entry in entries]
+        if len(claims) > 1:
+            raise BadInput(
+                f"the {self.kind} name {name!r} belongs to two: {' and '.join(claims)}; "
+                "write the one that you mean as module:Name, or uninstall the other's package"
+            )
+        if entries:
+            try:
+                value = entries[0].value
+                return *load_object(value, f"{self.kind} {value!r}"), entries[0]
+            except BadInput as error:
+                raise BadInput(f"{claims[0]}, entry point {name!r}: {error}") from error
+        if held is None:
+            if name.endswith(".py"):
+                raise BadInput(f"{self.kind} {name!r}: say what the file holds, as in {name}:Name")
+            raise unknown(self.kind, name, [*self._held, *(entry.name for entry in self._entry_points())])
+        return held, _module_of(held), None
+
+    def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
+        return [entry for entry in _declared(self.group, tuple(sys.path)) if name in (None, entry.name)]
+
+
+def instance(registry: Registry[type[C]], asked: Any, base: type[C], folders: Iterable[str | Path] = ()) -> C:
+    """Return an instance of a component.
+
+    Args:
+        registry: Where its class is found.
+        asked: A text such as `name(0.3)` or `file.py:Name`, a class, or an instance, which is returned as it is.
+        base: The class of all instances.
+        folders: As for `Registry.find`.
+
+    Returns:
+        The instance.
+
+    Raises:
+        BadInput: If there is no such component, or its parameters do not fit.
+    """
+    if isinstance(asked, base):
+        return asked
+    call, found = registry.resolve_call(asked, list(folders))
+    return found(**call.arguments(registry.kind, parameters(found)))
+
+
+def _allowed(where: str, allow: set[str]) -> bool:
+    if where.endswith(".py"):
+        return where in allow
+    parts = where.split(".")
+    return any(".".join(parts[:end]) in allow for end in range(1, len(parts) + 1))
+
+
+def _module_of(component: object) -> str:
+    return str(getattr(component, "__module__", "") or "")
+
+
+def _place(component: object) -> str:
+    """Where a component was defined."""
+    return f"{_module_of(component)}:{getattr(component, '__qualname__', type(component).__qualname__)}"
+
+
+def _same(held: object, component: object) -> bool:
+    return held is component or (hasattr(component, "__qualname__") and _place(held) == _place(component))
+
+
+def _owner(component: object) -> str:
+    return OWN if _module_of(component).startswith(f"{OWN}.") else "registered in this process"
+
+
+def _distribution(module: str, name: str) -> str | None:
+    """The installed package that a module belongs to; none for a single file."""
+    if name.rpartition(":")[0].endswith(".py"):
+        return None
+    return next(iter(_packages(tuple(sys.path)).get(module.split(".")[0], ())), None)
+
+
+def _version(distribution: str) -> str | None:
+    return _version_on(distribution, tuple(sys.path))
+
+
+# These read the files of installed packages: once for each sys.path is enough.
+@cache
+def _version_on(distribution: str, path: tuple[str, ...]) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return metadata.entry_points(group=group)
+
+
+@cache
+def _packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()

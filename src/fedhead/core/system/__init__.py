@@ -1,0 +1,1 @@
+"""Errors, logging and helpers around the operating system."""

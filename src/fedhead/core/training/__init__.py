@@ -1,0 +1,1 @@
+"""Mathematics of training: batches, losses, optimizers, schedules, random numbers."""

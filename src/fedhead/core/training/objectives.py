@@ -1,0 +1,209 @@
+"""Objectives: what a model's outputs stand for, the loss that clients train by, and what is predicted.
+
+| objective | a target is | outputs | loss |
+|---|---|---|---|
+| `multiclass` | one of C classes | C logits | cross entropy of the softmax |
+| `binary` | one of 2 classes | 1 logit, of the second class | binary cross entropy |
+| `multilabel` | 0 or 1 for each of L labels | L logits | binary cross entropy, the mean over the labels |
+| `regression` | T numbers | T numbers | squared error, the mean over the numbers |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhead.core.training.losses import cross_entropies, mean
+
+ObjectiveName = Literal["multiclass", "binary", "multilabel", "regression"]
+NAMES: tuple[str, ...] = get_args(ObjectiveName)
+PER_CLIENT: Literal["balanced_per_client"] = "balanced_per_client"  # class weights from each client's own counts
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """What a model is trained for; one of the four in `OBJECTIVES`.
+
+    Args:
+        label_smoothing: ε: the share of each target that is spread over all classes, as in
+            `torch.nn.functional.cross_entropy`.
+        class_weights: Weight of each class; "balanced_per_client": from each client's own counts; None: all alike.
+        weights: The same as a tensor on the device, where they are numbers.
+
+    Attributes:
+        name: Name in recipes and records.
+        has_classes: Whether each sample is of one class, so that y holds class indices.
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | Literal["balanced_per_client"] | None = None
+    weights: Tensor | None = field(default=None, compare=False, repr=False)
+
+    name: ClassVar[str]
+    has_classes: ClassVar[bool]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the loss is the cross entropy, as methods with another loss assume."""
+        return self.name == "multiclass" and self.adjusted is None
+
+    @property
+    def adjusted(self) -> str | None:
+        """The setting that changes the loss: `label_smoothing`, `class_weights` or None."""
+        if self.class_weights is not None:
+            return "class_weights"
+        return "label_smoothing" if self.label_smoothing else None
+
+    @staticmethod
+    def outputs(classes: int) -> int:
+        """Return how many outputs a model needs for so many classes, labels or numbers."""
+        return classes
+
+    @abstractmethod
+    def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """Compute the loss of local training, the weighted mean over a batch, for one client and pure.
+
+        Args:
+            logits: Outputs of the model, [B, outputs].
+            y: Targets, [B, …].
+            weight: Weight of each sample, [B]; 0 for padding.
+            counts: The client's samples per class, [C].
+        """
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return the scores of classes, labels or numbers, from which metrics are computed; the outputs by default."""
+        return outputs
+
+    @abstractmethod
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Compute the loss of each test sample in double precision, from `scores`, [..., C] to [...]."""
+
+    @abstractmethod
+    def predictions(self, scores: Tensor) -> Tensor:
+        """Return what is predicted from `scores`: classes [...], labels [..., L] or numbers [..., T]."""
+
+
+class Multiclass(Objective):
+    """One of C classes by C logits: the cross entropy of their softmax."""
+
+    name = "multiclass"
+    has_classes = True
+
+    def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """The cross entropy; with class weights w it is Σ w_y ℓ / Σ w_y, as in `torch.nn.functional.cross_entropy`."""
+        own = balanced(counts) if self.class_weights == PER_CLIENT else self.weights
+        weight, smoothing = weight.to(logits.dtype), self.label_smoothing
+        if own is None and not smoothing:
+            return mean(cross_entropies(logits, y), weight)
+        if own is None:
+            return mean(F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing), weight)
+        # written out, since vmap does not map torch's over clients with different weights
+        own, log_p = own.to(logits.dtype), F.log_softmax(logits, dim=-1)
+        of_sample = own[y]
+        hit = -log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1) * of_sample
+        values = (1 - smoothing) * hit - smoothing / logits.shape[-1] * (log_p * own).sum(-1)
+        return (values * weight).sum() / (of_sample * weight).sum().clamp_min(1e-12)
+
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The cross entropy of each sample."""
+        flat = F.cross_entropy(scores.double().flatten(0, -2), y.flatten(), reduction="none")
+        return flat.reshape(y.shape)
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """The class with the highest score."""
+        return scores.argmax(-1)
+
+
+class Binary(Multiclass):
+    """One of 2 classes by the logit of the second: the binary cross entropy.
+
+    It equals that of two classes with the logits 0 and z, by which all else is defined.
+    """
+
+    name = "binary"
+
+    @staticmethod
+    def outputs(classes: int) -> int:
+        """One logit."""
+        return 1
+
+    def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """The binary cross entropy; weights and smoothing are those of two classes."""
+        return super().loss(two_scores(logits), y, weight, counts)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """The scores of both classes."""
+        return two_scores(outputs)
+
+
+class Multilabel(Objective):
+    """Any of L labels by L logits: the binary cross entropy, the mean over the labels."""
+
+    name = "multilabel"
+    has_classes = False
+
+    def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """The binary cross entropy; class weights are `pos_weight` of `binary_cross_entropy_with_logits`."""
+        target = y * (1 - self.label_smoothing) + self.label_smoothing / 2
+        own = None if self.weights is None else self.weights.to(logits.dtype)
+        values = F.binary_cross_entropy_with_logits(
+            logits, target.to(logits.dtype), pos_weight=own, reduction="none"
+        ).mean(-1)
+        return mean(values, weight.to(logits.dtype))
+
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The binary cross entropy of each sample."""
+        return F.binary_cross_entropy_with_logits(scores.double(), y.double(), reduction="none").mean(-1)
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """The labels whose probability is above one half, as 0 and 1."""
+        return (scores > 0).long()
+
+
+class Regression(Objective):
+    """T numbers by T outputs: the squared error, the mean over the numbers."""
+
+    name = "regression"
+    has_classes = False
+
+    def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """The squared error."""
+        return mean((logits - y.to(logits.dtype)).square().mean(-1), weight.to(logits.dtype))
+
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The squared error of each sample."""
+        return (scores.double() - y.double()).square().mean(-1)
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """The outputs themselves."""
+        return scores
+
+
+OBJECTIVES: Mapping[str, type[Objective]] = MappingProxyType(
+    {kind.name: kind for kind in (Multiclass, Binary, Multilabel, Regression)}
+)
+
+
+def two_scores(logit: Tensor) -> Tensor:
+    """Return the scores of two classes, [..., 2], from the logit of the second, [..., 1]."""
+    return torch.cat([torch.zeros_like(logit), logit], dim=-1)
+
+
+def balanced(counts: Tensor) -> Tensor:
+    """Return class weights by which all classes that are there count alike, [C].
+
+    They are scikit-learn's "balanced": n / (K n_c) with K the number of classes that have samples; 0 for the others.
+
+    >>> balanced(torch.tensor([6.0, 2.0, 0.0]))
+    tensor([0.6667, 2.0000, 0.0000])
+    """
+    there = counts > 0
+    weights = counts.sum() / (there.sum().clamp_min(1) * counts.clamp_min(1))
+    return torch.where(there, weights, 0.0)

@@ -1,0 +1,14 @@
+"""Schemas: the names, shapes and dtypes of a tree's tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from fedhead.core.tree.tree import Tree
+
+Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def schema(tree: Tree) -> Schema:
+    """Return the shape and dtype of every tensor of a tree, by full name."""
+    return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}

@@ -1,0 +1,189 @@
+"""Trees on disk: safetensors files without pickle, written so that a crash leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedhead.core.system.errors import BadInput, Unreadable, first_line
+from fedhead.core.system.special_files import refuse_special
+from fedhead.core.tree.tree import Tree, Weights
+
+_FORMAT = "fedhead-tree-2"
+_CORRUPT = "it is corrupt, truncated or not a fedhead file"
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path whose file replaces `path` at the end, so that a crash at any moment leaves the old file.
+
+    Its permissions are those of any new file, as the umask says. A folder, pipe, device or
+    socket in its place is refused (`BadInput`).
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
+    ...     _ = draft.write_text("hello")
+    """
+    path = Path(path)
+    if path.exists():
+        refuse_special(path)  # a device such as /dev/null would be replaced for the whole machine
+    draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}{path.suffix}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        mode = os.fstat(descriptor).st_mode & 0o777
+        os.close(descriptor)
+        yield draft
+        _flush(draft)
+        draft.chmod(mode)  # a writer such as safetensors may have put another file in its place
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    _flush(path.parent)  # the rename itself must reach the disk too
+
+
+def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = None) -> None:
+    """Write a tree and its metadata atomically to one safetensors file.
+
+    Args:
+        path: File to write.
+        tree: Tree to save; names must not contain '/'.
+        metadata: Anything that JSON can represent.
+
+    Raises:
+        OSError: If the file can't be written.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.leaves().items()}
+    if len(tensors) != sum(1 for _ in _names(tree)):
+        raise ValueError("two tensors of the tree have the same full name: names must not contain '/'")
+    header = {"format": _FORMAT, "tree": json.dumps(describe(tree)), "metadata": json.dumps(metadata or {})}
+    header["header_digest"] = _digest(header)
+    header["digest"] = _digest(header, tensors)
+    with atomic(path) as draft:
+        try:
+            save_file(_unshared(tensors), draft, metadata=header)
+        except SafetensorError as error:  # of a full disk, say: "... (os error 28)"
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
+    """Read a tree and its metadata from a file written by `save_tree`.
+
+    Raises:
+        BadInput: If the file is missing, corrupt or was not written by fedhead.
+    """
+    with _opened(path) as (file, header):
+        # copies, as the file's own tensors are windows on the disk: whoever cuts the file would crash this process
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        tree = rebuild(json.loads(header["tree"]), tensors, "")
+        if len(tree.leaves()) != len(tensors) or header["digest"] != _digest(header, tree.leaves()):
+            raise Unreadable(f"{path} is corrupt: its numbers don't match its checksum")
+        return tree, _metadata(header)
+
+
+def load_metadata(path: str | Path) -> dict[str, Any]:
+    """Read only the metadata of a file written by `save_tree`, which takes no time however large the file is.
+
+    Raises:
+        BadInput: If the file is missing, corrupt or was not written by fedhead.
+    """
+    with _opened(path) as (_, header):
+        return _metadata(header)
+
+
+def _metadata(header: Mapping[str, str]) -> dict[str, Any]:
+    metadata = json.loads(header["metadata"])
+    if not isinstance(metadata, dict):
+        raise TypeError("its metadata is no object")
+    return metadata
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a file written by `save_tree` and check its header; errors on the way are raised as `BadInput`."""
+    try:
+        refuse_special(Path(path))
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != _FORMAT:
+                raise BadInput(
+                    f"{path} is a safetensors file, but not one that this version of fedhead wrote: open it with the "
+                    "version that did, or give another file"
+                )
+            if header["header_digest"] != _digest(header):
+                raise Unreadable(f"{path} is corrupt: its header doesn't match its checksum")
+            yield file, header
+    except BadInput:
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"{path} can't be read: {_CORRUPT} ({first_line(error)})") from error
+
+
+def describe(tree: Tree) -> dict[str, Any]:
+    """Return the structure of a tree as JSON data; as lists, since safetensors files don't keep the order."""
+    entries = [[name, describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]
+    if isinstance(tree, Weights):
+        return {"kind": "Weights", "buffers": sorted(tree.buffers), "entries": entries}
+    return {"kind": "Tree", "entries": entries}
+
+
+def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str = "") -> Tree:
+    """Rebuild the tree that `describe` described from its tensors by full name."""
+    entries: dict[str, Any] = {}
+    for name, inner in description["entries"]:
+        full = before + name
+        entries[name] = tensors[full] if inner is None else rebuild(inner, tensors, full + "/")
+    if description["kind"] == "Weights":
+        return Weights(entries, description["buffers"])
+    return Tree(entries)
+
+
+def _names(tree: Tree) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Tree):
+            yield from _names(value)
+        else:
+            yield name
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Clone tensors that share memory (rows of a stack do), which safetensors refuses."""
+    seen: set[int] = set()
+    out: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return out
+
+
+def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor] | None = None) -> str:
+    """Return a hash of a file's header, and of its tensors with their names, types and shapes."""
+    total = hashlib.blake2b(digest_size=16)
+    total.update(json.dumps([header[name] for name in ("format", "tree", "metadata")]).encode())
+    for name, tensor in (tensors or {}).items():
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Federations: samples distributed over clients."""

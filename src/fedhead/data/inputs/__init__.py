@@ -1,0 +1,1 @@
+"""Model inputs: arrays, tables, texts and targets."""

@@ -1,0 +1,243 @@
+"""Conversion of user data (numpy, torch, lists) to the tensors that fedhead stores, with checks."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+from fedhead.core.tree.inputs import Inputs, map_inputs
+
+Layout = Literal["features", "tokens", "nhw", "nhwc", "nchw"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+CHANNELS = (1, 3)  # of images whose layout can be inferred
+_IMAGES: dict[str, tuple[int, ...]] = {"nhw": (0, 1, 2), "nhwc": (0, 3, 1, 2), "nchw": (0, 1, 2, 3)}
+
+
+class Samples(NamedTuple):
+    """Stored inputs and labels, on the CPU.
+
+    Attributes:
+        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or several of them by name.
+        y: Labels, int64 [N]; targets that are no classes, float32 [N, T].
+    """
+
+    x: Inputs
+    y: Tensor
+
+    def digest(self) -> bytes:
+        """Return a hash of all inputs and labels, by which changed data is found out."""
+        total = hashlib.blake2b(digest_size=16)
+        names = sorted(self.x) if isinstance(self.x, dict) else []
+        total.update("".join(f"{name}\n" for name in names).encode())
+        for t in [*([self.x[n] for n in names] if isinstance(self.x, dict) else [self.x]), self.y]:
+            total.update(f"{t.dtype} {tuple(t.shape)}".encode())
+            total.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.digest()
+
+    def take(self, rows: NDArray[np.int64]) -> Samples:
+        """Select samples.
+
+        Args:
+            rows: Their indices.
+
+        Returns:
+            The samples with these indices.
+        """
+        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        return Samples(map_inputs(lambda t: t[index], self.x), self.y[index])
+
+
+def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = False) -> Tensor:
+    """Convert images to uint8 [N, C, H, W], tokens to int64 and other numbers to float32.
+
+    Args:
+        x: Array, tensor or list of samples.
+        layout: What the axes and numbers mean; None infers it where there is only one reading (`infer_layout`).
+        what: Name of the data in error messages.
+        missing: Whether NaN is allowed, as a missing value.
+
+    Raises:
+        BadInput: If the data is empty, not finite, has an unsupported type or shape, or needs a layout.
+
+    >>> inputs(np.zeros((5, 28, 28), np.uint8)).shape, inputs(np.zeros((5, 8, 8, 3), np.uint8)).shape
+    (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
+    """
+    tensor = to_tensor(x, what)
+    if tensor.ndim > 1 and len(tensor) and not tensor[0].numel():
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: its samples hold no numbers; give at least one each")
+    if layout is None:
+        layout = infer_layout(tensor, what)
+    return _arrange(tensor, check_layout(layout), what, missing)
+
+
+def stored_layout(x: Inputs) -> Any:
+    """Return the layout of what is stored, by name where inputs have names; masks have none."""
+    if isinstance(x, dict):
+        return {name: stored_layout(t) for name, t in x.items() if t.dtype != torch.bool}
+    return {torch.uint8: "nchw", torch.int64: "tokens"}.get(x.dtype, "features")
+
+
+def check_layout(layout: str) -> str:
+    """Return a layout, or raise `BadInput` if there is none of that name."""
+    if layout not in LAYOUTS:
+        raise BadInput(f"layout: {layout!r} is unknown, it is one of {', '.join(LAYOUTS)}")
+    return layout
+
+
+def infer_layout(x: Any, what: str = "x") -> Layout:
+    """Return the only layout that an array can have.
+
+    Floats are features, except four axes of which the last could be channels. Bytes of two axes are features, of three
+    axes gray images, of four axes images with 1 or 3 channels first or last. What else holds integers could be numbers
+    or tokens.
+
+    Raises:
+        BadInput: If there are several readings, with the layouts to choose from.
+    """
+    # images are not copied to find out their shape: they may fill most of the memory
+    plain = type(x) is np.ndarray and x.ndim > 0 and (x.dtype == np.uint8 or x.dtype.kind == "f")
+    tensor = to_tensor(x[:0] if plain else x, what)
+    shape, kind = tuple(x.shape if plain else tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    readings: tuple[Layout, ...]
+    if tensor.is_floating_point():
+        readings = ("nhwc", "nchw", "features") if len(shape) == 4 and shape[3] in CHANNELS else ("features",)
+    elif tensor.dtype != torch.uint8:
+        readings = ("features", "tokens") if len(shape) < 3 else ("features", "tokens", "nhw", "nhwc", "nchw")
+    elif len(shape) == 3:
+        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # one image without its batch axis, or a sequence
+        readings = ("nhw", "features", "tokens") if thin else ("nhw",)
+    elif len(shape) == 4 and (shape[1] in CHANNELS) != (shape[3] in CHANNELS):
+        readings = ("nchw",) if shape[1] in CHANNELS else ("nhwc",)
+    elif len(shape) == 4:
+        readings = ("nhwc", "nchw", "features")
+    else:
+        readings = ("features",)
+    if len(readings) > 1:
+        fitting = [name for name in readings if name not in _IMAGES or len(name) == len(shape)]
+        choice = " or ".join(f'layout="{name}"' for name in fitting)
+        raise BadInput(f"{what} is {kind} of shape {shape}, which can be read in several ways: state {choice}")
+    if not tensor.is_floating_point():
+        logger.info("%s, %s of shape %s, is read as layout=%s", what, kind, shape, readings[0])
+    return readings[0]
+
+
+def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) -> str:
+    """Return the layout that gives samples of a known shape, as at the sites of a deployment.
+
+    Args:
+        x: The samples.
+        shape: Shape of one stored sample.
+        stated: Layout of the run's own data, which says whether integers are features or tokens.
+        what: Name of the data in error messages.
+
+    Raises:
+        BadInput: If several layouts give this shape.
+    """
+    if stated in ("features", "tokens"):
+        return stated
+    found = tuple(to_tensor(x, what).shape)
+    fitting = [
+        name
+        for name, axes in _IMAGES.items()
+        if len(shape) == 3 and len(found) == len(axes)
+        if ((1, *found[1:]) if name == "nhw" else tuple(found[axis] for axis in axes[1:])) == tuple(shape)
+    ]
+    return fitting[0] if len(fitting) == 1 else infer_layout(x, what)
+
+
+def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
+    """Bring a tensor of a known layout to the stored form."""
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise BadInput(f"{what} is empty: give at least one sample")
+    if tensor.ndim == 1:
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: it needs one row per sample, such as [N, features]")
+    if layout == "tokens":
+        return _tokens(tensor, what)
+    if layout in _IMAGES:
+        axes = _IMAGES[layout]
+        if tensor.ndim != len(axes):
+            wanted = ", ".join(layout.upper())
+            raise BadInput(f'{what} has shape {tuple(tensor.shape)}, layout="{layout}" is for [{wanted}]')
+        tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
+        if not tensor.is_floating_point():
+            low, high = int(tensor.min()), int(tensor.max())
+            if low < 0 or high > 255:
+                raise BadInput(
+                    f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them first, or give floats"
+                )
+            return tensor.to(torch.uint8).contiguous()
+    elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
+        logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
+    return _floats(tensor, what, missing)
+
+
+def _tokens(tensor: Tensor, what: str) -> Tensor:
+    if tensor.is_floating_point():
+        raise BadInput(f"{what} holds {tensor.dtype}, tokens are whole numbers: give integers")
+    if int(tensor.min()) < 0:
+        raise BadInput(f"{what} holds the token {int(tensor.min())}: tokens count from 0")
+    return tensor.to(torch.int64).contiguous()
+
+
+def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
+    stored = tensor.to(torch.float32).contiguous()
+    bad = ~torch.isfinite(stored.flatten(1))
+    if missing:
+        bad &= ~stored.flatten(1).isnan()
+    if bad.any():
+        row = int(bad.any(dim=1).nonzero()[0])
+        if tensor[row].isfinite().all():
+            raise BadInput(f"{what} holds numbers beyond float32, first in sample {row}: scale the data")
+        fix = 'clean the data (or missing="mean" for NaN in tables; with fedhead oneshot --missing mean)'
+        raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {row}: {fix}")
+    return stored
+
+
+def check_classes(data: Samples, classes: int, what: str) -> None:
+    """Raise `BadInput` if a label is outside 0 … classes-1."""
+    low, high = int(data.y.min()), int(data.y.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise BadInput(f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
+
+
+def refuse_mask(value: Any, what: str) -> None:
+    """Raise `BadInput` for a masked array of NumPy that hides values, which would be used otherwise."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+
+
+def to_tensor(value: Any, what: str) -> Tensor:
+    """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
+        return tensor
+    refuse_mask(value, what)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise BadInput(f"{what} can't be read as one array: its samples differ in shape") from error
+    kind = array.dtype.kind
+    if kind not in "uif":
+        raise BadInput(
+            f"{what} can't be read as an array of numbers (its dtype is {array.dtype}): give integers or floats"
+        )
+    if kind == "f" and array.dtype.itemsize > 8:
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
+            array = array.astype(np.float64)  # torch has no long double
+    elif kind == "u" and array.dtype != np.uint8:
+        if array.size and array.max() > sys.maxsize:
+            raise BadInput(f"{what} holds {array.max()}, which is beyond 64-bit integers")
+        array = array.astype(np.int64)  # torch supports few unsigned types
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), copy=True, order="C"))

@@ -1,0 +1,128 @@
+"""From the user's pairs (x, y) to samples: one layout and one numbering of the classes for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import describe, map_inputs, shape_of, tensors_of, type_of
+from fedhead.data.inputs import labels, named_inputs, padding, targets
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.named_inputs import LayoutLike
+
+Pair = tuple[Any, Any] | Samples
+
+
+class Converted(NamedTuple):
+    """The user's data as samples."""
+
+    parts: list[Samples]  # in the order given; without those that are empty
+    test: Samples | None  # of several, one after the other
+    public: Samples | None
+    classes: Classes
+
+
+def convert(
+    parts: Mapping[str, Pair],
+    test: Pair | Mapping[str, Pair] | None = None,
+    public: Pair | None = None,
+    names: Sequence[Any] | None = None,
+    classes: int | None = None,
+    layout: LayoutLike = None,
+    missing: bool = False,
+    objective: str = "multiclass",
+) -> Converted:
+    """Convert pairs of inputs and labels.
+
+    Args:
+        parts: Training data by its name in error messages; empty parts are left out.
+        test: Global test set, or those of the clients by their names in error messages.
+        public: Samples that all parties hold.
+        names: Names of the classes, see `Classes.find`.
+        classes: Number of classes, likewise.
+        layout: Layout of all inputs; None infers it from the first part.
+        missing: Whether NaN is allowed in inputs, as a missing value.
+        objective: What y holds, see `fedhead.core.training.objectives`.
+
+    Raises:
+        BadInput: If there is no data, or it is inconsistent.
+    """
+    tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
+    given = {**parts, **tests, **({} if public is None else {"public": public})}
+    for name, pair in given.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadInput(f"{name} is {type(pair).__name__}: give a pair (x, y)")
+    has_classes = targets.objective_of(objective).has_classes
+    ys: dict[str, Any] = {
+        name: labels.read(y, f"{name} y") if has_classes else targets.read(y, objective, f"{name} y")
+        for name, (_, y) in given.items()
+    }
+    full = [name for name in parts if len(ys[name])]
+    if not full:
+        if len(parts) == 1:
+            raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
+        raise BadInput("no client has any samples")
+    if has_classes:
+        found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests])
+        _check_binary(found, objective)
+    else:
+        found = targets.columns([ys[name] for name in (*full, *tests)], names, classes, [*full, *tests])
+    used = [name for name in given if name in full or name not in parts]
+    xs = padding.pad_parts({name: given[name][0] for name in used})
+    layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
+    made = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
+    first = made[full[0]].x
+    for name, own in made.items():
+        if name not in ("test", "public") and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
+            raise BadInput(
+                f"{name} holds samples {describe(own.x)}, {full[0]} {describe(first)}: all clients need the same shape "
+                "and type"
+            )
+    held = concatenate([made[name] for name in tests]) if tests else None
+    return Converted([made[name] for name in full], held, made.get("public"), found)
+
+
+def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, missing: bool = False) -> Samples:
+    """Convert inputs and labels of known classes, and check that they match.
+
+    Args:
+        x: Inputs.
+        y: Labels, or targets that are no classes, from `targets.read`.
+        classes: Which label is which class.
+        layout: Layout of the inputs; None infers it.
+        what: Name of the data in error messages.
+        missing: Whether NaN is allowed in the inputs.
+    """
+    read = y if isinstance(y, Tensor) else labels.read(y, f"{what} y".strip())
+    xs = named_inputs.convert(x, layout, f"{what} x".strip(), missing)
+    size = len(tensors_of(xs)[0])
+    if size != len(read):
+        raise BadInput(f"{what} x has {size} samples but y has {len(read)} labels: they must match".strip())
+    return Samples(xs, read if isinstance(read, Tensor) else classes.encode(read, f"{what} y".strip()))
+
+
+def concatenate(parts: Sequence[Samples]) -> Samples:
+    """Return the samples of several parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    x = map_inputs(lambda *each: torch.cat(each), *(own.x for own in parts))
+    return Samples(x, torch.cat([own.y for own in parts]))
+
+
+def _check_binary(found: Classes, objective: str) -> None:
+    if objective == "binary" and found.count != 2:
+        fix = "give classes=2 if one is absent" if found.count < 2 else "use objective=multiclass"
+        raise BadInput(f"objective=binary is for 2 classes, y holds {found.count}: {fix}")
+
+
+def _find_classes(
+    ys: Sequence[Any], names: Sequence[Any] | None, classes: int | None, others: Sequence[Any]
+) -> Classes:
+    if len({y.dtype.kind == "U" for y in ys}) > 1:
+        raise BadInput("some clients have words as labels, others numbers: give all the same labels")
+    return Classes.find(labels.union(ys), names, classes, others)

@@ -1,0 +1,219 @@
+"""Encoders: texts and sounds of any length as inputs of one shape, each sample by itself.
+
+An encoder looks at nothing but its sample, so clients can apply it alone and no vocabulary is shared.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.parameters import parameters
+from fedhead.core.components.ranges import Above, AtLeast, AtMost
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.log import logger
+from fedhead.core.system.packages import package_folder
+from fedhead.data.inputs.arrays import Layout
+
+Length = Annotated[int, AtLeast(1), AtMost(1 << 20)]
+Seconds = Annotated[float, Above(0), AtMost(3600)]
+
+
+class Encoded(NamedTuple):
+    """Inputs of one shape, or what a tokenizer returned."""
+
+    x: Any  # [N, …]; token ids of different lengths in lists
+    layout: Layout
+
+
+# -- texts ------------------------------------------------------------------------------------------
+def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
+    """Count words and pairs of words in a fixed number of buckets (Weinberger et al., 2009).
+
+    Each word adds its sign to the bucket of its hash; counts c become sign(c)·log(1 + |c|), and a text has norm 1.
+
+    Args:
+        texts: The texts.
+        size: Number of buckets.
+    """
+    x = np.zeros((len(texts), size), np.float32)
+    known: dict[str, int] = {}  # the hash of each word
+    for row, text in zip(x, texts, strict=True):
+        words = [
+            known[word] if word in known else known.setdefault(word, zlib.crc32(word.encode()))
+            for word in re.findall(r"\w+", text.lower())
+        ]
+        if not words:
+            continue
+        one = np.array(words, np.uint64)
+        pairs = one[:-1] * np.uint64(2654435761) + one[1:]  # of neighbours, modulo 2**64
+        pairs ^= pairs >> np.uint64(29)
+        every = np.concatenate([one, pairs * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(31)])
+        bucket, sign = (every >> np.uint64(1)) % np.uint64(size), (every & np.uint64(1)).astype(np.float32) * 2 - 1
+        counts = np.bincount(bucket.astype(np.int64), sign, size)
+        np.copyto(row, np.sign(counts) * np.log1p(np.abs(counts)), casting="same_kind")
+        row /= max(float(np.linalg.norm(row)), 1e-12)
+    return Encoded(x, "features")
+
+
+def bytes_(texts: Sequence[str], length: Length = 256) -> Encoded:
+    """Give the UTF-8 bytes of a text as tokens 1 … 256, cut at a length or filled up with the token 0.
+
+    Args:
+        texts: The texts.
+        length: Number of tokens.
+    """
+    x = np.zeros((len(texts), length), np.int64)
+    for row, text in zip(x, texts, strict=True):
+        codes = np.frombuffer(text.encode()[:length], np.uint8)
+        row[: len(codes)] = codes.astype(np.int64) + 1
+    return Encoded(x, "tokens")
+
+
+def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
+    """Give the tokens of WordLlama (Llama 2's), cut at a length or filled up with the number after the last token's.
+
+    The tokenizer's file comes with the PyPI package wordllama, which `pip install 'fedhead[text]'` brings.
+
+    Args:
+        texts: The texts.
+        length: Number of tokens.
+
+    Raises:
+        BadInput: If the packages are not installed.
+    """
+    path = package_folder("wordllama", "text") / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    package_folder("tokenizers", "text")
+    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    x = np.full((len(texts), length), tokenizer.get_vocab_size(), np.int64)
+    for row, found in zip(x, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
+        row[: len(found.ids)] = found.ids
+    return Encoded(x, "tokens")
+
+
+class NextCharacters(NamedTuple):
+    """Windows of text and the character that follows each."""
+
+    x: NDArray[np.int64]  # tokens, [N, length]
+    y: NDArray[np.int64]  # the token that follows, [N]
+    row: NDArray[np.int64]  # text in which the window begins, [N]
+    codes: NDArray[np.uint8]  # byte of each token
+
+
+def next_character(
+    text: NDArray[np.uint8], row: NDArray[np.int64], client: NDArray[Any], length: Length = 80
+) -> NextCharacters:
+    """Cut each client's texts, one after the other, into windows of characters that do not overlap.
+
+    Args:
+        text: Bytes of all texts.
+        row: Number of the text that each byte belongs to.
+        client: Client of each text.
+        length: Characters of a window.
+    """
+    codes, tokens = np.unique(text, return_inverse=True)
+    order = np.argsort(client[row], kind="stable")
+    tokens, row = tokens[order].astype(np.int64), row[order]
+    ends = np.append(np.flatnonzero(np.diff(client[row])) + 1, len(row))
+    starts = [np.arange(begin, end - length, length) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    start = np.concatenate(starts)
+    if not len(start):
+        raise BadInput(f"encode: no client has a text of more than {length} characters; give a smaller length")
+    return NextCharacters(tokens[start[:, None] + np.arange(length)], tokens[start + length], row[start], codes)
+
+
+# -- sounds -----------------------------------------------------------------------------------------
+def waveform(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
+    """Give a sound as it is, [1, steps], cut at a length or filled up with silence.
+
+    Args:
+        sounds: The sounds, as integers of full scale or floats in -1 … 1.
+        rate: Steps per second.
+        seconds: Length of the result.
+    """
+    steps = max(1, round(rate * seconds))
+    x = np.zeros((len(sounds), 1, steps), np.float32)
+    for row, sound in zip(x[:, 0], sounds, strict=True):
+        scale = 1.0 if sound.dtype.kind == "f" else -1.0 / np.iinfo(sound.dtype).min
+        row[: min(steps, len(sound))] = sound[:steps].astype(np.float32) * np.float32(scale)
+    return Encoded(x, "features")
+
+
+def spectrogram(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
+    """Give the logarithm of a sound's power, [1, 64 frequencies, frames], with mean 0 and deviation 1.
+
+    Frames last about 32 ms and overlap by half.
+
+    Args:
+        sounds: The sounds.
+        rate: Steps per second.
+        seconds: Length of the part that is used.
+    """
+    waves = torch.from_numpy(waveform(sounds, rate, seconds).x[:, 0])
+    frame = max(128, 1 << round(np.log2(rate * 0.032)))  # a power of two
+    window = torch.hann_window(frame)
+    parts = []
+    for part in torch.split(waves, 256):
+        power = (
+            torch.stft(part, frame, frame // 2, window=window, pad_mode="constant", return_complex=True).abs().square()
+        )
+        bands = power[:, 1:].reshape(len(part), 64, -1, power.shape[2]).mean(2)
+        log = (bands + 1e-6).log()
+        centered = log - log.mean((1, 2), keepdim=True)
+        parts.append(centered / centered.std((1, 2), keepdim=True).clamp_min(1e-6))
+    return Encoded(torch.cat(parts)[:, None].numpy(), "features")
+
+
+# -- by name ----------------------------------------------------------------------------------------
+TEXT: dict[str, Callable[..., Encoded]] = {"hashing": hashing, "bytes": bytes_, "wordllama": wordllama}
+SOUND: dict[str, Callable[..., Encoded]] = {"spectrogram": spectrogram, "waveform": waveform}
+
+
+def encode_texts(texts: Sequence[str], encoder: str | None) -> Encoded:
+    """Encode texts.
+
+    Args:
+        texts: The texts.
+        encoder: Such as "hashing(1024)" or "bytes(200)"; None for hashing.
+
+    Raises:
+        BadInput: If there is no such encoder of texts, or its parameters are wrong.
+    """
+    return _encode(TEXT, "text", encoder, texts)
+
+
+def encode_sounds(sounds: Sequence[NDArray[Any]], rate: int, encoder: str | None) -> Encoded:
+    """Encode sounds.
+
+    Args:
+        sounds: The sounds.
+        rate: Steps per second.
+        encoder: Such as "spectrogram(0.5)" or "waveform"; None for a spectrogram.
+
+    Raises:
+        BadInput: If there is no such encoder of sounds, or its parameters are wrong.
+    """
+    if rate < 1:
+        raise BadInput(f"rate: {rate} steps per second are too few for sounds")
+    return _encode(SOUND, "sound", encoder, sounds, rate)
+
+
+def _encode(known: dict[str, Callable[..., Encoded]], kind: str, encoder: str | None, *samples: Any) -> Encoded:
+    call = read_call(encoder or next(iter(known)), "encode")
+    if call.name not in known:
+        raise unknown(f"encoder of {kind}", call.name, known)
+    function = known[call.name]
+    hints = dict(list(parameters(function).items())[len(samples) :])
+    if encoder is None:
+        logger.info("%s is encoded by %s", kind, call.name)
+    return function(*samples, **call.arguments("encode", hints))

@@ -1,0 +1,47 @@
+"""What the inputs of a model look like, as JSON can hold it: for sites, and for run folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.tree.inputs import Inputs
+from fedhead.data.transforms.augment import Side, Transform
+from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
+
+
+@dataclass(frozen=True)
+class NamedInput:
+    """One of several inputs of a model."""
+
+    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
+    type: Literal["float32", "uint8", "int64", "bool"]  # as stored at the sites
+    mean: list[float] = field(default_factory=list)
+    std: list[Annotated[float, Above(0)]] = field(default_factory=list)
+    augment: list[str] = field(default_factory=list)
+    resize: Side | None = None
+
+    def transform(self) -> Transform:
+        """From stored samples to this input of a model."""
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
+
+
+def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
+    """Return shape and transform of inputs as JSON can hold them, by name where they have names."""
+    if isinstance(x, dict):
+        assert isinstance(transform, NamedTransforms)
+        kinds = {
+            name: {"shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")} for name, t in x.items()
+        }
+        named = {name: kind | _lists(transform.parts.get(name)) for name, kind in kinds.items()}
+        return {"shape": [], "named": named}
+    assert isinstance(transform, Transform)
+    return {"shape": list(x.shape[1:]), **_lists(transform)}
+
+
+def _lists(transform: Transform | None) -> dict[str, Any]:
+    if transform is None:
+        return {}
+    found = {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
+    return found if transform.resize is None else {**found, "resize": transform.resize}

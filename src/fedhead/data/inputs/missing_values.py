@@ -1,0 +1,66 @@
+"""Missing values (NaN) of a table: what they are filled with, kept so that new samples are encoded alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedhead.core.tree.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class MissingValues:
+    """Fill the missing values of a table, and add one column per feature that lacked values in the training data.
+
+    Args:
+        mean: What each feature is filled with.
+        indicated: The features that have a column which is 1 where they were missing.
+    """
+
+    mean: tuple[float, ...]
+    indicated: tuple[int, ...]
+
+    @classmethod
+    def find(cls, training: Tensor) -> Self:
+        """Return the means of the training data, [N, F], and the features that it lacks values of."""
+        there = ~training.isnan()
+        mean = torch.where(there, training, 0).sum(0) / there.sum(0).clamp_min(1)
+        return cls(tuple(mean.tolist()), tuple((~there).any(0).nonzero()[:, 0].tolist()))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the table without missing values, [N, F + indicated]."""
+        missing = x.isnan()
+        indicators = missing[:, torch.tensor(self.indicated, dtype=torch.int64)]
+        return torch.cat([torch.where(missing, torch.tensor(self.mean).to(x), x), indicators.to(x)], 1)
+
+    def undo(self, filled: Tensor) -> Tensor:
+        """Return a filled table with NaN where values were missing, [N, F]."""
+        x = filled[:, : len(self.mean)].clone()
+        for place, feature in enumerate(self.indicated):
+            x[:, feature] = torch.where(filled[:, len(self.mean) + place] == 1, torch.nan, x[:, feature])
+        return x
+
+    def fits(self, x: Tensor) -> bool:
+        """Return whether samples are as they were before filling, and not filled already."""
+        return is_table(x) and x.shape[1] == len(self.mean)
+
+
+def is_table(t: Tensor) -> bool:
+    """Return whether inputs are rows of numbers, in which NaN can stand for a missing value."""
+    return t.dim() == 2 and t.is_floating_point()
+
+
+def fill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
+    """Fill the tables among inputs that are not filled yet.
+
+    Args:
+        x: Inputs, one or several by name.
+        missing: What to fill each named one with; a single one has the name "".
+    """
+    if isinstance(x, Tensor):
+        return missing[""](x) if "" in missing and missing[""].fits(x) else x
+    return {name: missing[name](t) if name in missing and missing[name].fits(t) else t for name, t in x.items()}

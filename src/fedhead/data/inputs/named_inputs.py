@@ -1,0 +1,110 @@
+"""Inputs of several parts, by name: an image and a table row, tokens and their mask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+from fedhead.core.tree.inputs import Inputs, shape_of
+from fedhead.data.inputs import arrays, padding
+
+LayoutLike = str | Mapping[str, str] | None  # of inputs: one for all, one per name, or to be inferred
+TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # what tokenizers call their outputs
+
+
+def is_named(x: Any) -> bool:
+    """Return whether inputs are named: a dictionary, or what a tokenizer returns."""
+    return isinstance(x, Mapping)
+
+
+def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inputs:
+    """Convert inputs to what is stored, see `fedhead.data.inputs.arrays.inputs`; named ones each by itself.
+
+    Booleans, such as masks, stay booleans. A named entry may have one number per sample, [N]: features become [N, 1].
+
+    Args:
+        x: Array, tensor or list of samples, or several by name.
+        layout: Layout of all, or by name; what is not given is inferred.
+        what: Name of the data in error messages.
+        missing: Whether NaN is allowed in features.
+
+    Raises:
+        BadInput: If something can't be converted, or the entries differ in length.
+    """
+    if not is_named(x):
+        if isinstance(layout, Mapping):
+            raise BadInput(f"layout gives one per name ({', '.join(layout)}), but {what} is one array: give one layout")
+        return arrays.inputs(x, layout, what, missing)
+    if not x:
+        raise BadInput(f"{what} is an empty dictionary: give at least one named array")
+    known = infer(x, layout, what)
+    made = {str(name): _entry(value, known[str(name)], f"{what}[{name!r}]", missing) for name, value in x.items()}
+    sizes = {name: len(t) for name, t in made.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise BadInput(f"{what}: its entries differ in their number of samples ({listed})")
+    return made
+
+
+def infer(x: Any, layout: LayoutLike, what: str) -> Any:
+    """Return the layout of inputs, by name where they have names; what is not given is inferred.
+
+    Raises:
+        BadInput: If an entry can be read in several ways, or a layout is given for a name that is not there.
+    """
+    if not is_named(x):
+        return arrays.infer_layout(x, what) if layout is None else layout
+    names = [str(name) for name in x]
+    given = dict(layout) if isinstance(layout, Mapping) else dict.fromkeys(names, layout)
+    if strange := [name for name in given if name not in names]:
+        raise BadInput(f"layout: {what} has no entry {strange[0]!r}, it has {', '.join(names)}")
+    return {str(name): given.get(str(name)) or _inferred(str(name), value, what) for name, value in x.items()}
+
+
+def prepare_like(x: Any, known: Inputs, stated: Any, what: str) -> tuple[Any, LayoutLike]:
+    """Return inputs and their layout so that they become like known ones, such as those of the run that uses them.
+
+    Args:
+        x: Inputs; samples of different lengths are filled up to the known ones'.
+        known: Stored inputs of the wanted shape and type.
+        stated: Layout of the known ones, if it was stated.
+        what: Name of the data in error messages.
+
+    Raises:
+        BadInput: If several layouts give the shape, or a sample is too long.
+    """
+    if isinstance(known, dict):
+        return padding.pad_to(x, shape_of(known)), arrays.stored_layout(known)
+    return x, arrays.fitting_layout(x, shape_of(known), stated, what)
+
+
+def _inferred(name: str, value: Any, what: str) -> str:
+    if _is_boolean(value):
+        return "mask"
+    if name in TOKENS:
+        logger.info("%s[%r] is read as layout=tokens", what, name)
+        return "tokens"
+    try:
+        return arrays.infer_layout(value, f"{what}[{name!r}]")
+    except BadInput as error:
+        raise BadInput(re.sub(r'layout="(\w+)"', rf'layout={{"{name}": "\1"}}', str(error))) from None
+
+
+def _entry(value: Any, layout: str, what: str, missing: bool) -> Tensor:
+    if _is_boolean(value):
+        return torch.as_tensor(np.asarray(value)) if not isinstance(value, Tensor) else value.detach().cpu()
+    tensor = arrays.to_tensor(value, what)
+    if tensor.ndim == 1 and layout == "tokens":
+        return arrays.inputs(tensor.unsqueeze(1), layout, what)[:, 0].contiguous()
+    return arrays.inputs(tensor.unsqueeze(1) if tensor.ndim == 1 else tensor, layout, what, missing)
+
+
+def _is_boolean(value: Any) -> bool:
+    return (value.dtype if isinstance(value, Tensor | np.ndarray) else np.asarray(value).dtype) in (torch.bool, bool)

@@ -1,0 +1,109 @@
+"""Samples of different lengths, filled up to one length with a mask that says where there are values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+
+MASKS = ("mask", "attention_mask")  # entries that say themselves where there are values
+
+
+def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill up what has different lengths, to the longest sample of all parts.
+
+    Lists of arrays or lists of different lengths become two entries: the values, filled up with 0, and booleans that
+    are true where there was a value. Everything else is returned as it is.
+
+    Args:
+        parts: Inputs by the name of the part (the training data, a client, the test set): arrays, lists, or
+            dictionaries of such.
+
+    Returns:
+        The parts, each a dictionary where something was filled up.
+
+    >>> pad_parts({"train": [[1, 2, 3], [4]]})["train"]["mask"].tolist()
+    [[True, True, True], [True, False, False]]
+    """
+    if all(isinstance(x, Mapping) for x in parts.values()) and parts:
+        made: dict[str, dict[str, Any]] = {part: dict(x) for part, x in parts.items()}
+        has_mask = any(name in x for x in made.values() for name in MASKS)
+        for name in dict.fromkeys(name for x in made.values() for name in x):
+            own = {part: x[name] for part, x in made.items() if name in x}
+            if (longest := _longest(own)) is not None:
+                for part, samples in own.items():
+                    made[part][name], mask = _pad(samples, longest, f"{part} {name}")
+                    if not has_mask:
+                        made[part][f"{name}_mask"] = mask
+        return dict(made)
+    if (longest := _longest(parts)) is None:
+        return dict(parts)
+    logger.info("samples of up to %d steps are filled up to one length, as inputs x and mask", longest)
+    return {part: dict(zip(("x", "mask"), _pad(x, longest, part), strict=True)) for part, x in parts.items()}
+
+
+def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Fill up samples to known lengths, as at the sites of a deployment, whose own samples may all be shorter.
+
+    Args:
+        x: Inputs: a list of samples, or lists and arrays by name.
+        shapes: Shape of one sample by name, of which the first number is the length.
+
+    Returns:
+        The inputs by name.
+
+    Raises:
+        BadInput: If a sample is longer.
+    """
+    made = dict(x) if isinstance(x, Mapping) else {"x": x}
+    for name in list(made):
+        if name not in shapes or not _is_list(made[name]):
+            continue
+        longest = max(len(sample) for sample in made[name])
+        if longest > shapes[name][0]:
+            raise BadInput(f"{name} has a sample of {longest} steps, the run is for {shapes[name][0]}: cut it")
+        made[name], mask = _pad(made[name], shapes[name][0], name)
+        for of_mask in ("mask", f"{name}_mask"):
+            if of_mask in shapes and of_mask not in made:
+                made[of_mask] = mask
+    return made
+
+
+def _longest(parts: Mapping[str, Any]) -> int | None:
+    """Return the length of the longest sample if lengths differ, else None."""
+    lengths: set[int] = set()
+    for samples in parts.values():
+        if not _is_list(samples):
+            return None
+        lengths |= {len(sample) for sample in samples}
+    return max(lengths) if len(lengths) > 1 else None
+
+
+def _is_list(samples: Any) -> bool:
+    """Return whether samples are a list of arrays or lists, which may differ in length."""
+    if isinstance(samples, np.ndarray) and samples.dtype == object:
+        samples = list(samples)
+    if not isinstance(samples, list | tuple) or not samples:
+        return False
+    return all(hasattr(s, "__len__") and not isinstance(s, str | bytes | Mapping) and np.ndim(s) for s in samples)
+
+
+def _pad(samples: Sequence[Any], length: int, what: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    arrays = [np.asarray(sample) for sample in samples]
+    full = [a for a in arrays if len(a)]
+    rest = {a.shape[1:] for a in full}
+    if len(rest) > 1 or not full:
+        few = ", ".join(str(("length", *shape)) for shape in sorted(rest)[:2])
+        raise BadInput(f"{what}: samples may differ in length only, these have the shapes {few or '(0,)'}")
+    made = np.zeros((len(arrays), length, *rest.pop()), np.result_type(*{a.dtype for a in full}))
+    mask = np.zeros((len(arrays), length), bool)
+    for row, there, array in zip(made, mask, arrays, strict=True):
+        if len(array):
+            row[: len(array)] = array
+            there[: len(array)] = True
+    return made, mask

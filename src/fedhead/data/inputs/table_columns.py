@@ -1,0 +1,201 @@
+"""Columns of a data frame as numbers: numbers stay as they are, categories become one column each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 1000  # categories of one column: more are texts or identifiers
+TEXTS = 20  # categories from which a column with a different value in most rows looks like texts or identifiers
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """How the columns of a data frame become features, the same for every client and for new data.
+
+    A column of numbers or booleans is one feature. A column of words or of pandas' type `category` is one feature per
+    category, which is 1 where the row has that category (one-hot).
+
+    Args:
+        categories: The categories of each column, in order; None for a column of numbers. The category None stands for
+            cells without a value.
+        missing: Whether cells may have no value: numbers are NaN then, and a category that training data always has
+            is 0 in all of its features.
+
+    >>> import pandas as pd
+    >>> columns = TableColumns.find([pd.DataFrame({"age": [61, 48], "smoker": ["yes", "no"]})])
+    >>> columns.names, columns.encode(pd.DataFrame({"smoker": ["no"], "age": [50]})).tolist()
+    (('age', 'smoker=no', 'smoker=yes'), [[50.0, 1.0, 0.0]])
+    """
+
+    categories: Mapping[str, tuple[Any, ...] | None]
+    missing: bool = False
+
+    @classmethod
+    def find(
+        cls,
+        frames: Sequence[pd.DataFrame],
+        inputs: Sequence[str] | None = None,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        missing: bool = False,
+    ) -> TableColumns:
+        """Find the columns' kinds and categories in training data.
+
+        Args:
+            frames: The training data of each client, or of all.
+            inputs: The columns to use; None for all.
+            categories: Categories of some columns, where the data may lack some; also of columns of numbers that are
+                codes. By default those of pandas' type `category`, otherwise the values in rising order.
+            missing: Whether cells may have no value.
+
+        Returns:
+            The columns.
+
+        Raises:
+            BadInput: If a column is not there, or is neither numbers nor categories.
+        """
+        given = dict(categories or {})
+        names = [str(name) for name in frames[0].columns] if inputs is None else list(inputs)
+        if strange := [name for name in given if name not in names]:
+            raise BadInput(f"categories: {strange[0]!r} is none of the columns {', '.join(names)}")
+        if not names:
+            raise BadInput("the table has no columns of inputs besides label, client and test mark: give some")
+        found = {
+            name: _categories(name, [_column(f, name) for f in frames], given.get(name), missing) for name in names
+        }
+        for name, values in found.items():
+            if values is not None:
+                rows = sum(map(len, frames))
+                if len(values) > max(TEXTS, rows / 2) and name not in given:
+                    logger.warning(
+                        "column %r has %d different values in %d rows, and becomes as many features: leave it out by "
+                        "inputs=[…], or read it as text by encode=…",
+                        name,
+                        len(values),
+                        rows,
+                    )
+                logger.info("column %s becomes %d columns, one per category", name, len(values))
+        return cls(found, missing)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features: COLUMN, or COLUMN=CATEGORY."""
+        return tuple(
+            name if value is _NUMBER else f"{name} missing" if value is None else f"{name}={value}"
+            for name, values in self.categories.items()
+            for value in ((_NUMBER,) if values is None else values)
+        )
+
+    def encode(self, frame: pd.DataFrame, what: str = "the table") -> NDArray[np.float32]:
+        """Return the features of a data frame, [rows, features].
+
+        Args:
+            frame: A data frame with these columns, in any order; others are left aside.
+            what: Name of the data in error messages.
+
+        Returns:
+            The features.
+
+        Raises:
+            BadInput: If a column is not there, or holds a category that the training data does not have.
+        """
+        parts = [np.zeros((len(frame), 0), np.float32)]
+        for name, values in self.categories.items():
+            column = _column(frame, name, what)
+            if values is None:
+                parts.append(_numbers(name, column, what)[:, None])
+            else:
+                parts.append(self._one_hot(name, column, values, what))
+        return np.concatenate(parts, 1)
+
+    def _one_hot(self, name: str, column: pd.Series[Any], values: tuple[Any, ...], what: str) -> NDArray[np.float32]:
+        place = {value: i for i, value in enumerate(values)}
+        made = np.zeros((len(column), len(values)), np.float32)
+        for row, (value, empty) in enumerate(zip(column.tolist(), column.isna().tolist(), strict=True)):
+            if empty and not self.missing:
+                raise BadInput(
+                    f'{what}: column {name!r} has no value in row {row}: fill it, or give missing="mean", for which '
+                    "this is a category"
+                )
+            if empty and None not in place:
+                continue
+            if not empty and value not in place:
+                raise BadInput(
+                    f"{what}: column {name!r} holds the category {value!r} in row {row}, which the training data does "
+                    f"not have: give categories={{{name!r}: […]}} with all of them"
+                )
+            made[row, place[None if empty else value]] = 1
+        return made
+
+
+_NUMBER = object()  # in place of a category, where a column is numbers
+
+
+def is_frame(source: Any) -> bool:
+    """Return whether something is a pandas data frame, without importing pandas."""
+    return type(source).__module__.partition(".")[0] == "pandas" and hasattr(source, "columns")
+
+
+def _column(frame: pd.DataFrame, name: str, what: str = "the table") -> pd.Series[Any]:
+    if name not in frame.columns:
+        raise BadInput(f"{what} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    column = frame[name]
+    if column.ndim != 1:
+        raise BadInput(f"{what} has two columns of the name {name!r}: rename one")
+    return column
+
+
+def _categories(
+    name: str, columns: Sequence[pd.Series[Any]], given: Sequence[Any] | None, missing: bool
+) -> tuple[Any, ...] | None:
+    """Return the categories of a column over all clients, or None for numbers."""
+    import pandas as pd
+
+    full = [column for column in columns if len(column)] or list(columns)
+    known = (str, int, float, np.number, np.bool_)
+    if given is not None:
+        values = list(dict.fromkeys(given))
+    elif all(isinstance(column.dtype, pd.CategoricalDtype) for column in full):
+        values = list(dict.fromkeys(value for column in full for value in column.cat.categories))
+    elif all(_is_numeric(column) or column.isna().all() for column in full):
+        return None  # booleans too
+    else:
+        every = [value for column in full for value in column.dropna().tolist()]
+        if strange := [value for value in every if not isinstance(value, known)]:
+            raise BadInput(
+                f"column {name!r} holds {type(strange[0]).__name__} such as {str(strange[0])!r}: give numbers or "
+                "categories, or leave it out by inputs=[…]"
+            )
+        values = list(dict.fromkeys(every))
+        if len({isinstance(value, str) for value in values}) > 1:
+            raise BadInput(f"column {name!r} holds both words and numbers: give one kind")
+        values.sort()
+    if len(values) > MOST:
+        raise BadInput(
+            f"column {name!r} has {len(values):,} different values, more than {MOST:,} categories: leave it out by "
+            "inputs=[…], or read it as text by encode=…"
+        )
+    return (*values, *([None] if missing and any(column.isna().any() for column in full) else []))
+
+
+def _is_numeric(column: pd.Series[Any]) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
+
+
+def _numbers(name: str, column: pd.Series[Any], what: str) -> NDArray[np.float32]:
+    try:
+        return np.asarray(column.to_numpy(np.float64, na_value=np.nan)).astype(np.float32)
+    except (TypeError, ValueError):
+        raise BadInput(f"{what}: column {name!r} must hold numbers, as the training data does") from None

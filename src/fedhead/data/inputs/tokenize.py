@@ -1,0 +1,56 @@
+"""Texts through the user's own tokenizer: any function from a text to its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedhead.core.system.errors import BadInput, user_code
+
+Tokenizer = Callable[[str], Any]
+
+
+def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
+    """Return the token ids of each text, as one list or, for tokenizers of Hugging Face, as one list per name.
+
+    Texts may differ in length; what they are filled up with comes later, where all clients' lengths are known.
+
+    Args:
+        texts: The texts.
+        tokenizer: Returns the ids of a text: a list or tensor, an object with `ids`, or a dictionary with `input_ids`.
+
+    Raises:
+        BadInput: If it fails, or returns something else.
+
+    >>> [ids.tolist() for ids in tokenized(["ab", "c"], lambda text: [ord(letter) for letter in text])]
+    [[97, 98], [99]]
+    """
+    with user_code("encode"):
+        made = [tokenizer(text) for text in texts]
+    if not made or not isinstance(made[0], Mapping):
+        return _some([_ids(value, i) for i, value in enumerate(made)])
+    return {str(name): _some([_ids(value[name], i) for i, value in enumerate(made)]) for name in made[0]}
+
+
+def _some(found: list[Any]) -> list[Any]:
+    """Return the ids of all texts, of which one must have some."""
+    if found and not any(len(ids) for ids in found):
+        raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
+    return found
+
+
+def _ids(value: Any, row: int) -> Any:
+    try:
+        ids = np.asarray(getattr(value, "ids", value))
+    except ValueError:
+        ids = np.zeros(0, object)
+    if ids.ndim == 2 and len(ids) == 1:  # return_tensors="pt" gives a batch of one text
+        ids = ids[0]
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise BadInput(
+            f"encode: the tokenizer returns {type(value).__name__} for text {row}; it must return the ids of the "
+            "tokens, whole numbers"
+        )
+    return ids.astype(np.int64)

@@ -1,0 +1,111 @@
+"""Building blocks of partitions: counts from shares, rows from counts, Dirichlet shares that stay finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+
+Rows = NDArray[np.int64]
+_SMALLEST = 1e-100  # a smaller alpha gives the same result: one client gets the whole class
+
+
+def apportion(share: NDArray[np.float64], total: int) -> Rows:
+    """Round shares to whole numbers that add up to a total (largest remainder method).
+
+    Args:
+        share: Shares that sum to 1, [n].
+        total: Sum of the result.
+
+    Returns:
+        Counts, [n].
+
+    >>> apportion(np.array([0.5, 0.3, 0.2]), 4)
+    array([2, 1, 1])
+    """
+    exact = share * total
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")  # largest remainders first
+    counts[order[: total - counts.sum()]] += 1
+    return counts
+
+
+def assign_rows(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
+    """Assign random rows of each class to the clients.
+
+    Args:
+        y: Labels, [N].
+        counts: Samples per client and class, [clients, classes].
+        rng: Random generator.
+
+    Returns:
+        The rows of each client.
+    """
+    parts = []
+    for c in range(counts.shape[1]):
+        rows = rng.permutation(np.flatnonzero(y == c))
+        parts.append(np.split(rows, np.cumsum(counts[:-1, c])))
+    return [np.concatenate(own) for own in zip(*parts, strict=True)]
+
+
+def log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Draw logarithms of Gamma(α) variables; their softmax is a Dirichlet sample that stays finite for any α.
+
+    Gamma(α) itself underflows for small α, and the shares become 0/0. But Gamma(α) = Gamma(α+1) · U^(1/α) in
+    distribution, whose logarithm does not.
+    """
+    alpha = max(alpha, _SMALLEST)
+    boost: NDArray[np.float64] = np.log(rng.standard_gamma(alpha + 1.0, shape))
+    return boost + np.log(1.0 - rng.random_sample(shape)) / alpha
+
+
+def softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the softmax along the last axis."""
+    share = np.exp(log - log.max(axis=-1, keepdims=True))
+    return np.asarray(share / share.sum(axis=-1, keepdims=True))
+
+
+def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
+    """Choose n rows in which each class keeps its share.
+
+    Args:
+        y: Labels, [N].
+        n: Number of rows.
+        seed: Seed of the choice.
+
+    Returns:
+        Sorted rows, [n].
+
+    Raises:
+        BadInput: If n is not in 1 … N.
+    """
+    if not 1 <= n <= len(y):
+        raise BadInput(f"samples: {n} must be between 1 and {len(y)}, the size of the data set")
+    order = random.permutation(random.key(seed, "subset"), len(y))
+    quota = apportion(np.bincount(y) / len(y), n)
+    return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)
+
+
+def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Rows, Rows]:
+    """Split rows in two, each class by the same share.
+
+    Args:
+        y: Labels, [N].
+        share: Share of the second part, between 0 and 1.
+        seed: Seed of the choice.
+
+    Returns:
+        The sorted rows of both parts.
+
+    Raises:
+        BadInput: If one of them would be empty.
+    """
+    size = round(share * len(y))
+    if not 0 < size < len(y):
+        raise BadInput(f"test: a share of {share} of {len(y)} samples leaves one part empty; give test=(x, y)")
+    chosen = stratified(y, size, seed)
+    return np.setdiff1d(np.arange(len(y)), chosen), chosen

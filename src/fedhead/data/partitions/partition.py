@@ -1,0 +1,253 @@
+"""Partitions: how the samples of one data set are distributed over clients.
+
+Every sample goes to exactly one client. Random numbers come from numpy's `RandomState`, whose streams are frozen, so a
+seed gives the same partition on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.parameters import Checked, check
+from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.data.partitions.allocation import Rows, apportion, assign_rows, log_gamma, softmax
+
+
+@dataclass(frozen=True)
+class Partition(Checked):
+    """A rule that distributes samples over clients."""
+
+    def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
+        """Distribute samples over clients.
+
+        Args:
+            y: Labels, [N]; targets that are no classes, [N, T].
+            classes: Number of classes.
+            clients: Number of clients.
+            seed: Seed of the partition.
+
+        Returns:
+            The sorted rows of each client; every row belongs to exactly one client.
+
+        Raises:
+            BadInput: If the arguments are invalid, or the rule does not assign every row to exactly one client.
+        """
+        y = np.asarray(y)
+        check("clients", clients, Annotated[int, AtLeast(1)])
+        if clients > len(y):
+            raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
+        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
+            raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
+        rng = self.generator(seed)
+        labels = y.copy()  # a rule that changes its labels must not change the data
+        return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
+
+    def generator(self, seed: int) -> np.random.RandomState:
+        """Return the random generator of a partition's seed.
+
+        Args:
+            seed: The seed.
+
+        Returns:
+            The generator that `assign` draws from.
+        """
+        return np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign samples to clients; the arguments are already checked.
+
+        Args:
+            y: Labels, [N].
+            classes: Number of classes.
+            clients: Number of clients.
+            rng: Random numbers, seeded.
+
+        Returns:
+            The rows of each client, in any order.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """Shuffled and distributed evenly: every client has the same distribution."""
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
+
+    def __str__(self) -> str:
+        return "iid"
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class is distributed by its own Dir(α) over clients, as in FedETF; no cap and no minimum."""
+
+    alpha: Annotated[float, Above(0)]  # α: the smaller, the fewer clients share a class
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
+        sizes = np.bincount(y, minlength=classes)
+        # round the cumulative shares; the last client gets the rest of each class
+        cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
+        cuts[:, -1] = sizes
+        return assign_rows(y, np.diff(cuts, axis=1, prepend=0).T, rng)
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha!r})"
+
+
+@dataclass(frozen=True)
+class CappedDirichlet(Partition):
+    """Dir(α) per class, but a client with N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
+
+    alpha: Annotated[float, Above(0)]  # α
+    # minimum samples per client: the whole partition is drawn again until it holds
+    minimum: Annotated[int, AtLeast(0)] = 10
+    tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        if self.minimum * clients > len(y):
+            raise BadInput(
+                f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
+                f"{self.minimum * clients} samples, there are {len(y)}; use fewer clients or a smaller minimum"
+            )
+        sizes = np.bincount(y, minlength=classes)
+        draws_at_once = 100  # draws at a time; fixed, since it determines the random stream
+        for _ in range(math.ceil(self.tries / draws_at_once)):
+            counts = self._draw(sizes, clients, draws_at_once, rng)
+            enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
+            if enough.size:
+                return assign_rows(y, counts[enough[0]], rng)
+        raise BadInput(
+            f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
+            f"use a larger alpha, fewer clients, or dirichlet({self.alpha!r}) without a minimum"
+        )
+
+    def _draw(self, sizes: Rows, clients: int, draws: int, rng: np.random.RandomState) -> Rows:
+        """Return the counts [draws, clients, classes] of several draws at once."""
+        counts = np.zeros((draws, clients, len(sizes)), np.int64)
+        held = np.zeros((draws, clients), np.int64)
+        for c in np.flatnonzero(sizes):
+            # full clients are removed before the shares are normalized; some client always remains
+            log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
+            cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
+            cuts[:, -1] = sizes[c]
+            counts[:, :, c] = np.diff(cuts, axis=1, prepend=0)
+            held += counts[:, :, c]
+        return counts
+
+    def __str__(self) -> str:
+        minimum = "" if self.minimum == 10 else f", minimum={self.minimum}"
+        return f"dirichlet({self.alpha!r}, capped{minimum})"
+
+
+@dataclass(frozen=True)
+class EqualDirichlet(Partition):
+    """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text describes.
+
+    In random order each client fills its quota with its proportions; when a class is used up, the remaining
+    proportions are normalized again (Hsu et al., 2019), so late clients deviate from their draw.
+    """
+
+    alpha: Annotated[float, Above(0)]  # α
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        left = np.bincount(y, minlength=classes)
+        log = log_gamma(rng, self.alpha, (clients, classes))
+        quota = np.full(clients, len(y) // clients)
+        quota[: len(y) % clients] += 1
+        counts = np.zeros((clients, classes), np.int64)
+        for k in rng.permutation(clients):
+            while (open_ := quota[k] - counts[k].sum()) > 0:  # every pass fills the quota or uses a class up
+                share = softmax(np.where(left > 0, log[k], -np.inf))
+                take = np.minimum(apportion(share, int(open_)), left)
+                counts[k] += take
+                left -= take
+        return assign_rows(y, counts, rng)
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha!r}, equal)"
+
+
+@dataclass(frozen=True)
+class Skewed(Partition):
+    """Every client has a few distinct random classes, and each class is shared evenly by its clients.
+
+    Classes are assigned as evenly as possible, at random among those with the fewest clients, so that each has one.
+    With balanced classes, and clients × `per_client` a multiple of their number, each client gets N/(cK) samples of
+    each of its c classes (FedClassAvg); otherwise the clients of a class differ by one sample.
+    """
+
+    per_client: Annotated[int, AtLeast(1)]  # c
+
+    def check(self, held: int, clients: int) -> None:
+        """Raise `BadInput` if the data has fewer classes than each client needs, or some class would have no client."""
+        if self.per_client > held:
+            raise BadInput(f"partition {self}: the data holds only {held} classes; use skewed({held})")
+        if self.per_client * clients < held:
+            need = math.ceil(held / clients)
+            raise BadInput(
+                f"partition {self}: {clients} clients with {self.per_client} of {held} classes would leave "
+                f"classes without a client; use skewed({need}) or more clients"
+            )
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        sizes = np.bincount(y, minlength=classes)
+        present = np.flatnonzero(sizes)
+        self.check(len(present), clients)
+        holds = np.zeros((clients, len(present)), bool)
+        for k in range(clients):
+            order = np.lexsort((rng.random_sample(len(present)), holds.sum(axis=0)))  # held least first, ties at random
+            holds[k, order[: self.per_client]] = True
+        counts = np.zeros((clients, classes), np.int64)
+        for column, c in zip(holds.T, present, strict=True):
+            holders = rng.permutation(np.flatnonzero(column))  # who takes the odd samples
+            counts[holders, c] = sizes[c] // len(holders)
+            counts[holders[: sizes[c] % len(holders)], c] += 1
+        return assign_rows(y, counts, rng)
+
+    def __str__(self) -> str:
+        return f"skewed({self.per_client})"
+
+
+@dataclass(frozen=True)
+class Natural(Partition):
+    """The clients that the data itself has: groups, one folder per client, or an array of a file.
+
+    `Federation` reads them; there is nothing to assign.
+    """
+
+    column: str = "site"  # the array of an .npz file that says which client each sample belongs to
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        raise BadInput(f"partition {self}: this data names no clients; use iid, dirichlet(alpha) or skewed(2)")
+
+    def __str__(self) -> str:
+        return "natural" if self.column == "site" else f"natural({self.column})"
+
+
+def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
+    """The rows in rising order, after a check that every sample was assigned to exactly one client."""
+    if len(assigned) != clients:
+        raise BadInput(f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
+    rows = [np.sort(np.asarray(own)) for own in assigned]
+    odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
+    if odd is not None:
+        raise BadInput(f"partition {rule}: the rows of client {odd} are no list of whole numbers")
+    every = np.concatenate(rows).astype(np.int64)
+    if len(every) and (every.min() < 0 or every.max() >= samples):
+        raise BadInput(f"partition {rule}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")
+    times = np.bincount(every, minlength=samples)
+    if (times != 1).any():
+        row = int(np.argmax(times != 1))
+        raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every row goes to exactly one")
+    return [own.astype(np.int64) for own in rows]

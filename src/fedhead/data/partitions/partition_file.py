@@ -1,0 +1,84 @@
+"""Partitions on disk: which rows each client holds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import Unreadable
+from fedhead.core.tree.treefile import atomic
+from fedhead.data.inputs.formats import read_npz
+from fedhead.data.partitions.allocation import Rows
+
+
+def save(
+    path: Path,
+    rows: list[Rows],
+    local: list[Rows] | None,
+    client_test_from: str,
+    text: str,
+    more: Mapping[str, Sequence[str] | NDArray[Any] | None],
+) -> None:
+    """Write a partition to a file: all rows in one array, the end of each client's rows in another.
+
+    Args:
+        path: The file.
+        rows: Training rows of each client.
+        local: Test rows of each client.
+        client_test_from: What those are rows of.
+        text: The partition's name.
+        more: Arrays that reports may want, such as `class_names`.
+    """
+    entries: dict[str, Any] = pack(rows, "rows", "ends")
+    if local is not None:
+        entries |= pack(local, "local", "local_ends")
+    entries |= {name: np.array(values) for name, values in more.items() if values is not None}
+    write(path, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
+
+
+def load(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
+    """Read a partition written by `save`."""
+    held = read_npz(path)
+    try:
+        rows = unpack(held, "rows", "ends")
+        local = unpack(held, "local", "local_ends") if "local" in held else None
+        return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
+    except (KeyError, IndexError) as error:
+        raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
+
+
+def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:
+    """Return 16 characters that two partitions share if each client trains and tests on the same rows in both."""
+    digest = hashlib.blake2b(client_test_from.encode(), digest_size=8)
+    for part in (rows, local or []):
+        digest.update(np.array([len(part), *(len(r) for r in part)], dtype="<i8").tobytes())
+        for r in part:
+            digest.update(np.ascontiguousarray(r, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
+    """Return two arrays, under these names: the rows of all clients, and the end of each client's rows."""
+    return {values: np.concatenate(rows), ends: np.cumsum([len(r) for r in rows])}
+
+
+def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
+    """Return the rows of each client from the arrays of `pack`."""
+    rows, stops = held[values], held[ends]
+    if rows.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (rows, stops)):
+        raise IndexError(f"{values} and {ends} must be rows of whole numbers")
+    stops = stops.astype(np.int64)
+    if not stops.size or stops[0] < 0 or stops[-1] != len(rows) or (np.diff(stops) < 0).any():
+        raise IndexError(f"{ends} must rise to the {len(rows)} rows of {values}")
+    return [part.astype(np.int64) for part in np.split(rows, stops[:-1])]
+
+
+def write(path: Path, **entries: NDArray[Any]) -> None:
+    """Write arrays to an .npz file, all of them or nothing."""
+    with atomic(path) as draft, draft.open("wb") as file:
+        np.savez_compressed(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes entries for flags

@@ -1,0 +1,192 @@
+"""Partitions by name: `parse("dirichlet(0.1, capped)")` reads what a recipe says.
+
+A user's own partition is a subclass of `Partition`, or a function `(y, clients, rng, parameters with defaults)` that
+returns one array of rows per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.component_check import check_class, check_function
+from fedhead.core.components.component_syntax import Call
+from fedhead.core.components.parameters import parameters, required
+from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput, user_code
+from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.partition import (
+    IID,
+    CappedDirichlet,
+    Dirichlet,
+    EqualDirichlet,
+    Natural,
+    Partition,
+    Skewed,
+)
+from fedhead.data.partitions.published_splits import FedETFDirichlet, MoonDirichlet
+
+PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
+CALLED_WITH = ("y", "clients", "rng")  # a user's function
+
+
+@dataclass(frozen=True)
+class FromFunction(Partition):
+    """A user's function `(y, clients, rng, **parameters)` that returns one array of rows per client."""
+
+    function: Callable[..., Any]
+    text: str = field(repr=False, compare=False)  # as the recipe writes it
+    parameters: Mapping[str, Any]
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        with user_code(f"partition {self}"):
+            return list(self.function(y, clients, rng, **self.parameters))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Form(NamedTuple):
+    """One way to write a built-in partition, a line of `fedhead ls partitions`."""
+
+    text: str
+    parameters: str
+    description: str
+
+
+class PartitionEntry(NamedTuple):
+    """A partition by name: how it is made from its text."""
+
+    make: Callable[[Call], Partition]
+    forms: tuple[Form, ...] = ()
+
+
+P = TypeVar("P")
+PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
+"""The partitions by name."""
+
+
+def partition(name: str) -> Callable[[P], P]:
+    """Register a partition under a name.
+
+    Args:
+        name: The name, for recipes and the command line.
+
+    Returns:
+        A decorator of subclasses of `Partition`, or of functions `(y, clients, rng, …)`.
+    """
+    return PARTITIONS.decorator(name)
+
+
+def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
+    """Return the partition of a text as recipes write it, of a class or function, or the one given.
+
+    Args:
+        rule: Such as "dirichlet(0.1)", or the user's own class or function, which then has its defaults.
+        folders: Where `file.py:name` is looked for, before the working directory.
+
+    Raises:
+        BadInput: If there is no such partition, or its parameters can't be read or are out of range.
+
+    >>> parse("dirichlet(0.1, equal)")
+    EqualDirichlet(alpha=0.1)
+    >>> str(parse("skewed( 2 )"))
+    'skewed(2)'
+    """
+    if isinstance(rule, Partition):
+        return rule
+    call, entry = PARTITIONS.resolve_call(rule, folders)
+    return entry.make(call)
+
+
+def _checked(found: Any, name: str) -> PartitionEntry:
+    if isinstance(found, PartitionEntry):
+        return found
+    if isinstance(found, type) and issubclass(found, Partition):
+        cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
+        return PartitionEntry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
+    function = check_function(
+        found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
+    )
+    own = dict(list(parameters(function).items())[len(CALLED_WITH) :])
+    needed = [word for word in required(function) if word in own]
+    return PartitionEntry(lambda call: FromFunction(function, call.text, call.arguments("partition", own, needed)))
+
+
+# -- the built-in ones --------------------------------------------------------------------------------
+def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
+    def made(call: Call) -> Partition:
+        return make(**call.arguments("partition", parameters(make), required(make)))
+
+    PARTITIONS.register(name, PartitionEntry(made, forms))
+
+
+def _dirichlet(
+    alpha: Annotated[float, Above(0)],
+    form: Literal["plain", "capped", "equal", "moon", "fedetf"] = "plain",
+    minimum: Annotated[int, AtLeast(0)] | None = None,
+) -> Partition:
+    """One of five partitions by the Dirichlet distribution."""
+    if form == "capped":
+        return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
+    if minimum is not None:
+        raise BadInput(f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)")
+    forms: dict[str, Callable[[float], Partition]] = {
+        "plain": Dirichlet,
+        "equal": EqualDirichlet,
+        "moon": MoonDirichlet,
+        "fedetf": FedETFDirichlet,
+    }
+    return forms[form](alpha)
+
+
+_built_in("iid", IID, Form("iid", "", "shuffled and distributed evenly"))
+_built_in(
+    "dirichlet",
+    _dirichlet,
+    Form(
+        "dirichlet(alpha)",
+        "alpha > 0",
+        "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
+    ),
+    Form(
+        "dirichlet(alpha, capped)",
+        "alpha > 0, minimum=10",
+        "the same, with a cap of N/K samples per client and a minimum (MOON, CCVR)",
+    ),
+    Form(
+        "dirichlet(alpha, moon)",
+        "alpha > 0",
+        "the capped rule, seeded as np.random.seed does: the very splits of MOON's public code",
+    ),
+    Form(
+        "dirichlet(alpha, fedetf)",
+        "alpha > 0",
+        "the plain rule, seeded as np.random.seed does: the very splits of FedETF's public code",
+    ),
+    Form(
+        "dirichlet(alpha, equal)",
+        "alpha > 0",
+        "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
+    ),
+)
+_built_in(
+    "skewed",
+    Skewed,
+    Form(
+        "skewed(per_client)",
+        "per_client >= 1",
+        "a few distinct classes per client, each shared evenly by those who hold it",
+    ),
+)
+_built_in(
+    "natural",
+    Natural,
+    Form("natural", "column=site", "the clients that the data itself has: an array of an .npz file, or folders"),
+)

@@ -1,0 +1,76 @@
+"""The splits of papers' published code, row for row: a seed means here what it means there.
+
+Splits of one α differ by more than methods do, so that published results are compared on the splits that they are of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.ranges import Above
+from fedhead.core.system.errors import BadInput
+from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.partition import CappedDirichlet, Partition
+
+
+@dataclass(frozen=True)
+class PublishedSplit(Partition):
+    """A rule whose random numbers are those that NumPy draws after `np.random.seed(seed)`."""
+
+    alpha: Annotated[float, Above(0)]  # α
+
+    def generator(self, seed: int) -> np.random.RandomState:
+        return np.random.RandomState(seed & 0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class MoonDirichlet(PublishedSplit):
+    """The splits of MOON's public code: the rule of `CappedDirichlet`."""
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        for _ in range(1000):
+            held: list[list[int]] = [[] for _ in range(clients)]
+            for c in np.unique(y):
+                rows = np.flatnonzero(y == c)
+                rng.shuffle(rows)  # before the shares are drawn: the order decides the stream
+                share = rng.dirichlet(np.repeat(self.alpha, clients))
+                share = share * np.array([len(own) < len(y) / clients for own in held])
+                if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
+                    break
+                cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+                for own, part in zip(held, np.split(rows, cuts), strict=True):
+                    own.extend(part.tolist())
+            else:
+                if min(map(len, held)) >= CappedDirichlet.minimum:
+                    return [np.asarray(own) for own in held]
+        few = f"1000 draws left some of the {clients} clients under 10 samples"
+        raise BadInput(f"partition {self}: {few}; use a larger alpha")
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha!r}, moon)"
+
+
+@dataclass(frozen=True)
+class FedETFDirichlet(PublishedSplit):
+    """The splits of FedETF's public code: the rule of `Dirichlet`."""
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        by_class = [np.flatnonzero(y == c) for c in range(classes)]
+        for rows in by_class:
+            rng.shuffle(rows)  # all classes before the shares are drawn: the order decides the stream
+        share = rng.dirichlet(np.repeat(self.alpha, clients), classes)
+        if not np.isfinite(share).all():
+            raise BadInput(f"partition {self}: NumPy can't draw shares for so small an alpha; use a larger one")
+        held: list[list[Rows]] = [[] for _ in range(clients)]
+        for rows, mine in zip(by_class, share, strict=True):
+            cuts = np.minimum(np.cumsum(np.rint(mine * len(rows)))[:-1].astype(int), len(rows))
+            for own, part in zip(held, np.split(rows, cuts), strict=True):
+                own.append(part)
+        return [np.concatenate(own) for own in held]
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha!r}, fedetf)"

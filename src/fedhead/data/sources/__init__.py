@@ -1,0 +1,1 @@
+"""Data sets: built-in ones, files and folders."""

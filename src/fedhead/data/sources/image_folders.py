@@ -1,0 +1,96 @@
+"""Folders of images, decoded once to an array that is cached next to the data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import tensors_of
+from fedhead.core.tree.treefile import atomic
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.formats import read_npz
+from fedhead.data.sources import images
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
+
+
+def subfolders(path: Path) -> list[Path]:
+    """List the folders in a folder by name, without hidden ones."""
+    return sorted(d for d in path.iterdir() if d.is_dir() and not d.name.startswith("."))
+
+
+def pictures(path: Path) -> list[Path]:
+    """List the image files in a folder by name, or those in its subfolder `images` (Tiny-ImageNet)."""
+    found = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
+    return found or (pictures(path / "images") if (path / "images").is_dir() else [])
+
+
+def decode(root: Path, names: Sequence[str], size: int | None = None, channels: int | None = None) -> Samples:
+    """Read the images of a folder that has one folder per class.
+
+    Args:
+        root: The folder.
+        names: Classes in order.
+        size: Resizes images to size × size.
+        channels: 1 or 3; by default 1 if all images are gray.
+
+    Raises:
+        BadInput: If the folder or its images can't be read.
+    """
+    if not root.is_dir():
+        raise BadInput(f"{root}: no such folder")
+    listed = [
+        (picture, c) for c, name in enumerate(names) if (root / name).is_dir() for picture in pictures(root / name)
+    ]
+    return decode_list(root, listed, size, channels)
+
+
+def decode_list(
+    root: Path, listed: Sequence[tuple[Path, int]], size: int | None = None, channels: int | None = None
+) -> Samples:
+    """Read image files and their classes as samples; see `decode`."""
+    if not listed:
+        raise BadInput(f"{root}: no PNG, JPEG or WebP images in its class folders")
+    files = [images.Source(str(path), path) for path, _ in listed]
+    with _progress(f"decoding {root.name}", len(listed)) as advance:
+        x = images.decode(files, size, channels, advance)
+    return Samples(torch.from_numpy(x), torch.tensor([c for _, c in listed], dtype=torch.int64))
+
+
+def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int | None, channels: int) -> Samples:
+    """Read images like `decode_list`, or from the cache of an earlier call if the list of files is unchanged."""
+    listing = "\n".join(f"{path.relative_to(root)}\t{c}" for path, c in listed)
+    digest = hashlib.sha256(listing.encode()).hexdigest()[:16]
+    cache = root / f".fedhead-{key}-{digest}.npz"
+    if cache.is_file():
+        try:
+            held = read_npz(cache)
+            return Samples(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
+        except (BadInput, KeyError):
+            cache.unlink(missing_ok=True)  # incomplete or damaged: decode again
+    data = decode_list(root, listed, size, channels)
+    if os.access(root, os.W_OK):
+        with atomic(cache) as draft, draft.open("wb") as file:
+            np.savez(file, x=tensors_of(data.x)[0].numpy(), y=data.y.numpy())
+    return data
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on stderr, for long work only."""
+    if total < 2000:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,166 @@
+"""Decoding of image files: known formats only, of one size, as bytes.
+
+Files come from anywhere, so nothing but PNG, JPEG and WebP is opened (other formats of Pillow start programs), and
+an image that would unpack to an unreasonable size is refused before it is unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import AtLeast, AtMost
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
+from fedhead.core.system.special_files import refuse_special
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MAX_PIXELS = 1 << 26  # of one image
+SIZE = Annotated[int, AtLeast(1), AtMost(8192)]  # of resized images
+_GRAY = ("1", "L", "LA", "I;16", "I")
+_WIDE = ("I;16", "I")  # 16 bits per pixel: PNG has no wider ones
+_WHITE = 65535
+
+
+class Source(NamedTuple):
+    """An image that is still encoded."""
+
+    name: str  # in error messages
+    data: Path | bytes
+
+
+def decode(
+    sources: Sequence[Source],
+    size: int | None = None,
+    channels: int | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> NDArray[np.uint8]:
+    """Decode images to one array.
+
+    Images of 16 bits are scaled to 8 bits, 65535 becoming 255.
+
+    Args:
+        sources: The images.
+        size: Resizes them to size × size; without it all must have the same size.
+        channels: 1 or 3; by default 1 if all images are gray.
+        advance: Called after each image.
+
+    Returns:
+        Images, [N, channels, height, width].
+
+    Raises:
+        BadInput: If an image can't be read, is too large, or differs from the others in size.
+    """
+    if size is not None:
+        check("size", size, SIZE)
+    shape, gray = _survey(sources, size)
+    channels = channels or (1 if gray else 3)
+    try:
+        x = np.empty((len(sources), channels, *shape), np.uint8)
+    except MemoryError:
+        raise BadInput(f"{len(sources)} images of {shape[1]}x{shape[0]} do not fit into memory: give a size") from None
+    brightest = -1  # of images with 16 bits
+    for i, source in enumerate(sources):
+        with _opened(source) as picture:
+            if picture.mode in _WIDE:
+                picture, top = _eight_bits(picture)
+                brightest = max(brightest, top)
+            pixels = _pixels(picture, size, channels)
+        x[i] = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+        advance()
+    if 0 <= brightest < 4096:
+        raise BadInput(
+            f"{sources[0].name} and others have 16 bits per pixel but only values up to {brightest} of {_WHITE}: scale "
+            "them to 8 bits first"
+        )
+    if brightest >= 0:
+        logger.warning("images of 16 bits per pixel are scaled to 8 bits, %d becoming 255", _WHITE)
+    return x
+
+
+def _survey(sources: Sequence[Source], size: int | None) -> tuple[tuple[int, int], bool]:
+    """Return the height and width of all images, and whether all are gray; only the headers are read."""
+    first: tuple[int, int] | None = None
+    gray = True
+    for source in sources:
+        with _opened(source) as picture:
+            width, height = picture.size
+            if size is None and first not in (None, (height, width)):
+                assert first is not None
+                raise BadInput(
+                    f"{source.name}: an image of {width}x{height} among others of {first[1]}x{first[0]}; give a size "
+                    "(size=64, in a recipe size: 64) to resize all images to"
+                )
+            first = first or (height, width)
+            gray = gray and picture.mode in _GRAY
+    assert first is not None
+    return (size, size) if size else first, gray
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[Image]:
+    """Open an image; whatever is wrong with it is raised as `BadInput`."""
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(source.data, Path):
+        refuse_special(source.data)
+    try:
+        with warnings.catch_warnings(), _stream(source.data) as file:
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is a lower one
+            with Image.open(file, formats=FORMATS) as picture:
+                if picture.width * picture.height > MAX_PIXELS:
+                    limit = f"the limit is {MAX_PIXELS:,} pixels"
+                    raise BadInput(
+                        f"{source.name}: an image of {picture.width}x{picture.height}, {limit}; resize it first"
+                    )
+                yield picture
+    except Image.DecompressionBombError:
+        raise BadInput(f"{source.name}: an image of more than {MAX_PIXELS:,} pixels; resize it first") from None
+    except UnidentifiedImageError:
+        raise BadInput(f"{source.name}: not a readable image of the formats {', '.join(FORMATS)}") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by Pillow for damaged files
+        raise BadInput(f"{source.name}: not a readable image ({error}); delete it or fetch it again") from None
+
+
+def _stream(data: Path | bytes) -> IO[bytes]:
+    return _CappedReader(io.FileIO(data)) if isinstance(data, Path) else io.BytesIO(data)
+
+
+class _CappedReader(io.BufferedReader):
+    """A file that is never asked for more than it holds: a damaged image may claim a part of 4 GiB."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        whole = os.fstat(self.fileno()).st_size
+        return super().read(size if size is None else min(size, whole))
+
+
+def _eight_bits(picture: Image) -> tuple[Image, int]:
+    """Return an image of 16 bits with 8, and its largest value."""
+    from PIL import Image
+
+    wide = np.asarray(picture).astype(np.int64)
+    scaled = (wide.clip(0, _WHITE) * 255 + _WHITE // 2) // _WHITE
+    return Image.fromarray(scaled.astype(np.uint8)), int(wide.max())
+
+
+def _pixels(picture: Image, size: int | None, channels: int) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    own = picture.convert("L" if channels == 1 else "RGB")
+    if size and own.size != (size, size):
+        own = own.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(own)

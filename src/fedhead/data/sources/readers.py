@@ -1,0 +1,180 @@
+"""Readers of the standard data sets: where each is found in a data folder, and how it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs import formats
+from fedhead.data.inputs.arrays import Samples, inputs
+from fedhead.data.sources import image_folders
+from fedhead.data.sources.download import Remote, fetch, missing
+
+Part = Literal["train", "test"]
+
+# The md5 of each file's contents (unpacked, for idx.gz), as published or as the published archives hold them.
+MD5: dict[str, str] = {
+    "cifar-10-batches-py/data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "cifar-10-batches-py/data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "cifar-10-batches-py/data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "cifar-10-batches-py/data_batch_4": "634d18415352ddfa80567beed471001a",
+    "cifar-10-batches-py/data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "cifar-10-batches-py/test_batch": "40351d587109b95175f43aff81a1287e",
+    "cifar-100-python/train": "16019d7e3df5f24257cddd939b257f8d",
+    "cifar-100-python/test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "mnist/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "mnist/train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "mnist/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "mnist/t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    "fashionmnist/train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "fashionmnist/train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "fashionmnist/t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "fashionmnist/t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+CIFAR10 = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
+CIFAR100 = Remote("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")
+CINIC10 = Remote(
+    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"
+)
+TINY = Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
+EMNIST = Remote("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
+UNION = "emnist-letters-union.npz"
+_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
+
+
+def cifar10(root: Path, part: Part, download: bool) -> Samples:
+    """Read CIFAR-10's Python batches."""
+    names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
+    return _cifar("cifar10", "cifar-10-batches-py", names, b"labels", CIFAR10, root, download)
+
+
+def cifar100(root: Path, part: Part, download: bool) -> Samples:
+    """Read CIFAR-100's Python files, with the 100 fine labels."""
+    return _cifar("cifar100", "cifar-100-python", [part], b"fine_labels", CIFAR100, root, download)
+
+
+def _cifar(
+    dataset: str, folder: str, names: list[str], label: bytes, remote: Remote, root: Path, download: bool
+) -> Samples:
+    files = [f"{folder}/{name}" for name in names]
+    absent = [name for name in files if not (root / name).is_file()]
+    if absent:
+        fetch(dataset, absent, remote, root, download)
+    parts = [formats.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
+    y = np.concatenate([y for _, y in parts])
+    return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
+
+
+def mnist(root: Path, part: Part, download: bool) -> Samples:
+    """Read MNIST's idx files."""
+    return _idx_pair("mnist", [root / "mnist", root / "MNIST" / "raw", root], MNIST, root / "mnist", part, download)
+
+
+def fashionmnist(root: Path, part: Part, download: bool) -> Samples:
+    """Read Fashion-MNIST's idx files, also from Debian's package."""
+    places = [root / "fashionmnist", root / "fashion-mnist", root / "FashionMNIST" / "raw", DEBIAN]
+    return _idx_pair("fashionmnist", places, FASHION, root / "fashionmnist", part, download)
+
+
+def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Part, download: bool) -> Samples:
+    prefix = "train" if part == "train" else "t10k"
+    arrays = []
+    for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+        path = _find(places, name)
+        if path is None:
+            fetch(dataset, [f"{name}.gz"], Remote(f"{url}{name}.gz"), folder, download)
+            path = folder / f"{name}.gz"
+        arrays.append(formats.idx(path, MD5.get(f"{dataset}/{name}")))
+    return _pair(arrays[0], arrays[1], places[0])
+
+
+def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
+    """Read EMNIST Letters' official idx files.
+
+    The published images are transposed; they are turned upright. Labels 1 … 26 become 0 … 25.
+    """
+    places = [root / "emnist-letters", root / "gzip", root / "EMNIST" / "raw", root]
+    names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
+    found = [_find(places, name) for name in names]
+    if None in found:
+        if (root / UNION).is_file() and not download:
+            raise BadInput(f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union")
+        fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
+        found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
+    x, y = (formats.idx(path) for path in found if path is not None)
+    if y.size and (y.min() < 1 or y.max() > 26):
+        raise BadInput(f"{found[1]}: labels {y.min()} … {y.max()} where letters are 1 … 26")
+    return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
+
+
+def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
+    """Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
+
+    Letters known to be in the official test part are used for testing, all others for training.
+    """
+    path = root / UNION
+    if not path.is_file():
+        raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
+    held = formats.read_npz(path)
+    for key in ("images", "labels", "source_bits"):
+        if key not in held:
+            raise BadInput(f"{path}: no array {key!r} in it")
+    chosen = ((held["source_bits"] & _LETTERS_TEST) != 0) == (part == "test")
+    return _pair(held["images"][chosen], held["labels"][chosen].astype(np.int64) - 1, path)
+
+
+def cinic10(root: Path, part: Part, download: bool) -> Samples:
+    """Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML."""
+    places = [root / "cinic10", root / "CINIC-10", root / "cinic-10"]
+    folder = next((p for p in places if (p / part).is_dir()), None)
+    if folder is None:
+        folder = places[0]  # the archive has no top-level folder
+        fetch("cinic10", ["cinic10/train", "cinic10/test"], CINIC10, root, download, into=folder)
+    classes = [d.name for d in image_folders.subfolders(_existing(folder / part))]
+    listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / part / name)]
+    return image_folders.cached(folder, part, listed, 32, 3)
+
+
+def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
+    """Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations."""
+    folder = root / "tiny-imagenet-200"
+    if not folder.is_dir():
+        fetch("tinyimagenet", ["tiny-imagenet-200/train", "tiny-imagenet-200/val"], TINY, root, download)
+    classes = [d.name for d in image_folders.subfolders(_existing(folder / "train"))]
+    if part == "train":
+        listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / "train" / name)]
+        return image_folders.cached(folder, part, listed, 64, 3)
+    notes = folder / "val" / "val_annotations.txt"
+    number = {name: c for c, name in enumerate(classes)}
+    listed = []
+    for line in formats.read_bytes(_existing(notes)).decode().splitlines():
+        words = line.split("\t")
+        if len(words) < 2 or words[1] not in number:
+            raise BadInput(f"{notes}: the line {line[:60]!r} names no class that is in train")
+        listed.append((folder / "val" / "images" / words[0], number[words[1]]))
+    return image_folders.cached(folder, part, listed, 64, 3)
+
+
+def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise BadInput(f"{where}: images {x.shape} and labels {y.shape} do not belong together")
+    return Samples(inputs(x, "nhw"), torch.from_numpy(y.astype(np.int64)))
+
+
+def _find(places: list[Path], name: str) -> Path | None:
+    """Return the file in the first folder that has it, compressed or not."""
+    return next((p for place in places for p in (place / name, place / f"{name}.gz") if p.is_file()), None)
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise BadInput(f"{path}: missing; the archive next to it is incomplete, delete it and fetch it again")
+    return path

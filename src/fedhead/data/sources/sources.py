@@ -1,0 +1,262 @@
+"""Data sets of other libraries as inputs and labels: PyTorch's, Hugging Face's, pandas'; and folders of images."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs import encoders
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.table_columns import TableColumns, is_frame
+from fedhead.data.inputs.tokenize import Tokenizer, tokenized
+from fedhead.data.sources import image_folders, torch_sets
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which columns of a data set are what, and how they become inputs; see `Federation.from_dataset`."""
+
+    inputs: str | Sequence[str] | None = None
+    label: str = "label"
+    encode: str | Tokenizer | None = None
+    categories: Mapping[str, Sequence[Any]] | None = None
+    missing: bool = False  # whether cells of a table may have no value
+    client: str | None = None  # column that names each sample's client
+    mark: str | None = None  # column that marks test samples
+
+    def __post_init__(self) -> None:
+        names = self.names
+        if names is not None and not names:
+            raise BadInput("inputs is an empty list: name at least one column, or leave it out")
+        if names is not None and self.label in names:
+            raise BadInput(f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out")
+
+    @property
+    def names(self) -> list[str] | None:
+        """Names of the inputs, if they are given."""
+        return [self.inputs] if isinstance(self.inputs, str) else None if self.inputs is None else list(self.inputs)
+
+
+class Part(NamedTuple):
+    """A data set as `Federation.from_arrays` takes it."""
+
+    x: Any
+    y: Any
+    layout: Any = None  # where it is known
+    names: Sequence[str] | None = None  # of the classes
+    groups: Any = None  # client of each sample
+    group_names: Sequence[str] | None = None
+    mark: Any = None  # 1 for test samples
+
+
+def split(source: Any, what: str) -> tuple[Any, Any]:
+    """Return the training and the test part of a data set that may have both.
+
+    Args:
+        source: A `DatasetDict` or dictionary with "train" and "test", arrays (x, y, x_test, y_test), or one part.
+        what: Name of the data in error messages.
+
+    Raises:
+        BadInput: If a dictionary has no training part.
+    """
+    if isinstance(source, Mapping):
+        if "train" not in source:
+            raise BadInput(f"{what} is a dictionary of {', '.join(map(str, source))}: it needs a part 'train'")
+        return source["train"], source.get("test")
+    if isinstance(source, tuple | list) and len(source) == 4:
+        return tuple(source[:2]), tuple(source[2:])
+    return source, None
+
+
+class Reader:
+    """Reads data sets alike: the categories of tables are those of the training data of all clients.
+
+    Args:
+        reading: Which columns are what.
+        training: The training data of each client, or of all.
+    """
+
+    def __init__(self, reading: Reading, training: Sequence[Any]):
+        self.reading = reading
+        self.table: TableColumns | None = None
+        frames = [source for source in training if is_frame(source)]
+        if frames and reading.encode is None:
+            names = reading.names or _others(list(frames[0].columns), reading)
+            self.table = TableColumns.find(frames, names, reading.categories, reading.missing)
+        elif reading.categories is not None:
+            raise BadInput("categories: these are for data frames, whose words are not read as text (encode)")
+
+    def without_clients(self) -> Reader:
+        """Return a reader of data that does not name its clients."""
+        other = copy.copy(self)
+        other.reading = replace(self.reading, client=None)
+        return other
+
+    def read(self, source: Any, what: str) -> Part:
+        """Return the inputs and labels of a data set, or of a pair of arrays.
+
+        Args:
+            source: The data set.
+            what: Its name in error messages.
+
+        Raises:
+            BadInput: If it can't be read, or has no such columns.
+        """
+        if is_frame(source) or hasattr(source, "column_names"):
+            return self._columns(source, what)
+        if torch_sets.is_torch(source):
+            return torch_part(source, self.reading)
+        if isinstance(source, tuple | list) and len(source) == 2:
+            return Part(*source)
+        raise BadInput(
+            f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset or DataLoader, a Hugging Face "
+            "Dataset, or a pandas DataFrame"
+        )
+
+    def _columns(self, source: Any, what: str) -> Part:
+        frame, reading = is_frame(source), self.reading
+        known = [str(name) for name in (source.columns if frame else source.column_names)]
+
+        def column(name: str) -> Any:
+            if name not in known:
+                raise BadInput(f"{what} has no column {name!r}; it has {', '.join(known)}")
+            return source[name].to_numpy() if frame else list(source[name])
+
+        def class_names(name: str | None) -> Sequence[str] | None:
+            return getattr((getattr(source, "features", None) or {}).get(name), "names", None)
+
+        y, names = column(reading.label), class_names(reading.label)
+        groups, client_names = None, None
+        if reading.client is not None:
+            groups, client_names = column(reading.client), class_names(reading.client)
+        mark = None if reading.mark is None else np.asarray(column(reading.mark))
+        if frame and self.table is not None:
+            x, layout = self.table.encode(source, what), "features"
+        else:
+            x, layout = self._inputs({name: column(name) for name in self._chosen(known, what)})
+        return Part(x, y, layout, names, groups, client_names, mark)
+
+    def _chosen(self, known: list[str], what: str) -> list[str]:
+        names = self.reading.names or _others(known, self.reading)
+        if self.reading.inputs is None and len(names) != 1:
+            raise BadInput(
+                f"{what} has the columns {', '.join(known)}: say which are inputs, as in inputs={known[0]!r} or "
+                "inputs=[…]"
+            )
+        return names
+
+    def _inputs(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
+        """Return columns as inputs, and the layout of those that were encoded."""
+        made: dict[str, Any] = {}
+        layout: dict[str, str] = {}
+        for name, values in columns.items():
+            if any(isinstance(value, str) for value in values):
+                _refuse_no_text(values, name)
+                x, kind = encode_texts(list(values), self.reading.encode, name)
+                if isinstance(x, Mapping) and len(columns) > 1:
+                    raise BadInput(
+                        f"encode: the tokenizer returns {', '.join(x)}, and there are other inputs beside {name!r}: "
+                        "tokenize before, as in dataset.map(…), and name the columns in inputs=[…]"
+                    )
+                if isinstance(x, Mapping):
+                    return dict(x), kind
+                layout[name] = kind
+            else:
+                x = stack(values)
+            made[name] = x
+        if len(made) == 1 and (self.reading.inputs is None or isinstance(self.reading.inputs, str)):
+            return next(iter(made.values())), next(iter(layout.values()), None)
+        return made, layout
+
+
+def torch_part(source: Any, reading: Reading) -> Part:
+    """Return the inputs and labels of a torch `Dataset` or `DataLoader`, or of what can be indexed like one."""
+    x, y = torch_sets.samples(source, reading.label, reading.names)
+    labels = torch_sets.label_array(y)
+    if isinstance(x, dict):
+        made = {name: stack(values) for name, values in x.items()}
+        return Part(made[reading.inputs] if isinstance(reading.inputs, str) else made, labels)
+    return Part(stack(x), labels)
+
+
+def encode_texts(texts: list[str], encode: str | Tokenizer | None, what: str) -> tuple[Any, str]:
+    """Return texts as inputs, and their layout.
+
+    Args:
+        texts: The texts.
+        encode: The user's tokenizer, or an encoder by name, see `fedhead.data.inputs.encoders`.
+        what: Name of the texts in error messages.
+
+    Raises:
+        BadInput: If there is no encoder, or it fails.
+    """
+    if encode is None:
+        raise BadInput(
+            f"{what!r} holds texts: give encode=tokenizer (any function from a text to its token ids), or an encoder "
+            "such as encode='hashing(2048)'"
+        )
+    if isinstance(encode, str):
+        found = encoders.encode_texts(texts, encode)
+        return found.x, found.layout
+    return tokenized(texts, encode), "tokens"
+
+
+def _refuse_no_text(values: Sequence[Any], name: str) -> None:
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise BadInput(
+                f"column {name!r} holds {type(value).__name__} in row {row}, where the others are texts: fill it, or "
+                "leave the sample out"
+            )
+
+
+def stack(samples: Sequence[Any]) -> Any:
+    """Stack samples (tensors, arrays, lists or PIL images) to one array; those that differ in length stay a list."""
+    arrays = [np.asarray(s) for s in samples]
+    shapes = {s.shape for s in arrays}
+    if len(shapes) <= 1:
+        return np.stack(arrays) if arrays else np.zeros(0)
+    sizes = {s[1:] for s in shapes}
+    images = any(hasattr(s, "getbands") for s in samples)  # PIL's, which are not filled up
+    if len(sizes) > 1 or len(next(iter(shapes))) not in (1, 2) or images:
+        few = ", ".join(str(s) for s in sorted(shapes)[:3])
+        raise BadInput(f"samples differ in shape ({few} …): resize them first")
+    return arrays
+
+
+def _others(known: Sequence[Any], reading: Reading) -> list[str]:
+    """Return the columns that are neither label nor client nor test mark."""
+    return [str(name) for name in known if name not in (reading.label, reading.client, reading.mark)]
+
+
+class Folder(NamedTuple):
+    """The contents of a folder of images."""
+
+    parts: list[Samples]  # one per client, or a single one
+    test: Samples | None
+    names: tuple[str, ...]  # of the classes
+    clients: tuple[str, ...] | None  # names of the folders of the clients, if there are such
+
+
+def folder(path: Path, size: int | None) -> Folder:
+    """Read a folder of class folders, or of client folders with class folders, optionally inside train and test."""
+    if not path.is_dir():
+        raise BadInput(f"{path}: no such folder")
+    inner = {d.name: d for d in image_folders.subfolders(path)}
+    held = inner.get("test") or inner.get("val")
+    top = inner["train"] if "train" in inner and held else path
+    roots = image_folders.subfolders(top)
+    if not roots:
+        raise BadInput(f"{path}: no folders in it; it needs one folder of images per class")
+    by_client = all(image_folders.subfolders(root) for root in roots)
+    where = roots if by_client else [top]
+    names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))
+    parts = [image_folders.decode(root, names, size) for root in where]
+    test = image_folders.decode(held, names, size) if top is not path and held else None
+    return Folder(parts, test, names, tuple(root.name for root in roots) if by_client else None)

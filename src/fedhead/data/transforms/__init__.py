@@ -1,0 +1,1 @@
+"""Transforms from stored samples to model inputs."""

@@ -1,0 +1,125 @@
+"""Transforms of named inputs: each entry has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs, Shape
+from fedhead.data.transforms.augment import Transform
+
+
+@dataclass(frozen=True)
+class NamedTransforms:
+    """Augments and normalizes named inputs, each entry by its own transform.
+
+    An augmentation moves the images of all entries alike, so that they stay aligned.
+
+    Args:
+        parts: The transforms by name; an entry without one stays as it is.
+    """
+
+    parts: Mapping[str, Transform]
+
+    @property
+    def augment(self) -> tuple[str, ...]:
+        """The augmentation steps of all entries."""
+        return tuple(step for transform in self.parts.values() for step in transform.augment)
+
+    def replace(
+        self, augment: str | None = None, normalize: str | None = None, *, resize: int | None = None
+    ) -> NamedTransforms:
+        """Return a copy with other settings of the images; see `Transform.replace`.
+
+        Args:
+            augment: Named augmentation, or steps joined by `+`; None: as it is.
+            normalize: Named normalization; None: as it is.
+            resize: Height and width of the result; None: as it is.
+
+        Returns:
+            The copy.
+
+        Raises:
+            BadInput: If something is to be changed and no entry has a transform.
+        """
+        if augment is None and normalize is None and resize is None:
+            return self
+        if not self.parts and augment != "none":
+            raise BadInput("augment, normalize and resize are for images, and none of the named inputs holds such")
+        return NamedTransforms(
+            {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
+        )
+
+    def output_shape(self, shape: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a transformed sample.
+
+        Args:
+            shape: Shape of a stored sample, by name.
+
+        Returns:
+            The shapes by name.
+        """
+        return {name: self.parts[name].output_shape(s) if name in self.parts else s for name, s in shape.items()}
+
+    def check(self, shape: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that samples of these shapes can be transformed.
+
+        Args:
+            shape: Shape of one sample, by name.
+
+        Raises:
+            BadInput: If they can't.
+        """
+        for name, transform in self.parts.items():
+            if name not in shape:
+                raise BadInput(f"transform: the samples have no {name!r}, they have {', '.join(shape)}")
+            transform.check(shape[name])
+
+    def __call__(self, x: Mapping[str, Tensor], key: Tensor | None = None) -> dict[str, Tensor]:
+        """Transform a batch.
+
+        Args:
+            x: Named samples as stored, each [B, …].
+            key: Random keys, int64 [B], one per sample; None to normalize only.
+        """
+        return {name: self.parts[name](t, key) if name in self.parts else t for name, t in x.items()}
+
+
+AnyTransform = Transform | NamedTransforms
+
+
+def default_transform(x: Inputs) -> AnyTransform:
+    """Return the transform of data that comes without one: images to -1 … 1, everything else unchanged."""
+    if isinstance(x, dict):
+        return NamedTransforms({name: _default(t) for name, t in x.items() if t.dtype == torch.uint8})
+    return _default(x)
+
+
+def transform_each(x: Inputs, make: Callable[[Tensor, Transform], Transform], given: AnyTransform) -> AnyTransform:
+    """Return new transforms, made from each tensor of numbers and its transform so far; tokens and masks have none."""
+    if isinstance(given, NamedTransforms):
+        assert isinstance(x, dict)
+        numbers = {name: t for name, t in x.items() if t.is_floating_point() or t.dtype == torch.uint8}
+        return NamedTransforms({name: make(t, given.parts.get(name, Transform())) for name, t in numbers.items()})
+    assert isinstance(x, Tensor)
+    return make(x, given)
+
+
+def check_kind(transform: AnyTransform, shape: Shape) -> None:
+    """Check a transform against the shape of one sample.
+
+    Raises:
+        BadInput: If one is for named inputs and the other is not, or they do not fit.
+    """
+    if isinstance(transform, NamedTransforms) != isinstance(shape, dict):
+        kind = "NamedTransforms({name: Transform(…)})" if isinstance(shape, dict) else "Transform(…)"
+        raise BadInput(f"transform is {type(transform).__name__}, the samples need {kind}")
+    transform.check(shape)  # type: ignore[arg-type]  # of the same kind, as checked
+
+
+def _default(x: Tensor) -> Transform:
+    return Transform.named(normalize="half") if x.dtype == torch.uint8 else Transform()

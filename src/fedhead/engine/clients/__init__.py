@@ -1,0 +1,1 @@
+"""The clients' half of a round: data, batches, evaluation."""

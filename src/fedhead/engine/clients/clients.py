@@ -1,0 +1,328 @@
+"""The clients' half of an exchange: their data, architectures and states, and the work that they are given.
+
+A simulation holds all clients of a federation; a real site holds one, whose number decides its batches. Both run this
+very code.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedhead.aggregators.base import Aggregator
+from fedhead.algorithm import class_rows
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.algorithm.upload import Upload
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_check import checked_tree
+from fedhead.data.federation.client_data import ClientData
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.pool import Pool
+from fedhead.data.transforms.augment import Transform
+from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.engine.clients import compatibility, local_schedule, training_objective
+from fedhead.engine.clients.changed_attributes import ChangedAttributes
+from fedhead.engine.clients.client_batches import ClientBatches
+from fedhead.engine.clients.features import with_features
+from fedhead.engine.clients.padding_check import PaddingCheck
+from fedhead.engine.clients.prefetch import Prefetcher
+from fedhead.engine.clients.server import Downlink
+from fedhead.engine.policies import robust_mean, sampling
+from fedhead.engine.policies.outliers import OutlierPolicy
+from fedhead.engine.policies.sampling import Cohort
+from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.client.client_round import OPTIMIZER, initial_optimizer_states
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import Program
+from fedhead.executors.client.shared_work import SharedWork
+from fedhead.executors.stack.map_clients import MemoryBudget
+from fedhead.models.batch_norm import may_normalize_batches
+from fedhead.models.dropout import calls_dropout
+from fedhead.models.precision import warn_if_emulated
+from fedhead.models.split_model import SplitModel, weights
+from fedhead.samplers.base import Sampler
+from fedhead.samplers.uniform import UniformSampler
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+    from fedhead.data.partitions.allocation import Rows
+
+
+class Clients:
+    """The clients whose data is here. They may differ in architecture: `assign` gives each its model's number."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        method: Method,
+        *,
+        rounds: int,
+        local: LocalTraining,
+        participation: float = 1.0,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        bf16: bool = False,
+        assign: Sequence[int] | None = None,
+        uploads: Sequence[Upload] = (),
+        aggregator: Aggregator | None = None,  # in place of the server's weighted mean
+        outliers: OutlierPolicy | None = None,  # what the server does with replies that stand out
+        stragglers: Stragglers | None = None,  # who does not finish in time, and what the server does then
+        sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
+        min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
+        cache_features: str | None = None,  # "memory" or a folder: features are computed once; None: in every step
+        all_here: bool = True,  # a real site knows neither the others' sizes nor their data
+        shared: SharedWork | None = None,  # with other runs on the same data
+    ):
+        training_objective.check(method, federation.objective, local)
+        method.check(models, federation)
+        method.check_local(local)
+        local.check_clients(len(federation))
+        self.uploads = tuple(uploads)
+        for step in self.uploads:
+            step.check(method)
+        self.aggregator, self.outliers = aggregator, outliers
+        self.sampler, self.stragglers = sampler or UniformSampler(), stragglers
+        if aggregator is not None:
+            robust_mean.check(aggregator, method, sampling.cohort_size(len(federation), participation))
+        if outliers is not None:
+            outliers.check(method)
+        self.federation, self.method = federation, method
+        self.attributes = ChangedAttributes(
+            {"method": method, "aggregator": aggregator, "sampler": sampler}
+            | {f"upload {number}": step for number, step in enumerate(self.uploads)},
+            all_here,
+        )
+        self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
+        if bf16:
+            warn_if_emulated(self.device)
+        self.assign = compatibility.assignment(assign, len(models), len(federation))
+        self.shared = shared or SharedWork()
+        once = self.shared.once
+        kind = (self.device, dtype)
+        templates = [once(("model", kind), (model,), partial(_template, model, self.device, dtype)) for model in models]
+        # features that are kept take the place of samples, and have no transform
+        parts: ClientData = federation
+        transform = federation.transform
+        if cache_features is not None and len(federation.train.y):
+            parts = with_features(federation, templates, cache_features, bf16)
+            transform = Transform()
+
+        def pool(samples: Samples, transform: AnyTransform) -> Pool:
+            made = partial(Pool, samples, transform, device, dtype)
+            return once(("pool", repr(transform), kind), (samples,), made)
+
+        self.pool = pool(parts.train, transform)
+        self.test = None if parts.test is None else pool(parts.test, transform)
+        # what clients say of public samples is compared sample by sample, so those are never augmented
+        self.public = None if parts.public is None else pool(parts.public, transform.replace(augment="none"))
+        if len(self.pool):
+            x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
+            for model in templates:
+                model.calls_dropout = once("dropout", (model, self.pool), partial(calls_dropout, model, x))
+        self.initial = [once("weights", (model,), partial(weights, model)) for model in templates]
+        compatibility.check_models(method, templates, self.assign, local)
+        objective = training_objective.make(federation, local, self.device, all_here)
+        self.tasks = [
+            Task(
+                model=model,
+                classes=federation.classes,
+                clients=len(federation),
+                rounds=rounds,
+                local=local,
+                seed=seed,
+                participation=participation,
+                min_class_count=min_class_count,
+                objective=objective,
+                sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
+                pool=once("held", (federation, self.pool), self._held) if all_here else None,
+            )
+            for model in templates
+        ]
+        self.check_trained(method)
+        if holders := {k: len(federation.rows[k]) for k in self.holders}:
+            sampling.check(self.sampler, self._cohort_size, holders, seed)
+        self.counts = once(
+            ("counts", kind),
+            (federation,),
+            lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
+        )
+        self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
+        self._counts_of = self.counts.unbind()  # once, not in every round
+        self._initial_states: dict[int, Tree] = {}  # by architecture
+        self.states = ClientStates(self.initial_state)
+        self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
+        self._batches = ClientBatches(
+            federation.rows, self.public, self.stragglers, self.prefetch, joined=shared is not None
+        )
+        self.padding_check = PaddingCheck()
+        self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
+
+    def _held(self) -> Pool:
+        """What the clients train on, all of them together: local test samples are no part of it."""
+        rows = np.sort(np.concatenate(self.federation.rows))
+        return self.pool if len(rows) == len(self.pool) else self.pool.take(torch.from_numpy(rows).to(self.device))
+
+    def initial_state(self, client: int) -> Tree:
+        """A client's state before its first round, which all clients of its architecture share."""
+        group = self.assign[client]
+        if group not in self._initial_states:
+            w, task = self.initial[group], self.tasks[group]
+            state = checked_tree(self.method.init_client(w, task), f"{type(self.method).__name__}.init_client")
+            if task.local.persistent:
+                state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
+            self._initial_states[group] = state
+        return self._initial_states[group]
+
+    def check_trained(self, algorithm: Algorithm) -> None:
+        """Raise `BadInput` for a phase that has nothing to train because all of it is frozen."""
+        for task in self.tasks:
+            compatibility.check_trained(algorithm, self.method, task)
+
+    @property
+    def task(self) -> Task:
+        """The task, for what does not depend on the architecture."""
+        return self.tasks[0]
+
+    def task_of(self, client: int) -> Task:
+        """The task with the client's own architecture."""
+        return self.tasks[self.assign[client]]
+
+    def leave_out_classes_below(self, count: int) -> None:
+        """Leave the rows of classes with fewer samples out of what clients send, or of still more as was set before."""
+        if count > self.task.min_class_count:
+            self.tasks = [replace(task, min_class_count=count) for task in self.tasks]
+
+    def small_classes(self, algorithm: Algorithm, client: int) -> list[int]:
+        """The classes that a client holds too few samples of to send their rows in an exchange."""
+        return class_rows.small_classes(algorithm, self._counts_of[client], self.task.min_class_count)
+
+    @cached_property
+    def holders(self) -> list[int]:
+        """The clients that hold training data; the others can't take part."""
+        return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
+
+    @property
+    def _cohort_size(self) -> int:
+        return sampling.cohort_size(self.task.clients, self.task.participation)
+
+    def draw_cohort(self, round: int, sizes: Mapping[int, int]) -> Cohort:
+        """Return who takes part in a round.
+
+        Args:
+            round: Number of the round, from 1.
+            sizes: Training samples of each client that can take part, by its number.
+        """
+        if self._drawn is not None and self._drawn[:2] == (round, sizes):  # ahead, while the round before it trained
+            return self._drawn[2]
+        cohort = sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
+        if self.stragglers is not None:
+            cohort = sampling.drop_late(cohort, self.stragglers, round, self.task.seed)
+        self._drawn = (round, sizes, cohort)
+        return cohort
+
+    def lr(self, round: int) -> float:
+        """The learning rate of a round, from 1."""
+        return self.task.local.lr(round, self.task.rounds)
+
+    def stage_lr(self, round: int) -> float:
+        """The learning rate of a stage: decayed by the rounds before it, as if no more of them had been planned.
+
+        Args:
+            round: The stage's number, that of the round after those.
+        """
+        return self.task.local.lr(round, round - 1)
+
+    # -- work -------------------------------------------------------------------------------------
+    def program(self, algorithm: Algorithm, group: int) -> Program:
+        """What the clients of one architecture do in an exchange."""
+        return Program(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
+
+    def work(
+        self,
+        algorithm: Algorithm,
+        downlink: Downlink,
+        states: ClientStates,
+        round: int,
+        trains: bool = True,
+        keeps_stacks: bool = False,
+    ) -> list[Job]:
+        """What the clients of a downlink have to do, one job per architecture.
+
+        Batches are drawn if it `trains`; states that lie in one stack stay there if the executor `keeps_stacks`.
+        """
+        label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else local_schedule.TRAIN
+        jobs = []
+        for group in sorted({self.assign[k] for k in downlink.per_client}):
+            clients = [k for k in downlink.per_client if self.assign[k] == group]
+            task, tables = self.tasks[group], None
+            if trains:
+                schedules, tables = self._batches.of_round(algorithm, task, group, clients, round, label)
+            else:
+                schedules = self._batches.empty(algorithm, task, clients, round, label)
+            jobs.append(
+                Job(
+                    program=self.program(algorithm, group),
+                    clients=clients,
+                    broadcast=downlink.broadcast,
+                    per_client=[downlink.per_client[k] for k in clients],
+                    states=states.of(clients) if keeps_stacks else [states[k] for k in clients],
+                    rows=[self.federation.rows[k] for k in clients],
+                    counts=[self._counts_of[k] for k in clients],
+                    schedules=schedules,
+                    public_rows=self._batches.public_rows,
+                    lr=self.lr(round) if label == local_schedule.TRAIN else self.stage_lr(round),
+                    round=round,
+                    tables=tables,
+                )
+            )
+            if trains:
+                self.padding_check(jobs[-1], group)
+        return jobs
+
+    def draw_ahead(self, clients: Sequence[int], round: int, tables: bool = True) -> None:
+        """Begin to draw the batches of a later round of training, and to put them into tables, in the background.
+
+        Few are drawn, put into tables and copied to the device at once.
+
+        Args:
+            clients: Those who take part in it.
+            round: Number of the round.
+            tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
+        """
+        self.forget_ahead()
+        for group in sorted({self.assign[k] for k in clients}):
+            own = [k for k in clients if self.assign[k] == group]
+            self._batches.begin(self.program(self.method, group), group, own, round, tables)
+
+    def forget_ahead(self) -> None:
+        """Drop what `draw_ahead` has drawn for a round that does not come."""
+        self._batches.forget()
+
+    # -- evaluation -------------------------------------------------------------------------------
+    @property
+    def test_rows(self) -> tuple[list[Rows], Pool]:
+        """The clients' own test samples, and the pool that they are rows of."""
+        local = self.federation.client_test
+        assert local is not None, "asked only where clients have test samples"
+        pool = self.pool if self.federation.client_test_from == "train" else self.test
+        assert pool is not None, "local test rows point into the test set"
+        return local, pool
+
+
+def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> SplitModel:
+    """Return a copy of a model for computing with any weights."""
+    made = copy.deepcopy(model).to(device, dtype)
+    made.may_normalize_batches = may_normalize_batches(made)
+    return made

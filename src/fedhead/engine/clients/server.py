@@ -1,0 +1,168 @@
+"""The server's half of an exchange, the same in a simulation and across machines: downlink, aggregation, test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+from fedhead.aggregators.base import Aggregator
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.task import Task
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.global_generators import warn_of_draws
+from fedhead.core.tree.mutation_check import Unchanged
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_check import check_broadcast, check_weights, checked_tree
+from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.data.pool import Pool
+from fedhead.engine.clients import evaluation
+from fedhead.engine.clients.global_model_tests import ModelTest
+from fedhead.engine.policies.robust_mean import RobustMean
+from fedhead.metrics.predictions import Predictions
+from fedhead.metrics.records import Row
+from fedhead.metrics.registry import NO_METRICS, Metric
+
+_DRAW_BY_KEY = (
+    "draw with generator=fh.random.generator(fh.random.key(task.seed, …)), and the round where it should differ"
+)
+
+
+class Downlink(NamedTuple):
+    """What the server sends in an exchange."""
+
+    broadcast: Tree  # to every client
+    per_client: dict[int, Tree]  # to one client alone, by its number
+
+    def nbytes(self) -> int:
+        """The bytes that all clients receive together."""
+        return len(self.per_client) * self.broadcast.nbytes + sum(own.nbytes for own in self.per_client.values())
+
+
+def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
+    """What these clients receive; `task` gives the task of a client's architecture."""
+    down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
+    hook, before = f"{type(algorithm).__name__}.per_client", _unchanged(algorithm, server)
+    own = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
+    _refuse(before, hook)
+    return Downlink(down, own)
+
+
+def initial_server(method: Method, w: Weights, task: Task) -> Tree:
+    """The server's state before the first round.
+
+    Raises:
+        BadInput: If the method makes something else than a tree of tensors.
+    """
+    return checked_tree(method.init_server(w, task), f"{type(method).__name__}.init_server")
+
+
+def aggregate(
+    algorithm: Algorithm,
+    server: Tree,
+    sent: Mapping[int, Tree],
+    samples: Mapping[int, float],
+    task: Task,
+    aggregator: Aggregator | None = None,
+    mean: Callable[[Sequence[Tree], list[float]], Tree] = tree_mean,
+) -> Tree:
+    """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
+    order = sorted(sent)
+    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order], weighted_mean=mean)
+    return aggregate_replies(algorithm, server, replies, task, aggregator)
+
+
+def aggregate_replies(
+    algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
+) -> Tree:
+    """The server's new state from replies that have passed the checks, in the order of the clients' numbers.
+
+    Raises:
+        BadInput: If the rule writes into the old state, or returns something else than a tree of tensors with all that
+            clients are to receive.
+    """
+    hook, before = f"{type(algorithm).__name__}.aggregate", _unchanged(algorithm, server)
+    with _warn_of_draws(algorithm, server, aggregator):
+        if aggregator is None:
+            new = checked_tree(algorithm.aggregate(_given(algorithm, server), replies, task), hook)
+        else:
+            robust = RobustMean(aggregator, server)
+            found = algorithm.aggregate(_given(algorithm, server), replace(replies, robust_mean=robust), task)
+            new = robust.remember(algorithm, checked_tree(found, hook))
+    check_weights(new, server, hook)
+    check_broadcast(new, server, algorithm.broadcast, hook)
+    _refuse(before, hook)
+    return new
+
+
+def _unchanged(algorithm: Algorithm, server: Tree) -> Unchanged:
+    """Remember the server's state, of which users' hooks must leave the tensors as they are."""
+    return Unchanged({} if algorithm.is_built_in else {"server": server})
+
+
+def _given(algorithm: Algorithm, server: Tree) -> Tree:
+    """The server's state for a hook; a user's may replace entries of it."""
+    return server if algorithm.is_built_in else server.copy()
+
+
+def _refuse(before: Unchanged, hook: str) -> None:
+    """Raise `BadInput` if a hook has changed the server's state."""
+    if (changed := before.changed()) is not None:
+        raise BadInput(
+            f"{hook} writes into {changed}, which clients, snapshots and the best round so far may hold as well: "
+            "compute a new tensor, and return server.replace(…) from aggregate"
+        )
+
+
+def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:
+    """Warn of draws that the seed does not decide; fedhead's own rules draw none, and looking takes 0.2 ms."""
+    rules = (type(algorithm).aggregate, type(algorithm if aggregator is None else aggregator))
+    if all(rule.__module__.startswith("fedhead.") for rule in rules):
+        return nullcontext()
+    device = next((tensor.device for tensor in server.tensors()), None)
+    return warn_of_draws(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device)
+
+
+def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | None:
+    """The model that a method or stage makes of the server's state, which stays as it is; None where it has none.
+
+    Raises:
+        BadInput: If the hook writes into the state.
+    """
+    before = _unchanged(algorithm, server)
+    model = algorithm.global_model(_given(algorithm, server), task)
+    _refuse(before, f"{type(algorithm).__name__}.global_model")
+    return model
+
+
+def evaluate_global_model(
+    algorithm: Algorithm,
+    server: Tree,
+    task: Task,
+    pool: Pool | None,
+    bf16: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
+    final: bool = False,
+    test: Callable[[ModelTest], Predictions] = ModelTest.run,
+) -> Row:
+    """Return the global model's accuracy, loss and metrics as entries of a record, where it exists and can be tested.
+
+    Args:
+        algorithm: The method or stage.
+        server: The server's state.
+        task: Sizes and settings.
+        pool: Test samples.
+        bf16: Whether the model computes in bfloat16.
+        metrics: Further metrics, by name.
+        final: Whether to record the confusion matrix as well.
+        test: Carries out the test.
+    """
+    model = global_model(algorithm, server, task)
+    if model is None or pool is None:
+        return {"accuracy": None, "test_loss": None, "per_class": None}
+    keep_scores = any(one.needs_scores for one in metrics.values())
+    found = test(ModelTest(algorithm, model, task, pool, bf16, keep_scores))
+    return evaluation.global_row(found, metrics, final)

@@ -1,0 +1,106 @@
+"""The objective of a run with its label smoothing and class weights, and the algorithms that can't follow it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.objectives import OBJECTIVES, PER_CLIENT, Objective, balanced
+from fedhead.methods import METHODS
+from fedhead.stages import STAGES
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+
+
+def check(algorithm: Algorithm, objective: str, local: LocalTraining) -> None:
+    """Raise `BadInput` where a method or a stage can't follow the objective, or has a loss that settings don't reach.
+
+    Args:
+        algorithm: The method or the stage.
+        objective: Name of the objective.
+        local: Says whether there are label smoothing and class weights.
+    """
+    if objective not in algorithm.objectives:
+        raise BadInput(
+            f"{algorithm.name} works on classes and can't follow objective={objective}: use one of "
+            f"{', '.join(_able(algorithm, objective))}{_MORE.get(objective, '')}"
+        )
+    settings = OBJECTIVES[objective](local.label_smoothing, PER_CLIENT if local.class_weights else None)
+    if settings.adjusted is None:
+        return
+    if objective == "regression":
+        raise BadInput(f"{settings.adjusted}: it is for classes, objective=regression has none; leave it out")
+    if algorithm.own_loss:
+        raise BadInput(
+            f"{settings.adjusted}: {algorithm.name} trains by its own loss, which it does not reach; leave it out, or "
+            "use a method that trains by the run's loss, such as fedavg"
+        )
+
+
+_SMALLEST = 1e-6  # positive class weight: a batch's loss is divided by the sum of its weights
+_MORE = {"binary": ", or state objective=multiclass, with one logit per class"}
+
+
+def _able(algorithm: Algorithm, objective: str) -> list[str]:
+    """Return the names of the built-in methods, or stages, that can follow an objective."""
+    registry = STAGES if isinstance(algorithm, Stage) else METHODS
+    return [name for name in registry if objective in registry[name].objectives]
+
+
+def make(federation: Federation, local: LocalTraining, device: torch.device, all_here: bool) -> Objective:
+    """Return the objective that clients train by.
+
+    Args:
+        federation: The clients' data.
+        local: Label smoothing and class weights.
+        device: Where the weights are to be.
+        all_here: Whether the data of all clients is here.
+
+    Raises:
+        BadInput: If the class weights do not fit the classes, or need the data of all clients.
+    """
+    kind, asked = OBJECTIVES[federation.objective], local.class_weights
+    if federation.has_classes and federation.classes < 2:
+        raise BadInput("there is only one class, so that there is nothing to tell apart: give classes=2 or more")
+    if asked == PER_CLIENT and not kind.has_classes:
+        raise BadInput(
+            f"class_weights: {asked} needs classes, objective={kind.name} has none; give numbers, or balanced"
+        )
+    if asked is None or asked == PER_CLIENT:
+        return kind(local.label_smoothing, asked and PER_CLIENT)
+    if asked == "balanced":
+        if not all_here and len(federation.train.y):
+            raise BadInput(
+                "class_weights: balanced needs the class counts of all clients, which real sites do not tell: use "
+                "balanced_per_client, or give the numbers"
+            )
+        found = _balanced(federation)
+    else:
+        if len(asked) != federation.classes:
+            raise BadInput(f"class_weights: {len(asked)} numbers were given, there are {federation.classes} classes")
+        if not any(asked):
+            raise BadInput("class_weights: all are 0, so that nothing would be trained; give positive numbers")
+        if odd := [one for one in asked if one and not _SMALLEST <= one <= 1 / _SMALLEST]:
+            raise BadInput(
+                f"class_weights: {odd[0]} is too far from 1 for the loss of a batch; divide all by their largest, or "
+                "give 0"
+            )
+        found = torch.tensor(asked, dtype=torch.float64)
+    return kind(local.label_smoothing, tuple(found.tolist()), found.to(device))
+
+
+def _balanced(federation: Federation) -> Tensor:
+    """Return the weights of classes, or of the positive samples of each label: negative ones per positive one."""
+    if federation.has_classes:
+        return balanced(torch.from_numpy(federation.counts().sum(axis=0)).double())
+    y = federation.train.y[torch.from_numpy(np.concatenate(federation.rows))].double()
+    positive = y.sum(0)
+    return torch.where(positive > 0, (len(y) - positive) / positive.clamp_min(1), 1.0)

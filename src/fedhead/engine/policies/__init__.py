@@ -1,0 +1,1 @@
+"""Policies of the server: sampling, stragglers, outliers, robust means."""

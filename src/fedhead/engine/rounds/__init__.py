@@ -1,0 +1,1 @@
+"""The round loop, and what one exchange with the clients consists of."""

@@ -1,0 +1,147 @@
+"""Which replies of a round count: those of the right form, that a client could have computed, and no outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+from fedhead.algorithm import upload
+from fedhead.algorithm.base import Algorithm
+from fedhead.core.system.errors import BadInput, Diverged, FedheadError
+from fedhead.core.tree.finite import all_finite
+from fedhead.core.tree.schema import Schema, schema
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.policies import outliers, reply_check
+from fedhead.engine.policies.outliers import Outlier
+from fedhead.engine.rounds.stacked_replies import as_stack
+from fedhead.engine.rounds.transport import AnyTransport, ClientReply, Received
+
+
+def check_replies(
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    received: Received,
+    round: int,
+    first: Schema | None = None,
+) -> tuple[MutableMapping[int, ClientReply], dict[int, FedheadError], Schema | None]:
+    """Return the replies that are as expected, why the others are not, and what the first one looked like.
+
+    Args:
+        transport: The way to the clients.
+        algorithm: A method or a stage.
+        server: The server's state.
+        received: What has arrived.
+        round: Number of the round.
+        first: What the first reply of the same exchange looked like, where some were checked before.
+    """
+    form = _form_of_all(transport, algorithm, server, received)
+    if form is not None and first in (None, form):
+        return received.replies, {}, form
+    passed: dict[int, ClientReply] = {}
+    failed = dict(received.failures)
+    finite = received.finite() or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
+    for k in sorted(received.replies):
+        reply = received.replies[k]
+        known = transport.schema(algorithm, server, k)
+        try:
+            reply_check.check_form(reply.send, first if known is None else known, k, round)
+            if not finite:  # of some client
+                for tree in _seen(reply):
+                    reply_check.check_finite(tree, f"client {k}, round {round}")
+            _check_possible(transport, algorithm, k, reply)
+        except Diverged as error:
+            drops = transport.clients.outliers is not None and transport.clients.outliers.action == "drop"
+            failed[k] = reply_check.Impossible(str(error)) if drops else error
+            continue
+        except FedheadError as error:
+            failed[k] = error
+            continue
+        first = schema(reply.send) if first is None else first
+        passed[k] = reply
+    return passed, failed, first
+
+
+def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
+    """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
+    stack, clients = as_stack(received.replies), transport.clients
+    if stack is None or received.failures or clients.uploads:
+        return None
+    if type(algorithm).check_reply is not Algorithm.check_reply:
+        return None
+    if any(transport.schema(algorithm, server, k) is not None for k in stack):
+        return None
+    if not (is_checked_after_aggregation(transport, algorithm) or received.finite()):
+        return None
+    return stack.sent.schema()
+
+
+def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) -> bool:
+    """Whether nobody looks at single replies before they are aggregated, and one that is not finite ends the run.
+
+    The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
+    and does not wait until it has trained.
+    """
+    seen = algorithm.adds_up or algorithm.class_rows or transport.clients.outliers is not None
+    return transport.quorum is None and not seen
+
+
+def check_after_aggregation(replies: Mapping[int, ClientReply], round: int) -> None:
+    """Raise `Diverged` for the first reply of a stack that is not finite; see `is_checked_after_aggregation`."""
+    stack = as_stack(replies)
+    if stack is None or stack.finite():
+        return
+    for k, reply in stack.items():
+        for tree in _seen(reply):
+            reply_check.check_finite(tree, f"client {k}, round {round}")
+
+
+def _seen(reply: ClientReply) -> list[Tree]:
+    """What can be checked of a reply: a site checks by itself what it keeps."""
+    return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
+
+
+def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
+    """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
+    clients = transport.clients
+    if not upload.exact(clients.uploads, algorithm, algorithm.class_rows):
+        return
+    task = clients.task_of(client)
+    try:
+        algorithm.check_reply(upload.decode(clients.uploads, algorithm, reply.send, task), reply.samples, task)
+    except BadInput as error:
+        raise reply_check.Impossible(f"client {client}: {error}") from error
+
+
+def unlike_others(
+    transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]
+) -> dict[int, FedheadError]:
+    """Return why replies can't be aggregated with the others, where uploads let them be seen."""
+    if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
+        return {}
+    whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
+    digests = {k: algorithm.digest(sent) for k, sent in decoded(transport, algorithm, whole).items()}
+    digests |= {k: reply.send for k, reply in replies.items() if k not in whole}
+    found = algorithm.unlike_others(digests)
+    return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
+
+
+def without_outliers(
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: Mapping[int, ClientReply]
+) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
+    """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
+    policy = transport.clients.outliers
+    if policy is None or not replies:
+        return replies, {}, {}
+    samples = {k: reply.samples for k, reply in replies.items()}
+    found = outliers.find(policy, algorithm, server, decoded(transport, algorithm, replies), samples)
+    if policy.action == "clip":
+        return replies, {}, found
+    kind = reply_check.Refused if policy.action == "reject" else reply_check.Impossible
+    odd: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in found.items()}
+    return {k: reply for k, reply in replies.items() if k not in odd}, odd, {}
+
+
+def decoded(transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
+    """Return what clients sent, as it was before it passed the uploads."""
+    clients = transport.clients
+    return {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}

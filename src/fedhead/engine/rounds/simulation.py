@@ -1,0 +1,346 @@
+"""The simulation: all clients and the server on one machine, trained by an executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.tree.tree import Tree
+from fedhead.data.partitions.allocation import Rows
+from fedhead.data.pool import Pool
+from fedhead.engine.clients import evaluation, training_objective
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.evaluation import ClientTest, ClientTests
+from fedhead.engine.clients.global_model_tests import JointModelTests, ModelTest
+from fedhead.engine.clients.server import evaluate_global_model, initial_server, make_downlink
+from fedhead.engine.rounds import joint_aggregation
+from fedhead.engine.rounds.client_model_tests import client_model_tests
+from fedhead.engine.rounds.joint_aggregation import Weighted
+from fedhead.engine.rounds.stacked_replies import StackedCohort
+from fedhead.engine.rounds.transport import ClientReply, Received, Transport
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.states.host_states import HostStates
+from fedhead.executors import select
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.global_draws import warn_of_client_draws
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.shared_work import SharedWork
+from fedhead.executors.forward import ForwardExecutor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack.reply_stack import StackedReplies, in_whole_stacks
+from fedhead.metrics.predictions import Predictions
+from fedhead.metrics.records import Row
+from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.models.split_model import SplitModel
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+
+
+class Simulation(Clients, Transport[ClientStates]):
+    """All clients of a federation with the server beside them; the transport that asks an executor.
+
+    Args:
+        federation: The clients' data.
+        models: The architectures.
+        method: What is trained.
+        executor: Who trains the clients: an executor, or the name of one that `begin` selects.
+        compile: When a stack that `begin` selects is compiled on a GPU (`select.COMPILE`).
+        settings: What else `Clients` takes.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        method: Method,
+        *,
+        executor: str | Executor = "loop",
+        compile: str = "auto",
+        **settings: Any,
+    ):
+        shared = executor.shared if isinstance(executor, Executor) else None
+        super().__init__(federation, models, method, shared=shared, **settings)
+        largest, size = max(self.task.sizes), self.task.local.batch_size
+        if size > 2 * largest and self.task.rounds:
+            warn_once(
+                f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
+                f"batch_size={largest} trains alike in less time"
+            )
+        self.server = initial_server(method, self.initial[0], self.task)
+        if self.device.type == "cuda":
+            self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
+            if self._cohort_size < len(federation):  # those of the other clients would only fill its memory
+                self.states = HostStates(self.initial_state, self.device)
+        self._wanted, self._compile = executor, select.check_compile(compile)
+        self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
+
+    def using(self, executor: Executor) -> Self:
+        """Let this executor train the clients from now on; returns the simulation."""
+        self._wanted = self.executor = executor
+        return self
+
+    # -- transport --------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The executor's name."""
+        return self.executor.name
+
+    @property
+    def clients(self) -> Clients:
+        """The clients, which are all here."""
+        return self
+
+    @property
+    def preparing(self) -> float:
+        """Seconds that training has waited so far for compiling."""
+        return self.executor.preparing
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the executor's last steps were compiled."""
+        return self.executor.compiled
+
+    def check(self, stage: Stage) -> None:
+        """Refuse a stage that does not go with the models or the data."""
+        training_objective.check(stage, self.federation.objective, self.task.local)
+        stage.check([task.model for task in self.tasks], self.federation)
+        stage.check_counts(torch.as_tensor(self.federation.counts()).sum(0))
+        self.check_trained(stage)
+
+    def log(self, line: str) -> None:
+        """Warn of it."""
+        warn_once(line)
+
+    def begin(self) -> None:
+        """Select the executor."""
+        self.executor = select.executor(self._wanted, self, compile=self._compile)
+        self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
+
+    def end_rounds(self) -> None:
+        """Release the batches and the states that were prepared for a round that does not come."""
+        self.forget_ahead()
+        if isinstance(self.states, HostStates):
+            self.states.release_prefetched()
+
+    def restore(self, server: Tree, kept: Mapping[int, Tree], round: int) -> None:
+        """Go on from an earlier state, on this simulation's device."""
+        here = isinstance(self.states, HostStates)
+        clients = {k: state if here else state.to(self.device) for k, state in kept.items()}
+        super().restore(server.to(self.device), clients, round)
+
+    def present(self) -> list[int]:
+        """Return the clients that hold data."""
+        return list(self.holders)
+
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples each of these clients has."""
+        return self._sizes if present == self.holders else {k: self.task.sizes[k] for k in present}
+
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        return {k: self.task.sizes[k] for k in self.holders}
+
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> Received:
+        """Let the executor do the work of a cohort, one job per architecture."""
+        downlink = make_downlink(algorithm, server, cohort, self.task_of)
+        executor = self._executor_for(algorithm)
+        jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
+        if self.compiled_from is not None and isinstance(algorithm, Method):
+            jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
+        with ExitStack() as training:
+            training.enter_context(self._warn_of_draws(executor, algorithm))
+
+            def prepare(replies: Sequence[Sequence[Reply]]) -> None:
+                training.close()  # from here on it is no client's code that draws
+                self._prepare_next(algorithm, states, cohort, round, replies)
+
+            trained = executor.train_and_prepare(jobs, prepare)
+
+        def finite() -> bool:
+            return executor.replies_finite
+
+        replies = self._by_client(algorithm, executor, jobs, trained, finite)
+        return Received(replies, downlink.nbytes(), finite=finite)
+
+    def _prepare_next(
+        self,
+        algorithm: Algorithm,
+        states: ClientStates,
+        training: list[int],
+        round: int,
+        replies: Sequence[Sequence[Reply]],
+    ) -> None:
+        """Prepare the round after this one while a GPU trains this one; a CPU has no time to spare.
+
+        Args:
+            algorithm: What is trained; nothing is prepared beside a stage.
+            states: The clients' states.
+            training: The clients of this round.
+            round: Number of this round; the last one is followed by none.
+            replies: What the executor returns for each job of this round.
+        """
+        if isinstance(algorithm, Stage):
+            return
+        goes_on = round < self.task.rounds
+        if isinstance(states, HostStates):
+            states.prefetch(self.cohort(round + 1) if goes_on and states.hold_tensors else [], training)
+        if self.device.type == "cuda":
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(replies))
+
+    def _by_client(
+        self,
+        algorithm: Algorithm,
+        executor: Executor,
+        jobs: Sequence[Job],
+        trained: Sequence[Sequence[Reply]],
+        finite: Callable[[], bool],
+    ) -> MutableMapping[int, ClientReply]:
+        """Return the replies of all jobs by client; those of one stack are not taken apart.
+
+        Raises:
+            BadInput: If the executor did not return one reply per client.
+        """
+        replies: dict[int, ClientReply] = {}
+        for job, found in zip(jobs, trained, strict=True):
+            if not isinstance(found, Sequence) or len(found) != len(job.clients):
+                what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
+                raise BadInput(
+                    f"executor {executor.name}: run returned {what} for {len(job.clients)} clients: "
+                    "return one Reply per client of the job, in the order of job.clients"
+                )
+            samples = [float(len(self.federation.rows[k])) for k in job.clients]
+            left_out = [self.small_classes(algorithm, k) for k in job.clients]
+            if isinstance(found, StackedReplies) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
+                return StackedCohort(job.clients, found, samples, finite)
+            for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
+                replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
+        return replies
+
+    def _warn_of_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
+        """Warn of draws that the seed does not decide: a stack refuses or names them itself, a loop decides them."""
+        if executor.name == "stack" or isinstance(executor, Loop):
+            return nullcontext()
+        return warn_of_client_draws(executor.name, algorithm.name, self.device)
+
+    def _executor_for(self, algorithm: Algorithm) -> Executor:
+        """Stages that only pass over each client's data once are no work for a stack on a CPU."""
+        if isinstance(algorithm, Method) or algorithm.phases(self.task):
+            return self.executor
+        return ForwardExecutor() if self.device.type == "cuda" else Loop()
+
+    def evaluate(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: ClientStates,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
+        """Test every client's own model, and those of the states on the way of a stage."""
+        if self.federation.client_test is None:
+            return None
+        steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
+        on_the_way = {name: self._tests(step, server, states, round) for name, step in steps.items()}
+        each = self._tests(algorithm, server, states, round, metrics)
+        return evaluation.client_tests(
+            each,
+            [len(rows) for rows in self.federation.client_test],
+            {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
+        )
+
+    @property
+    def _joined(self) -> SharedWork | None:
+        """What this run shares with others, where their servers compute at once: on a GPU, which waits for its host.
+
+        On a CPU that would take as long, and round differently.
+        """
+        return self.executor.shared if self.device.type == "cuda" else None
+
+    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
+        """Return the weighted mean of what clients have sent in a round."""
+        if self._joined is None or not math.fsum(weights) > 0:
+            return super().mean(trees, weights, round)
+        return self.executor.compute_together(joint_aggregation.means, Weighted(trees, weights), round)
+
+    def finite(self, server: Tree, round: int) -> bool:
+        """Return whether all numbers of the server's state after a round are finite."""
+        if self._joined is None:
+            return super().finite(server, round)
+        return self.executor.compute_together(joint_aggregation.finite, server, round)
+
+    def test_model(self, test: ModelTest, round: int) -> Predictions:
+        """Test a global model, in one stack with those of the runs that train together with this one."""
+        if self._joined is None:
+            return super().test_model(test, round)
+        return self.executor.compute_together(self._joined.once("model tests", (), JointModelTests), test, round)
+
+    def validate(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
+    ) -> Row | None:
+        """Measure the global model on all validation samples, and the clients' own where their own are tested too."""
+        rows = self.federation.validation
+        if rows is None:
+            return None
+        held = self.shared.once(
+            "validation",
+            (self.federation, self.pool),
+            lambda: self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device)),
+        )
+        test = partial(self.test_model, round=round)
+        found = evaluate_global_model(algorithm, server, self.task, held, self.bf16, metrics, test=test)
+        tests = None
+        if self.federation.client_test is not None or found["test_loss"] is None:
+            each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))
+            tests = evaluation.client_tests(each, [len(own) for own in rows], {})
+        return evaluation.validation_row(found, tests, metrics)
+
+    def _tests(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: ClientStates,
+        round: int,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+        samples: tuple[list[Rows], Pool] | None = None,
+    ) -> list[ClientTest | None]:
+        local = (samples or self.test_rows)[0]
+        tested = [k for k in self.holders if len(local[k])]
+        downlink = make_downlink(algorithm, server, tested, self.task_of)
+        found = client_model_tests(self, algorithm, downlink, states, round, self.executor, metrics, samples)
+        return [found.get(k) for k in range(len(local))]
+
+    # -- work -------------------------------------------------------------------------------------
+    def cohort(self, number: int) -> list[int]:
+        """Return the clients that take part in a round."""
+        return self.draw_cohort(number, self.sizes(self.holders)).clients
+
+    def jobs(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> list[Job]:
+        """Return the work of an exchange, one job per architecture."""
+        return self.work(algorithm, make_downlink(algorithm, server, cohort, self.task_of), states, round)
+
+    def jobs_of_round(self, number: int) -> list[Job]:
+        """Return the work of a round of training from the present state, one job per architecture.
+
+        Where nobody takes part in that round, it is the work of all clients.
+        """
+        cohort = self.cohort(number) or self.holders
+        return self.jobs(self.method, self.server, self.states, cohort, number)

@@ -1,0 +1,204 @@
+"""What the round loop asks of a transport: the way to the clients and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.tree.finite import all_finite
+from fedhead.core.tree.schema import Schema
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.data.pool import Pool
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.evaluation import ClientTests
+from fedhead.engine.clients.global_model_tests import ModelTest
+from fedhead.metrics.predictions import Predictions
+from fedhead.metrics.records import Row
+from fedhead.metrics.registry import NO_METRICS, Metric
+
+
+class ClientReply(NamedTuple):
+    """One client's reply, as it arrived."""
+
+    send: Tree  # what crossed the wire, as the uploads left it
+    kept: Any  # what the transport's states hold for this client once the reply counts
+    samples: float  # n_k, the training samples behind it
+    left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
+    train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
+    added_bytes: int | None = None  # bytes that were sent, where `send` was added to a total and only a digest is left
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that crossed the wire."""
+        return self.send.nbytes if self.added_bytes is None else self.added_bytes
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came back from an exchange."""
+
+    replies: MutableMapping[int, ClientReply]  # by client
+    bytes_down: int  # that the clients received, all together
+    failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
+    finite: Callable[[], bool] = lambda: False  # whether all numbers of the replies were seen to be; may wait for a GPU
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """With how few replies an exchange counts, and how often those that are missing are asked for."""
+
+    replies: int = 1
+    attempts: int = 1
+
+
+class States(Protocol):
+    """What the clients keep, as a transport holds it: the states themselves, or where they are stored."""
+
+    @property
+    def kept(self) -> MutableMapping[int, Any]:
+        """What each client that took part has kept."""
+
+    def __setitem__(self, client: int, kept: Any, /) -> None: ...
+
+    def clear(self) -> None:
+        """Let every client have its initial state again."""
+
+    def copy(self) -> Self:
+        """Return the same states, to be written to without touching these."""
+
+
+S = TypeVar("S", bound=States)
+
+
+class Transport(ABC, Generic[S]):
+    """A federation that can be trained: the server's state, and a way to the clients.
+
+    It moves trees and says who is there; what is asked, what counts and what is recorded is the round loop's.
+    """
+
+    server: Tree  # the server's present state
+    states: S  # the clients' present states
+    round: int = 0  # after which server and clients have these states; 0: before the first one
+    test: Pool | None  # the global test set
+    keeps_states: bool = True  # whether the clients' states of an earlier round are still there
+    delivers: bool = False  # whether clients on other machines store their final models
+    portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
+    compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
+    quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the records call it: the executor's name, or the network's."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> Clients:
+        """The clients as the server knows them: method, tasks, architectures; in a simulation their data as well."""
+
+    @property
+    def preparing(self) -> float:
+        """Seconds that training has waited so far for compiling."""
+        return 0.0
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the steps of the last round were compiled, all of them."""
+        return False
+
+    def client_name(self, client: int) -> str:
+        """Return what failures call a client."""
+        return str(client)
+
+    def log(self, line: str) -> None:
+        """Tell the operator of a run, where there is one, what has just happened."""
+
+    @abstractmethod
+    def check(self, stage: Stage) -> None:
+        """Raise `BadInput` for a stage that can't be run here."""
+
+    def begin(self) -> None:
+        """Get ready for the first exchange, after all checks."""
+
+    def end_rounds(self) -> None:
+        """Release what was prepared for a round that does not come, as after a run was stopped; stages may follow."""
+
+    def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
+        """Go on from the state of the server and of the clients after an earlier round."""
+        self.round = round
+        self.server = self.clients.attributes.restore(server)
+        for client, state in kept.items():
+            self.states[client] = state
+
+    @abstractmethod
+    def present(self) -> list[int]:
+        """Return the clients that can take part now, waiting for a quorum of them if need be."""
+
+    @abstractmethod
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples each of these clients has, as far as the server knows."""
+
+    def why_absent(self, present: Sequence[int]) -> dict[int, str]:
+        """Return why each client that is not among those `present` is away; none is in a simulation."""
+        return {}
+
+    @abstractmethod
+    def exchange(self, algorithm: Algorithm, server: Tree, states: S, cohort: list[int], round: int) -> Received:
+        """Let the clients of a cohort work, and return what came back; writes to no state."""
+
+    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+        """Return what a client's reply must look like; None: like that of the first client."""
+        return None
+
+    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
+        """Return the weighted mean of what clients have sent in a round."""
+        return tree_mean(trees, weights)
+
+    def finite(self, server: Tree, round: int) -> bool:
+        """Return whether all numbers of the server's state after a round are finite."""
+        return all_finite([server])
+
+    def test_model(self, test: ModelTest, round: int) -> Predictions:
+        """Test a global model after a round."""
+        return test.run()
+
+    def validate(
+        self, algorithm: Algorithm, server: Tree, states: S, round: int, metrics: Mapping[str, Metric]
+    ) -> Row | None:
+        """Measure the models on the clients' validation samples; None where there are none."""
+        return None
+
+    @abstractmethod
+    def evaluate(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: S,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
+        """Test the clients' own models on their own test samples.
+
+        Args:
+            algorithm: The method or the stage whose `personal_model` is tested.
+            server: The server's state.
+            states: The clients' states.
+            round: The number of the round that was just finished.
+            deliver: Whether these models are final, so that clients on other machines store theirs.
+            metrics: Further metrics, by name.
+
+        Returns:
+            What the tests gave, or None where no client has test samples.
+        """
+
+
+AnyTransport = Transport[Any]

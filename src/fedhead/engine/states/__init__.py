@@ -1,0 +1,1 @@
+"""States that clients keep between rounds."""

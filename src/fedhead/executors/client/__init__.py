@@ -1,0 +1,1 @@
+"""One client's round: its program, steps and jobs."""

@@ -1,0 +1,207 @@
+"""A job: the work given to an executor, the round of some clients of one architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.core.training.batching import BatchSchedule
+from fedhead.core.tree.schema import Schema, schema
+from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree.transfer import to_device
+from fedhead.core.tree.tree import Tree
+from fedhead.data.partitions.allocation import Rows
+from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, distinct, row_table
+from fedhead.executors.client.program import Program
+from fedhead.executors.client.stack_errors import CannotStack
+from fedhead.executors.client.steps import PhaseBatches
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The round of some clients: what they receive, hold and see, in lists with one entry per client.
+
+    Args:
+        program: What each client does: the algorithm, its task, and the data on the device.
+        clients: The clients' numbers.
+        broadcast: What all of them receive.
+        per_client: What each receives besides.
+        states: What each has kept from earlier rounds, on the device or in the host's memory.
+        rows: Each client's training rows in the pool of samples.
+        counts: Each client's samples per class.
+        schedules: The batches of each client, one entry per phase.
+        public_rows: The rows of the samples that all clients hold.
+        lr: The learning rate of the round.
+        round: The round, counted from 1.
+        hyperparameters: Those of each client's run, by name, where the job joins runs that differ in them; empty: as in
+            the program.
+        compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
+            executor decides.
+        tables: Tables of all clients in the order of a stack, where they were made ahead.
+    """
+
+    program: Program
+    clients: list[int]
+    broadcast: Tree
+    per_client: list[Tree]
+    states: Sequence[Tree]
+    rows: list[Rows]
+    counts: list[Tensor]
+    schedules: list[list[BatchSchedule]]
+    public_rows: Rows
+    lr: float
+    round: int
+    hyperparameters: Sequence[Mapping[str, float]] = ()
+    compiled: bool | None = None
+    tables: JobTables | None = None
+
+    def take(self, places: list[int]) -> Job:
+        """Return the same job for some of its clients.
+
+        Args:
+            places: Their indices in the job's lists.
+
+        Returns:
+            The smaller job.
+        """
+
+        if places == list(range(len(self.clients))):
+            return self
+
+        def select(items: Sequence[T]) -> list[T]:
+            return [items[i] for i in places]
+
+        tables = self.tables
+        return replace(
+            self,
+            clients=select(self.clients),
+            per_client=select(self.per_client),
+            states=self.states.take(places) if isinstance(self.states, StackedTrees) else select(self.states),
+            rows=select(self.rows),
+            counts=select(self.counts),
+            schedules=select(self.schedules),
+            hyperparameters=select(list(self.hyperparameters)) if self.hyperparameters else (),
+            tables=replace(tables, places=list(range(len(places)))) if tables and tables.places == places else None,
+        )
+
+    def truncated(self, steps: int) -> Job:
+        """Return the same job with only a few steps per phase, for timing.
+
+        Args:
+            steps: The most steps per phase.
+
+        Returns:
+            The shorter job.
+        """
+        short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
+        return replace(self, schedules=short, tables=None)
+
+    # -- tensors ----------------------------------------------------------------------------------
+    def inputs(self, k: int) -> ClientInputs:
+        """Return what the hooks of one client see.
+
+        Args:
+            k: The client's index in the job's lists.
+
+        Returns:
+            The client's inputs.
+        """
+        assert not self.hyperparameters, "only a stack joins runs with different hyperparameters"
+        state = self._on_device(self.states[k])
+        table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
+        return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
+
+    def stacked_inputs(self) -> ClientInputs:
+        """Return the inputs of all clients, with a client axis."""
+        if isinstance(self.states, StackedTrees):
+            states = self.states.copied_rows()
+        else:
+            states = self._stack([self._on_device(state) for state in self.states], "holds")
+        received = self._stack(self.per_client, "receives")
+        ahead = self._tables_in_order
+        table = None if ahead is None else ahead.rows
+        if table is None:
+            table = row_table(self.program, self.rows, self.schedules, keep=True)
+        return self._inputs(received, states, torch.stack(self.counts), table)
+
+    @property
+    def _tables_in_order(self) -> JobTables | None:
+        """The tables that were made ahead for the job's clients in their present order."""
+        ahead = self.tables
+        return None if ahead is None or ahead.places != list(range(len(self.clients))) else ahead
+
+    def _stack(self, trees: list[Tree], verb: str) -> Tree:
+        """Stack the clients' trees, which must have one form."""
+
+        def rows(*each: Tensor) -> Tensor:
+            if any(t.dtype != each[0].dtype for t in each):  # of which torch.stack would make one
+                raise TypeError("dtypes differ")
+            return torch.stack(each)
+
+        different, which = distinct([(tree,) for tree in trees])
+        first, *others = [tree for (tree,) in different]
+        try:
+            stacked: Tree = first.map(rows, *others)
+            if len(different) == len(trees):
+                return stacked
+            each = to_device(which, self.program.pool.device)
+            return stacked.map(lambda t: t.index_select(0, each))
+        except (KeyError, RuntimeError, TypeError) as error:
+            wanted = schema(trees[0])
+            for client, other in zip(self.clients, map(schema, trees), strict=True):
+                if odd := [name for name in (*wanted, *other) if wanted.get(name) != other.get(name)]:
+                    raise CannotStack(
+                        f"executor stack: {self.program.algorithm.name}: client {client} {verb} "
+                        f"{_shown(odd[0], other)}, but client {self.clients[0]} {_shown(odd[0], wanted)}: clients of "
+                        "one stack need the same names, shapes and dtypes; pad what differs, or use executor=loop"
+                    ) from error
+            raise
+
+    def _on_device(self, state: Tree) -> Tree:
+        """A client's state where it trains; until then it may lie in the host's memory."""
+        device = self.program.pool.device
+        first = next(state.tensors(), None)
+        return state if first is None or first.device.type == device.type else state.to(device)
+
+    def _inputs(self, own: Tree, state: Tree, counts: Tensor, table: RowTable) -> ClientInputs:
+        pool, device = self.program.pool, self.program.pool.device
+        rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
+        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
+        runs = self.hyperparameters
+        names = runs[0] if runs else ()
+        own_values = {n: to_device([each[n] for each in runs], device, pool.dtype) for n in names}
+        round = torch.full((), self.round, dtype=torch.int64, device=device)
+        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round, Tree(own_values))
+
+    def batches(self, k: int) -> list[PhaseBatches]:
+        """Return the batches of one client.
+
+        Args:
+            k: The client's index in the job's lists.
+
+        Returns:
+            One table of batches per phase.
+        """
+        found = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
+        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded) for b in found]
+
+    def stacked_batches(self) -> list[PhaseBatches]:
+        """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
+        if (ahead := self._tables_in_order) is not None:
+            return ahead.batches_on_device(self.program)
+        return all_batches(self.program, self.rows, self.schedules, self.public_rows)
+
+
+def _shown(name: str, form: Schema) -> str:
+    """A tensor of a tree, in words."""
+    if name not in form:
+        return f"no {name!r}"
+    shape, dtype = form[name]
+    return f"{name!r} of shape {shape}, {dtype}"

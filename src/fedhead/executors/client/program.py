@@ -1,0 +1,259 @@
+"""What a client does in a round, as pure functions for one client, and how they are vectorized.
+
+An executor vectorizes these functions: the plain loop calls them as they are, the stack maps them over a leading client
+axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import Tensor
+
+from fedhead.algorithm import upload
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.class_rows import without_small_classes
+from fedhead.algorithm.client import Client, ClientInputs
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import Task
+from fedhead.algorithm.upload import Upload
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.losses import mean
+from fedhead.core.training.optimizers import Optimizer, clip_norm
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.data.pool import Pool
+from fedhead.executors.client.hyperparameters import ROUND_LR, with_hyperparameters
+from fedhead.executors.client.mutation_guard import keeping_state
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the clients of one architecture do in an exchange; every method here is written for one client."""
+
+    algorithm: Algorithm
+    task: Task
+    pool: Pool
+    public: Pool | None = None
+    uploads: tuple[Upload, ...] = ()  # what a reply passes before it leaves the client
+    chunk: int = 256  # samples at a time where a hook runs over all of a client's data
+    bf16: bool = False
+    channels_last: bool = False
+    in_place: bool = False  # whether a step writes over the weights that the step before it made
+    on_total: Callable[[], None] | None = None  # called when a hook runs over all of a client's data
+    corrects: bool = field(init=False)
+    persistent: bool = field(init=False)  # stages start their optimizers afresh
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "corrects", type(self.algorithm).correct is not Algorithm.correct)
+        object.__setattr__(self, "persistent", self.task.local.persistent and isinstance(self.algorithm, Method))
+
+    def client(
+        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
+    ) -> Client:
+        """The client behind these tensors; `weight` tells samples from padding in the batch of a loss."""
+        pool, public = self.source(data), self.public
+        more = (key, public, weight, self.on_total, self.channels_last)
+        return Client(self.task, inputs, pool, self.chunk, self.bf16, *more)
+
+    def source(self, data: str) -> Pool:
+        """The pool that a phase trains on."""
+        pool = self.pool if data == "private" else self.public
+        assert pool is not None, "checked when the run was set up"
+        return pool
+
+    def reading(self, pool: Pool, data: str) -> Program:
+        """The same program with another pool behind one kind of data."""
+        return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
+
+    def with_hyperparameters(self, inputs: ClientInputs) -> tuple[Program, ClientInputs]:
+        """The program with the hyperparameters of the client's run, where runs with others share its stack."""
+        if not inputs.hyperparameters:
+            return self, inputs
+        algorithm, task = with_hyperparameters(self.algorithm, self.task, inputs.hyperparameters)
+        lr = inputs.hyperparameters.get(ROUND_LR, inputs.lr)
+        return replace(self, algorithm=algorithm, task=task), inputs._replace(lr=lr, hyperparameters=Tree())
+
+    def start(self, inputs: ClientInputs) -> Weights:
+        """The weights before the first step."""
+        own, inputs = self.with_hyperparameters(inputs)
+        with keeping_state(self.algorithm, client := own.client(inputs)):
+            w: Any = own.algorithm.start(client)
+        if not self.algorithm.phases(self.task) or (
+            isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
+        ):
+            return w  # type: ignore[no-any-return]  # without phases it is only handed on to finish
+        raise BadInput(
+            f"{type(self.algorithm).__name__}.start returned {_described(w)}: return the weights of a model, such as "
+            'client.received["model"] or a copy of it by replace(…)'
+        )
+
+    def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
+        """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
+        own, inputs = self.with_hyperparameters(inputs)
+        client = own.client(inputs)
+        reply = _checked(own.algorithm.finish(w, client), self.algorithm)
+        send = without_small_classes(self.algorithm, reply.send, client)
+        reply = reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
+        return reply if self.algorithm.is_built_in else _copying_shared(reply, inputs)
+
+    def changes_gradients(self, phase: Phase) -> bool:
+        """Whether the optimizer sees another gradient than the loss has."""
+        return self.task.local.clip_norm is not None or (self.corrects and phase.corrects)
+
+    def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
+        """The gradient that the optimizer sees: clipped, then as the method corrects it."""
+        own, inputs = self.with_hyperparameters(inputs)
+        if own.task.local.clip_norm is not None:
+            g = clip_norm(g, own.task.local.clip_norm)
+        if not (self.corrects and phase.corrects):
+            return g
+        with keeping_state(self.algorithm, client := own.client(inputs)):
+            found = own.algorithm.correct(g, client)
+        if not isinstance(found, Tree):
+            raise BadInput(
+                f"{type(self.algorithm).__name__}.correct returned a {type(found).__name__}: return the gradient as "
+                "the optimizer is to see it, a tree with the names of g"
+            )
+        return found
+
+    def loss(
+        self, phase: Phase, padded: bool = True
+    ) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], tuple[Tensor, Tree]]:
+        """The phase's loss as a function of what it trains, with the running statistics that it moved.
+
+        Args:
+            phase: The phase.
+            padded: Whether the batch may have padding, which BatchNorm leaves out.
+        """
+
+        def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
+            own, inputs = self.with_hyperparameters(inputs)
+            client = own.client(inputs, key, phase.data, batch.weight if padded else None)
+            compute = phase.loss
+            # a stage's loss may be the method's, whose hyperparameters are alike (`hyperparameters.describe`)
+            if own is not self and getattr(phase.loss, "__self__", None) is self.algorithm:
+                compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
+            followed = self.task.objective.is_plain or phase.data != "private"
+            try:
+                with keeping_state(self.algorithm, client):
+                    value = reduced(compute(w.replace(params), batch, client), batch, phase)
+            except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
+                if followed or client.asked_objective:
+                    raise
+                raise self._ignored(phase) from error
+            if not (followed or client.asked_objective):
+                raise self._ignored(phase)
+            return value, w.stats if client.moved_stats is None else client.moved_stats
+
+        return loss
+
+    def _ignored(self, phase: Phase) -> BadInput:
+        """Return the error of a loss of one's own, which would train by another objective than the run's."""
+        objective = self.task.objective
+        what = f"objective={objective.name}" if objective.adjusted is None else objective.adjusted
+        return BadInput(
+            f"{loss_name(phase)} does not use {what}: let it add client.loss(logits, batch) for the cross entropy, or "
+            "leave the setting out"
+        )
+
+
+def _described(w: Any) -> str:
+    """What a method starts from in place of weights, in words."""
+    odd = {name: t for name, t in w.items() if not isinstance(t, Tensor)} if isinstance(w, Weights) else {}
+    return next((f"a {type(t).__name__} under {name!r}" for name, t in odd.items()), f"a {type(w).__name__}")
+
+
+def _checked(reply: Any, algorithm: Algorithm) -> Reply:
+    """Refuse what is no reply, before it fails somewhere inside."""
+    if isinstance(reply, Reply) and isinstance(reply.send, Tree) and isinstance(reply.keep, Tree):
+        for part, tree in (("send", reply.send), ("keep", reply.keep)):
+            for name, value in tree.leaves().items():
+                if not isinstance(value, Tensor):
+                    raise BadInput(
+                        f"{type(algorithm).__name__}.finish returned a {type(value).__name__} in {part}, under "
+                        f"{name!r}: a reply holds tensors and trees of tensors; use torch.tensor(…) or fh.Tree(…)"
+                    )
+        return reply
+    found = type(reply).__name__
+    if isinstance(reply, Reply):
+        found = f"Reply(send={type(reply.send).__name__}, keep={type(reply.keep).__name__})"
+    raise BadInput(
+        f"{type(algorithm).__name__}.finish returned {found}: return fh.Reply(send=fh.Tree(model=w), keep=fh.Tree()), "
+        f"with what is sent and what the client keeps"
+    )
+
+
+def _copying_shared(reply: Reply, inputs: ClientInputs) -> Reply:
+    """Return the reply with copies in what it sends of what the client also received, holds or keeps.
+
+    An `aggregate` may write into what was sent.
+    """
+    held = {id(t) for tree in (inputs.broadcast, inputs.per_client, inputs.state, reply.keep) for t in tree.tensors()}
+    return reply._replace(send=reply.send.map(lambda t: t.clone() if id(t) in held else t))
+
+
+def reduced(value: Tensor, batch: Batch, phase: Phase) -> Tensor:
+    """A loss as one number: one value per sample is averaged over the samples, padding left out.
+
+    Raises:
+        BadInput: The loss is neither a number nor one value per sample.
+    """
+    shape = tuple(value.shape) if isinstance(value, Tensor) else None
+    if shape == ():
+        return value
+    if shape != tuple(batch.weight.shape):
+        found = f"a {type(value).__name__}" if shape is None else f"a tensor of shape {list(shape)}"
+        raise BadInput(
+            f"{loss_name(phase)} returned {found}: return one number, or one value per sample, "
+            f"here of shape {list(batch.weight.shape)}"
+        )
+    return mean(value, batch.weight.to(value.dtype))
+
+
+def loss_name(phase: Phase) -> str:
+    """A phase's loss as its author calls it, such as FedProx.loss."""
+    owner = getattr(phase.loss, "__self__", None)
+    name = getattr(phase.loss, "__name__", repr(phase.loss))
+    return name if owner is None else f"{type(owner).__name__}.{name}"
+
+
+class Vectorizer:
+    """How functions of one client are vectorized: here not at all, one client at a time."""
+
+    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
+        """`Program.start` for this executor."""
+        return program.start
+
+    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+        """`Program.finish` for this executor."""
+        return program.finish
+
+    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
+        """`Program.correct` for this executor."""
+        return partial(program.correct, phase=phase)
+
+    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
+        """`Program.loss` for this executor."""
+        return program.loss(phase, padded)
+
+    def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
+        """`Optimizer.init` for this executor."""
+        return optimizer.init
+
+    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
+        """The inputs of some clients of a stack."""
+        raise AssertionError("one client is no stack")
+
+    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
+        """The tensors that have a client axis."""
+        raise AssertionError("one client is no stack")
+
+    def shared(self, inputs: ClientInputs) -> list[Tensor]:
+        """The tensors that all clients of a stack share."""
+        raise AssertionError("one client is no stack")

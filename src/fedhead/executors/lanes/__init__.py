@@ -1,0 +1,1 @@
+"""The lanes executor: one GPU stream per client."""

@@ -1,0 +1,99 @@
+"""The batches of several lanes, drawn and augmented at once.
+
+A lane's batch is small, and augmentation has hundreds of operations, each of them a kernel. All lanes read the same
+samples, so one pass draws the next steps' batches of all of them, and the further views that a loss asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs
+from fedhead.data.pool import Pool, ViewsAhead
+from fedhead.executors.client.steps import draw_batch
+from fedhead.executors.lanes.lane_steps import Lane
+
+MAX_BYTES = 1 << 28  # of inputs that are drawn at once, of one view; augmentation takes several times as much
+
+
+class LaneBatch(NamedTuple):
+    """What a lane's step reads: the batch, the key for what the model draws, and the pool with the batch's views."""
+
+    batch: Batch
+    key: Tensor
+    pool: Pool
+
+
+@dataclass
+class _Alike:
+    """Lanes whose batches are drawn together: of one size, from one pool."""
+
+    pool: Pool
+    channels_last: bool
+    places: list[int] = field(default_factory=list)
+    views: set[int] = field(default_factory=set)  # that a loss has asked for
+
+    def laid_out(self, x: Inputs) -> Inputs:
+        """Return stacked batches with the channels of images innermost, where convolutions want them so."""
+        if not self.channels_last:
+            return x
+        made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
+        return made
+
+
+class LaneBatches:
+    """Draws the next batches of lanes.
+
+    Args:
+        lanes: The lanes.
+    """
+
+    def __init__(self, lanes: Sequence[Lane]):
+        self._lanes = lanes
+        self._alike: dict[tuple[int, int], _Alike] = {}
+        for place, lane in enumerate(lanes):
+            program = lane.step.program
+            pool = program.source(lane.step.phase.data)
+            alike = _Alike(pool, program.channels_last)
+            self._alike.setdefault((id(pool), lane.batch_size), alike).places.append(place)
+
+    def are_small(self, steps: int) -> bool:
+        """Return whether the batches of so many steps take little memory."""
+        return all(
+            len(one.places) * steps * size * one.pool.sample_nbytes <= MAX_BYTES
+            for (_, size), one in self._alike.items()
+        )
+
+    def draw(self, steps: int) -> list[list[LaneBatch]]:
+        """Return the batches of each lane's next steps; the lanes' counters stay as they are."""
+        drawn: dict[int, list[LaneBatch]] = {}
+        for one in self._alike.values():
+            each = self._draw_alike(one, steps)
+            drawn |= {place: each[k * steps : (k + 1) * steps] for k, place in enumerate(one.places)}
+        return [drawn[place] for place in range(len(self._lanes))]
+
+    def _draw_alike(self, one: _Alike, steps: int) -> list[LaneBatch]:
+        parts = zip(*(self._lanes[place].draws(steps) for place in one.places), strict=True)
+        rows, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
+        batch, keys = draw_batch(one.pool, rows, weight, start)
+        batch = batch._replace(x=one.laid_out(batch.x))
+        views = {number: one.laid_out(_view(one.pool, batch, number)) for number in one.views}
+        found = []
+        for i in range(len(rows)):
+            own = Batch(*(map_inputs(lambda t, i=i: t[i], part) for part in batch))
+            held = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
+            found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.rows, own.key, held, one.views))))
+        return found
+
+
+def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
+    """Return another view of stacked batches."""
+    view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
+    made: Inputs = map_inputs(lambda t: t.reshape(*batch.rows.shape, *t.shape[1:]), view)
+    return made

@@ -1,0 +1,157 @@
+"""The steps of lanes: one client's step on static tensors, compiled once per architecture for all of its lanes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedhead.core.training import random
+from fedhead.core.training.batch import Batch
+from fedhead.core.training.optimizers import clone_for_in_place
+from fedhead.core.tree.tree import Tree
+from fedhead.data.pool import Pool
+from fedhead.executors.client.steps import PhaseBatches, PhaseRun, draw_batch
+from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
+from fedhead.executors.stack.phase_keys import PhaseKey, cache_key
+from fedhead.executors.stack.step_graphs import copy_each, copy_into
+
+
+class Lane:
+    """The static tensors and the step of one client.
+
+    Args:
+        phase_run: A phase to be trained, as an example of those to come.
+        in_place: Whether the optimizer may write over the static tensors, with a kernel for all of them; a compiler
+            fuses the copies of new ones.
+    """
+
+    def __init__(self, phase_run: PhaseRun, in_place: bool):
+        self.step, self.last = phase_run.step, len(phase_run.batches) - 1
+        # holds the tensors that graphs read, if the method gets others
+        self.algorithm = copy.copy(self.step.program.algorithm)
+        # filters keep their layout: torch computes in theirs
+        self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
+            torch.clone, (*phase_run[2:], phase_run.batches[:3])
+        )
+        if in_place and _can_be_fused(self.carry.params):
+            params, opt = clone_for_in_place(self.carry.params, self.carry.opt)
+            self.carry = self.carry._replace(params=params, opt=opt)
+            self.step = replace(self.step, program=replace(self.step.program, in_place=True))
+        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
+        self.draw = pytree.tree_map(torch.clone, self._draw())
+        self.key = step_key(phase_run)
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def load(self, phase_run: PhaseRun) -> None:
+        """Copy the tensors of a round in."""
+        copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
+        self.counter.zero_()
+
+    def take(self, work: InPlace, arguments: list[Tensor]) -> None:
+        """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
+        with torch.no_grad():
+            copy_into(self.draw, self._draw())
+        work(*arguments)
+        with torch.no_grad():
+            self.counter.add_(1)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step."""
+        return int(self.batches[0].shape[-1])
+
+    def draws(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows and weights of the next steps' batches, [steps, batch], and their keys, [steps]."""
+        rows, weight, start = self.batches
+        at = (self.counter + torch.arange(steps, device=rows.device)).clamp(max=self.last)
+        return rows.index_select(0, at), weight.index_select(0, at), random.fold_in(start, at)
+
+    def take_drawn(self, batch: Batch, key: Tensor, pool: Pool, padded: bool) -> None:
+        """Take one step in place with a batch that was drawn for it.
+
+        Args:
+            batch: The batch.
+            key: The key for what the model draws.
+            pool: The samples, with views of the batch.
+            padded: Whether batches may have padding.
+        """
+        step = replace(self.step, program=self.step.program.reading(pool, self.step.phase.data))
+        new = step(self.carry, self.w, batch, key, self.inputs, padded)
+        with torch.no_grad():
+            copy_into(self.carry, new)
+            self.counter.add_(1)
+
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, weight, start = self.batches
+        return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
+
+    def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
+        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes.
+
+        Args:
+            padded: Whether batches may have padding.
+            write: Overwrites what the step changes.
+        """
+        pool = self.step.program.source(self.step.phase.data)
+        changed, shape = pytree.tree_flatten(self.carry)
+        read, read_shape = pytree.tree_flatten((self.w, self.inputs, self.draw, pool.x, pool.y))
+
+        def function(*tensors: Tensor) -> None:
+            carry = pytree.tree_unflatten(list(tensors[: len(changed)]), shape)
+            w, inputs, drawn, x, y = pytree.tree_unflatten(list(tensors[len(changed) :]), read_shape)
+            data = pool.with_data(x, y)
+            step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
+            batch, key = draw_batch(data, *drawn)
+            new = step(carry, w, batch, key, inputs, padded)
+            with torch.no_grad():
+                write(carry, new)
+
+        return function, [*changed, *read], len(changed)
+
+
+def _can_be_fused(params: Tree) -> bool:
+    """Whether torch's fused optimizers take these parameters: of one dtype; on a GPU they read rates as float32."""
+    dtypes = {t.dtype for t in params.values()}
+    on_cpu = all(t.device.type == "cpu" for t in params.values())
+    return len(dtypes) == 1 and (on_cpu or dtypes == {torch.float32})
+
+
+class CompiledSteps:
+    """The compiled steps of lanes, one per architecture and phase, and for batches with and without padding.
+
+    Args:
+        wanted: Whether to compile; a step that can't be is taken as it is.
+    """
+
+    def __init__(self, wanted: bool):
+        self.wanted = wanted
+        self._steps: dict[tuple[PhaseKey, bool], InPlace | None] = {}  # None: it can't be compiled
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps so far are compiled."""
+        return self.wanted and None not in self._steps.values()
+
+    def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
+        """Return a lane's step, compiled if that is wanted, and its arguments."""
+        function, arguments, changed = lane.flat(padded, copy_each if self.wanted else copy_into)
+        key = lane.key, padded
+        if self.wanted and key not in self._steps:
+            try:
+                self._steps[key] = compile_step(function, arguments, changed)
+            except Exception as error:  # the uncompiled step gives the same result
+                warn_not_compiled(error)
+                self._steps[key] = None
+        return self._steps.get(key) or function, arguments
+
+
+def step_key(phase_run: PhaseRun) -> PhaseKey:
+    """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
+    first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
+    return cache_key(phase_run._replace(batches=first))

@@ -1,0 +1,99 @@
+"""When the steps of stacks are compiled, and which of their CUDA graphs are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from fedhead.executors.client.steps import Carry, PhaseRun
+from fedhead.executors.compiling.choice import pays_for
+from fedhead.executors.compiling.process import Compiler
+from fedhead.executors.compiling.step import warn_not_compiled
+from fedhead.executors.stack.changing_methods import ChangingMethods
+from fedhead.executors.stack.graph_runner import GraphRunner
+from fedhead.executors.stack.phase_keys import PhaseKey, slot_key, without_rows
+from fedhead.executors.stack.slots import choose_slots
+
+MAX_RUNNERS = 6  # whose static tensors and graphs are kept
+
+
+class Graphs:
+    """A trainer that keeps one runner per kind of stack, up to a maximum number.
+
+    With a compiler in the background, steps train uncompiled until all of them are compiled; those of a method change
+    over together, at the beginning of a round. Steps that were compiled on this machine before are compiled at once.
+
+    Args:
+        compile: Whether to compile the steps; those of a stage only if it takes long enough.
+        slots: How many clients train at a time; none: as many as take the least time for the first round.
+        compiler: Compiles the steps in the background; none: they are compiled before they train.
+    """
+
+    def __init__(self, compile: bool = True, slots: int | None = None, compiler: Compiler | None = None):
+        self.compile = compile
+        self.slots = slots
+        self.compiler = compiler
+        self.preparing = 0.0  # seconds that training waited for compiling and capturing
+        self._runners: OrderedDict[PhaseKey, GraphRunner] = OrderedDict()
+        self._changing = ChangingMethods()
+        self._round: int | None = None
+        self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the method's steps are compiled in this round."""
+        return self.compile and self._compiled is True
+
+    def begin_round(self, number: int, compiled: bool | None = None) -> None:
+        """Decide whether the method's steps are compiled in a round, which holds for all of it.
+
+        Args:
+            number: The round; nothing changes while it is the same.
+            compiled: Whether they must be, or must not be yet; None: they are if all are ready.
+        """
+        if number == self._round:
+            return
+        self._round, self._compiled = number, compiled
+        runners = [runner for runner in self._runners.values() if runner.compile and not runner.of_stage]
+        if compiled is None and runners:
+            self._compiled = all(runner.ready for runner in runners)
+
+    def decide_compiled(self, runner: GraphRunner) -> bool:
+        """Decide whether a runner's next steps are compiled; the first time, its compilation begins."""
+        if not (self.compile and runner.compile):
+            return False
+        decided = None if runner.of_stage else self._compiled
+        if not decided:
+            runner.begin_compiling()
+        if decided is None:
+            decided = runner.ready
+        if not runner.of_stage:
+            self._compiled = decided
+        return decided and self.compile
+
+    def give_up_compiling(self, error: Exception) -> None:
+        """Go on without compilation, which gives the same result."""
+        warn_not_compiled(error)
+        self.compile = False
+
+    def __call__(self, phase_run: PhaseRun) -> Carry:
+        """Run all steps of a phase."""
+        if not len(phase_run.batches):
+            return phase_run.carry
+        phase_run = without_rows(phase_run)
+        key = slot_key(phase_run)
+        runner = self._runners.get(key)
+        if runner is None:
+            self._changing.note_capture(phase_run, key)
+            slots = self.slots or choose_slots(phase_run.batches.lengths())
+            runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
+            while len(self._runners) > MAX_RUNNERS:
+                self._runners.popitem(last=False)
+        self._runners.move_to_end(key)
+        return runner.train(phase_run)
+
+    def clear(self) -> None:
+        """Release all graphs and their memory."""
+        self._runners.clear()
+        torch.cuda.empty_cache()

@@ -1,0 +1,180 @@
+"""The stack: many clients at once, their tensors stacked along a leading axis (`torch.func.vmap`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.tree.finite import FiniteCheck
+from fedhead.core.tree.stacked_trees import StackedTrees, with_own_rows
+from fedhead.core.tree.tree import Tree
+from fedhead.executors.client.base import Executor
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.global_draws import warn_of_client_draws
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.stack_errors import explain
+from fedhead.executors.client.steps import train_eagerly
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.reply_stack import StackedReplies
+from fedhead.executors.stack.stack_order import stack_order
+from fedhead.executors.stack.vectorize import VmapVectorizer
+
+# Stacks of small models on a GPU may hold more clients than `default_size` says, up to a number and a size in memory.
+MAX_CLIENTS = 1024
+MAX_BYTES = 4 << 30
+COPIES_PER_CLIENT = 10  # of what a client receives and holds: gradients, the optimizer's state and copies of them
+
+# How many stacks of a method or stage, the first ones, are watched for draws from global generators: looking takes 0.1
+# ms and more, and what a CUDA graph replays calls no user's code anyway.
+WATCHED_STACKS = 3
+
+
+def default_size(device: torch.device) -> int:
+    """Return the maximum number of clients per stack; on a GPU they wait for a slot, which takes little memory."""
+    return 128 if device.type == "cuda" else 64
+
+
+def _default_size_for(job: Job) -> int:
+    """Return the maximum number of a job's clients per stack: more of a small model on a GPU, if memory allows it."""
+    device = job.program.pool.device
+    if device.type == "cpu":
+        return default_size(device)
+    state = job.states.take([0]) if isinstance(job.states, StackedTrees) else job.states[0]
+    one = job.broadcast.nbytes + job.per_client[0].nbytes + state.nbytes
+    return max(default_size(device), min(MAX_CLIENTS, MAX_BYTES // max(COPIES_PER_CLIENT * one, 1)))
+
+
+class Stack(Executor):
+    """Runs clients in stacks, longest first in every phase, so that on a CPU the active ones are always a prefix.
+
+    On a GPU the clients pass through a fixed number of slots, whose steps are compiled and replayed as CUDA graphs.
+    Each architecture has its own stack, and on a GPU the stacks train at the same time, one stream each. When memory
+    runs out, the stacks are halved.
+
+    Args:
+        size: Maximum number of clients per stack; none: that of `default_size`, or more of a small model on a GPU.
+        graphs: Trains the steps on a GPU.
+    """
+
+    name = "stack"
+    mixes_hyperparameters = True
+
+    def __init__(self, size: int | None = None, graphs: Graphs | None = None):
+        self.size = size
+        self.graphs = graphs or Graphs()
+        self._seen = Counter[str]()  # stacks of each algorithm
+        self._streams: list[torch.cuda.Stream] = []  # of architectures
+        self._computed: list[Tree] = []  # the replies of whole stacks
+        self._finite_check: FiniteCheck | None = None  # of the last replies; None: these are not known
+        self._has_own_run = type(self).run is not Stack.run
+        # a user's methods may return other replies than were computed
+        returning = ("run", "run_all", "train_and_prepare")
+        self.keeps_stacks = all(getattr(type(self), name) is getattr(Stack, name) for name in returning)
+
+    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
+        """Return the replies of several jobs, whose clients differ in architecture."""
+        self._computed.clear()
+        self._finite_check = None
+        one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
+        run = self.run if self._has_own_run else self._replies
+        replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
+        if self.keeps_stacks:
+            self._finite_check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
+        self._computed.clear()
+        return replies
+
+    @property
+    def replies_finite(self) -> bool:
+        """Whether all numbers of the last replies are finite; the first time it is asked for, a GPU is waited for."""
+        return self._finite_check is not None and self._finite_check.result()
+
+    def _run_on_streams(self, run: Callable[[Job], Sequence[Reply]], jobs: list[Job]) -> list[Sequence[Reply]]:
+        while len(self._streams) < len(jobs):
+            self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        main = torch.cuda.current_stream()
+        replies: list[Sequence[Reply]] = []
+        try:
+            for stream, job in zip(self._streams, jobs, strict=False):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    replies.append(run(job))  # which only queues the work, once everything is captured
+        finally:
+            for stream in self._streams:
+                main.wait_stream(stream)
+        return replies
+
+    def run(self, job: Job) -> list[Reply]:
+        """Return the replies in the order of the job's clients."""
+        return list(self._replies(job))
+
+    def _replies(self, job: Job) -> Sequence[Reply]:
+        """Return the replies in the order of the job's clients; those of a single stack are not taken apart."""
+        replies: dict[int, Reply] = {}
+        for order in by_steps(job):
+            done = 0
+            while done < len(order):
+                size = self.size or _default_size_for(job)
+                places = order[done : done + size]
+                try:
+                    found = self._run_stack(job.take(places))
+                    if isinstance(found, StackedReplies) and len(places) == len(job.clients):
+                        return found.in_places(places)
+                    replies.update(zip(places, found, strict=True))
+                    done += len(places)
+                except torch.OutOfMemoryError:
+                    self._halve(len(places))
+                except RuntimeError as error:
+                    if (explained := explain(error)) is None:
+                        raise
+                    raise explained from error
+        return [replies[k] for k in range(len(job.clients))]
+
+    def _run_stack(self, job: Job) -> Sequence[Reply]:
+        on_cpu = job.program.pool.device.type == "cpu"
+        # with one optimizer per client a step over the whole stack is no faster, and writes more memory
+        program = replace(job.program, in_place=on_cpu and bool(job.hyperparameters))
+        train = train_eagerly if on_cpu else self.graphs
+        if not isinstance(program.algorithm, Stage):  # the stage of one run may come within a round of another
+            self.graphs.begin_round(job.round, job.compiled)
+        before = self.graphs.preparing
+        # a CPU takes all clients at once: in parts they would be rounded differently than in recorded results
+        vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
+        with self._warn_of_draws(program.algorithm.name):
+            reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
+        reply = reply._replace(keep=with_own_rows(reply.keep))
+        self.preparing += self.graphs.preparing - before
+        self.compiled = self.graphs.compiled
+        self._computed += [reply.send, reply.keep]
+        return StackedReplies(reply, range(len(job.clients)))
+
+    def _warn_of_draws(self, algorithm: str) -> AbstractContextManager[None]:
+        """Warn of draws that the seed does not decide, in the first stacks of an algorithm; vmap refuses torch's."""
+        self._seen[algorithm] += 1
+        if self._seen[algorithm] > WATCHED_STACKS:
+            return nullcontext()
+        return warn_of_client_draws("stack", algorithm, leave_out=["torch"])
+
+    def _halve(self, count: int) -> None:
+        if count == 1:
+            raise BadInput("not even one client fits into memory: use a smaller batch_size or model")
+        self.size = count // 2
+        self.graphs.clear()
+        warn_once(f"out of memory with {count} clients at once: continuing with {self.size}")
+
+
+def by_steps(job: Job) -> list[list[int]]:
+    """Return the places of a job's clients in as few lists as it takes for steps never to grow, in any phase.
+
+    Args:
+        job: The job.
+    """
+    steps = [[len(schedule) for schedule in mine] for mine in job.schedules]
+    return stack_order(steps, [len(rows) for rows in job.rows])

@@ -1,0 +1,98 @@
+"""The functions of a program, each of one client, for a stack of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.func import vmap
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.core.training.optimizers import Optimizer
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.kernels.layers import stacked_layers
+from fedhead.executors.stack.bucketed_finish import finish_by_size
+from fedhead.executors.stack.tree_vmap import tree_vmap
+
+# Which tensors of a client's inputs have a client axis.
+INPUT_DIMS: Any = ClientInputs(
+    *{**dict.fromkeys(ClientInputs._fields, 0), "broadcast": None, "lr": None, "round": None}.values()  # type: ignore[arg-type]  # dims in place of tensors
+)
+
+
+class VmapVectorizer(Vectorizer):
+    """Maps functions of one client to a stack of clients.
+
+    Args:
+        sizes: The number of samples of each client: what takes all of them is computed for clients of similar sizes at
+            a time. None: for all clients at once.
+    """
+
+    def __init__(self, sizes: Sequence[int] | None = None):
+        self._sizes = sizes
+
+    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
+        """Vectorize `Program.start` over the client axis."""
+        return tree_vmap(program.start, (INPUT_DIMS,))
+
+    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+        """Vectorize `Program.finish` over the client axis, with layers made for stacks."""
+
+        def vectorized(program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+            finish = tree_vmap(program.finish, (0, INPUT_DIMS))
+
+            def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
+                with stacked_layers(program.pool.device):
+                    reply: Reply = finish(w, inputs)
+                return reply
+
+            return with_stacked_layers
+
+        if self._sizes is None:
+            return vectorized(program)
+        return finish_by_size(program, self._sizes, vectorized, self.take)
+
+    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
+        """Vectorize `Program.correct` over the client axis."""
+        return vmap(partial(program.correct, phase=phase), in_dims=(0, INPUT_DIMS))
+
+    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
+        """Vectorize `Program.loss` over the client axis, with layers made for stacks."""
+        loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
+
+        def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
+            with stacked_layers(program.pool.device):
+                return loss(*args)
+
+        return with_stacked_layers
+
+    def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
+        """Vectorize `Optimizer.init` over the client axis."""
+        return tree_vmap(optimizer.init, (0,))
+
+    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
+        """Return the inputs of some clients of the stack."""
+
+        def cut(value: Any, dim: object) -> Any:
+            if dim is None:
+                return value
+            return value.map(lambda t: t[clients]) if isinstance(value, Tree) else value[clients]
+
+        return ClientInputs(*(cut(v, d) for v, d in zip(inputs, INPUT_DIMS, strict=True)))
+
+    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that have a client axis."""
+        return _leaves(inputs, lambda dim: dim is not None)
+
+    def shared(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that all clients of the stack share."""
+        return _leaves(inputs, lambda dim: dim is None)
+
+
+def _leaves(inputs: ClientInputs, wanted: Callable[[object], bool]) -> list[Tensor]:
+    chosen: list[Any] = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
+    return [t for value in chosen for t in (value.tensors() if isinstance(value, Tree) else (value,))]

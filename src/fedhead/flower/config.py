@@ -1,0 +1,162 @@
+"""The two files of a deployment: `server.yaml` on the server's side, `site.yaml` at each site, checked when read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from fedhead.core.components.parameters import from_mapping
+from fedhead.core.components.ranges import Above, AtLeast, Below, Matches
+from fedhead.core.system.assignments import refuse_repeated
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.special_files import read_text
+from fedhead.flower.server.dry_run import MODEL_MB
+from fedhead.flower.server.timeouts import Timeouts
+from fedhead.flower.site.policy import Policy
+from fedhead.recipes.recipe import Recipe, assignment, load
+from fedhead.recipes.yaml_text import read_yaml
+
+SiteName = Annotated[
+    str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
+]
+RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
+
+
+def refuse_other_clients(assignments: Sequence[str], sites: Sequence[str]) -> None:
+    """Refuse KEY=VALUE words with another number of clients than there are sites, each of which is one.
+
+    Raises:
+        BadInput: They contradict the list of sites.
+    """
+    clients = dict(map(assignment, assignments)).get("clients", len(sites))
+    if clients != len(sites):
+        raise BadInput(f"clients={clients} contradicts the list of sites, which has {len(sites)}: leave clients out")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A YAML file of flat keys; paths in it are relative to its folder."""
+
+    path: Path
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read and check a file."""
+        try:
+            path = Path(path).expanduser().resolve()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle, a user who has no home
+            raise BadInput(f"{path} can't be read: {error}") from error
+        entries = read_yaml(read_text(path), str(path))
+        if not isinstance(entries, dict):
+            raise BadInput(f"{path}: expected lines 'key: value'")
+        try:
+            return from_mapping(cls, {str(key): value for key, value in entries.items()}, path=path)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+
+    def at(self, place: str) -> Path:
+        """A path of the file's, relative to its folder."""
+        return self.path.parent / os.path.expanduser(place)  # unlike pathlib's it takes any text
+
+
+@dataclass(frozen=True)
+class ServerFile(_File):
+    """What the server runs and whom it waits for."""
+
+    recipe: str  # what is trained: a recipe's name or file
+    sites: tuple[SiteName, ...]  # their names; a site's place in the list decides its batches
+    out: str = "run"  # the run folder
+    set: tuple[str, ...] = ()  # key=value on top of the recipe
+    # number or names; null: as the recipe's data set has
+    classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
+    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample, (channels, height, width) for images
+    normalize: str | None = None  # a named normalization
+    test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, file.py:function, or recipe
+    public: str | None = None  # samples that all parties hold, likewise
+    data: str | None = None  # folder of the recipe's data set
+    allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
+    max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # the most memory that building a site's own model may take
+    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
+    quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
+    round_seconds: Annotated[float, Above(0)] = 600.0
+    join_seconds: Annotated[float, Above(0)] = 120.0
+    attempts: Annotated[int, AtLeast(1)] = 3
+    keys: str | None = None  # the folder of the sites' public keys, NAME.pub: a site's name belongs to its key
+
+    def __post_init__(self) -> None:
+        if len(set(self.sites)) != len(self.sites) or not self.sites:
+            raise BadInput("sites: give at least one name, each once")
+        if self.quorum > len(self.sites):
+            raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
+        try:
+            refuse_repeated(self.set)
+            refuse_other_clients(self.set, self.sites)
+        except BadInput as error:
+            raise BadInput(f"set: {error}") from error
+
+    def recipe_of_run(self) -> Recipe:
+        """The recipe, with as many clients as there are sites."""
+        beside = self.at(self.recipe)
+        recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
+        recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
+        if recipe.seeds:
+            raise BadInput("seeds: a deployment is one run; set a single seed")
+        return recipe
+
+    def timeouts(self) -> Timeouts:
+        """How long the server waits, and for how many."""
+        return Timeouts(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
+
+
+@dataclass(frozen=True)
+class SiteFile(_File):
+    """Where a site's data is and where it keeps its state."""
+
+    name: SiteName  # as in the server's list
+    data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
+    test: str | None = None  # the site's own test samples, likewise
+    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its own samples
+    size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
+    public: str | None = None
+    data_folder: str | None = None  # of the recipe's data set, with data: recipe
+    allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
+    methods: tuple[str, ...] | None = None  # that the server may run here; null: all that are fedhead's or allowed
+    stages: tuple[str, ...] | None = None  # likewise
+    models: tuple[str, ...] | None = None  # likewise
+    paths: tuple[str, ...] = ()  # files and folders that the server may name as data set, with data: recipe
+    min_class_count: Annotated[int, AtLeast(1)] = 5  # smaller classes are left out of statistics and prototypes
+    max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
+    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out
+    report_train_loss: bool = True  # tell the server the mean loss of each round's training
+    report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
+    state: str = "state"  # the folder of what must not be lost
+    model: str | None = None  # its own architecture …
+    model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
+    device: str = "cpu"
+    threads: Annotated[int, AtLeast(1)] | None = None
+    watchdog: bool = True  # end the process when a request takes too long
+
+    def policy(self) -> Policy:
+        """What the server may ask of the site."""
+        return Policy(
+            self.methods,
+            self.stages,
+            self.models,
+            tuple(self.at(place) for place in self.paths),
+            self.allow,
+            self.data == RECIPE_DATA,
+            self.min_class_count,
+            self.max_seconds,
+            self.max_memory_mb,
+            self.report_train_loss,
+            self.report_metrics,
+        )
+
+    def own_model(self) -> dict[str, Any]:
+        """The recipe keys that the site replaces."""
+        keys: dict[str, Any] = {} if self.model is None else {"model": self.model}
+        return keys | {f"model.{word}": value for word, value in self.model_parameters.items()}

@@ -1,0 +1,250 @@
+"""From the files of a deployment to what works: a site, or the server's transport."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import model_types, shape_of
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs.input_spec import spec_inputs
+from fedhead.data.pool import Pool
+from fedhead.data.sources import datasets
+from fedhead.data.transforms.augment import Transform
+from fedhead.executors import select
+from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile
+from fedhead.flower.server.dry_run import DryRun
+from fedhead.flower.server.node_keys import site_keys
+from fedhead.flower.server.transport import FlowerTransport
+from fedhead.flower.site import site_data as own_data
+from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.wire.protocol import RunSpec, to_json
+from fedhead.flower.wire.site_errors import SiteProblem, coded
+from fedhead.models.split_model import SplitModel
+from fedhead.recipes import components
+from fedhead.recipes import recipe_data as recipe_data
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import Inputs
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+
+# -- sites ------------------------------------------------------------------------------------------
+def site_of(path: str) -> tuple[Site, bool]:
+    """The site of a site.yaml by its path, and whether its requests are watched; one that can't be read says so."""
+    try:
+        file = SiteFile.read(path)
+        return site(file), file.watchdog
+    except BadInput as error:
+        reason = str(error)
+
+    def site_run(spec: RunSpec, number: int) -> SiteRun:
+        raise SiteProblem("settings", reason)
+
+    return Site(Path(path).parent.name, site_run, Path(path).parent), True
+
+
+def site(file: SiteFile) -> Site:
+    """The site of a site.yaml."""
+    if file.threads is not None:
+        torch.set_num_threads(file.threads)
+
+    kept: dict[str, SiteRun] = {}  # a worker answers many requests of one run: data and model are made once
+
+    def site_run(spec: RunSpec, number: int) -> SiteRun:
+        key = json.dumps(to_json(spec), sort_keys=True)
+        if key not in kept:
+            kept.clear()
+            kept[key] = fresh(spec, number)
+        return kept[key]
+
+    def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
+        if file.data == RECIPE_DATA:
+            return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
+        return own_data.federation(
+            spec,
+            number,
+            file.data,
+            base=file.path.parent,
+            test=file.test,
+            client_test=recipe.client_test if file.client_test is None and file.test is None else file.client_test,
+            size=file.size,
+            public=file.public,
+        )
+
+    def fresh(spec: RunSpec, number: int) -> SiteRun:
+        recipe = spec.recipe_of_run([file.path.parent])
+        with coded("code"):
+            _check_code(recipe, spec, file)
+        with coded("data"):
+            federation = samples(spec, number, recipe)
+        experiment = experiment_of(_of_site(recipe), spec, file.own_model())
+        model = experiment.models[number % len(experiment.models)]
+        clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
+        return SiteRun(clients, experiment.stages, computed_at_sites(recipe.metrics))
+
+    return Site(file.name, site_run, file.at(file.state), file.own_model(), file.policy())
+
+
+def share_of_recipe(number: int, state: str) -> Site:
+    """A site without a site.yaml: the client of a number, in Flower's own simulation."""
+    folder = Path(state).resolve()
+    name = site_names(number + 1)[number]
+    # its own operator runs it: whatever the recipe names may be read, and nothing leaves this federation
+    return site(SiteFile(folder / "site.yaml", name, RECIPE_DATA, state=str(folder), paths=("/",), min_class_count=1))
+
+
+def site_names(count: int) -> list[str]:
+    """The names of sites that are only numbered."""
+    return [f"site-{k}" for k in range(count)]
+
+
+# -- server -----------------------------------------------------------------------------------------
+def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | None = None) -> RunSpec:
+    """Return what all parties must agree on.
+
+    Args:
+        file: The server's settings.
+        experiment: The run's identity, where it is resumed; None: a new one.
+        recipe: The recipe, which knows where the run's own code is; None: as the file names it.
+    """
+    recipe = recipe or file.recipe_of_run()
+    if recipe.validation is not None:
+        raise BadInput("validation: sites take no validation samples apart, it is for simulations only; leave it out")
+    names: Sequence[str] | None
+    if recipe.objective in (None, "multiclass") and file.classes == 1:
+        raise BadInput(f"{file.path}: classes is 1, there must be at least 2 to tell apart")
+    if file.classes is None and file.shape is None:
+        if recipe_data.is_path(recipe.dataset) or isinstance(datasets.get(recipe.dataset, recipe.folders).shape, dict):
+            whole = recipe_data.federation(recipe, file.data)
+            x, classes, names, transform = whole.train.x, whole.classes, whole.names, whole.transform
+        else:
+            entry = datasets.get(recipe.dataset, recipe.folders)
+            x, classes, names = torch.zeros(1, *entry.shape), entry.classes, entry.names
+            transform = entry.transform.replace(recipe.augment, resize=recipe.resize)
+    elif file.classes is None or file.shape is None:
+        raise BadInput(f"{file.path}: give both 'classes' and 'shape', or neither")
+    else:
+        x = torch.zeros(1, *file.shape)
+        classes = file.classes if isinstance(file.classes, int) else len(file.classes)
+        names = None if isinstance(file.classes, int) else file.classes
+        images = len(file.shape) == 3
+        transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
+        transform = transform.replace(resize=recipe.resize)
+    if file.normalize is not None:
+        transform = transform.replace(normalize=file.normalize)
+    return RunSpec(
+        experiment=experiment or secrets.token_hex(8),
+        recipe=recipe.flat(),
+        sites=list(file.sites),
+        classes=classes,
+        names=None if names is None else list(names),
+        code=_digests(recipe),
+        **spec_inputs(x, transform),
+    )
+
+
+def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
+    """Return the recipe's data where the server tests on it; None where it does not."""
+    return recipe_data.federation(recipe, file.data) if file.test == RECIPE_DATA else None
+
+
+def transport(
+    file: ServerFile,
+    spec: RunSpec,
+    experiment: Experiment,
+    whole: Federation | None,
+    grid: Grid,
+    log: Callable[[str], None] = print,
+) -> FlowerTransport:
+    """Return the server's way to the sites of a run.
+
+    Args:
+        file: The server's settings.
+        spec: What all parties agree on.
+        experiment: The run.
+        whole: The recipe's data, as `server_data` returns it.
+        grid: Flower's way to the sites' nodes.
+        log: Called with one line per event.
+    """
+    recipe = experiment.recipe
+    shared = file.public
+    public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
+    test = None
+    if whole is not None:
+        test, public = whole.test, whole.public if public is None else public
+    elif file.test not in (None, RECIPE_DATA):
+        test, _ = own_data.load(file.test, spec, file.path.parent)
+    pool = None if test is None else Pool(test, spec.transform())
+
+    def models(own: Mapping[str, Any]) -> Sequence[SplitModel]:
+        if not own:
+            return experiment.models
+        _check_own_model(own, file.allow)
+        return experiment_of(recipe, spec, own).models
+
+    dry_run = DryRun(spec, models, experiment.clients, public, file.max_model_mb)
+    keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
+    return FlowerTransport(grid, spec, dry_run, file.timeouts(), experiment.stages, pool, log, keys)
+
+
+# -- code that fedhead does not bring ---------------------------------------------------------------
+SITE_KINDS = ("method", "stage", "model", "head", "upload")
+FOREIGN = "the run names code that this site's site.yaml does not allow"
+FOREIGN_MODEL = "the site's own model names code that the server's server.yaml does not allow"
+
+
+def _check_code(recipe: Recipe, spec: RunSpec, file: SiteFile) -> None:
+    """Refuse code that the site does not allow, before any of it is imported, and code that is not the server's."""
+    data = ("dataset", "partition") if file.data == RECIPE_DATA else ()
+    components.refuse_foreign(recipe, [*SITE_KINDS, *data], file.allow, FOREIGN)
+    own = _digests(recipe)
+    for name, digest in spec.code.items():
+        if own.get(name) != digest:
+            raise BadInput(f"{name} is not the same code at this site as at the server: install the server's version")
+
+
+def _check_own_model(own: Mapping[str, Any], allow: Sequence[str]) -> None:
+    if any(key != "model" and not key.startswith("model.") for key in own):
+        raise BadInput("the site replaces keys of the recipe that are no model's")
+    components.refuse_foreign(Recipe.from_flat(own), ["model", "head"], allow, FOREIGN_MODEL)
+
+
+def _digests(recipe: Recipe) -> dict[str, str]:
+    """The digests of the code that the sites run and fedhead does not bring, by name."""
+    found = components.sources(recipe, kinds=SITE_KINDS)
+    return {entry["name"]: entry["digest"] for entry in found if "digest" in entry}
+
+
+def _of_site(recipe: Recipe) -> Recipe:
+    """The recipe without what the server alone does."""
+    return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None, sampler=None)
+
+
+# -- both -------------------------------------------------------------------------------------------
+def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None = None) -> Experiment:
+    """Build the experiment of a run; refuses what does not go together.
+
+    Args:
+        recipe: What is run.
+        spec: What all parties agree on.
+        own: The recipe keys that a site with its own architecture replaces.
+    """
+    if own:
+        keys = {
+            key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
+        }
+        recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
+    x = spec.blank()
+    shape: Any = spec.transform().output_shape(shape_of(x))
+    return Experiment.from_recipe(recipe, Inputs(shape, spec.classes, model_types(x), spec.objective))

@@ -1,0 +1,129 @@
+"""The dry run: the server plays each client's part once on a blank sample, to know what a reply must look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.text import printable
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import targets
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.partitions.allocation import Rows
+from fedhead.engine.clients import training_objective
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.loop import Loop
+from fedhead.flower.wire.protocol import RunSpec
+from fedhead.models.allocation_limit import allocation_limit
+from fedhead.models.split_model import SplitModel
+
+MODEL_MB = 1024  # the largest model of a site's own, unless server.yaml says otherwise
+MODEL_CHARACTERS = 4096  # of its name and parameters, as JSON
+
+
+class DryRun:
+    """The clients as the server knows them: each with its architecture and one blank sample.
+
+    Args:
+        spec: What all parties of the run agree on.
+        models: The architectures, from the recipe keys that a site replaces; client i has model i mod n.
+        make: The clients of a federation, from its architectures and each client's.
+        public: The samples that all parties hold.
+        max_model_mb: The most memory that building a site's own model may take.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],
+        make: Callable[[Federation, list[SplitModel], list[int]], Clients],
+        public: Samples | None = None,
+        max_model_mb: int = MODEL_MB,
+    ):
+        rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
+        self._federation = Federation(
+            Samples(spec.blank(), targets.blank(1, spec.classes, spec.objective)),
+            rows,
+            spec.classes,
+            transform=spec.transform(),
+            public=public,
+            names=spec.names,
+            objective=spec.objective,
+        )
+        self._choices, self._make, self._max_model_mb = models, make, max_model_mb
+        self._models: dict[tuple[str, int], SplitModel] = {
+            ("{}", place): model for place, model in enumerate(models({}))
+        }
+        self._recipe = list(self._models)
+        self._kinds = [self._recipe[k % len(self._recipe)] for k in range(len(spec.sites))]  # of each client
+        self._replies: dict[tuple[str, tuple[str, int]], Tree] = {}
+        self.clients = self._clients(self._models, self._kinds)
+
+    def assign(self, client: int, own: Mapping[str, Any]) -> None:
+        """Note a client's architecture.
+
+        Args:
+            client: The client's number.
+            own: The recipe keys that it replaces, as its site sent them; none: it has the recipe's model.
+
+        Raises:
+            BadInput: If it is too large, can't be built, or can't be trained beside the others'.
+        """
+        try:
+            text = json.dumps(dict(own), sort_keys=True)
+            choices = self._own(own, text) if own else [self._models[kind] for kind in self._recipe]
+            kind = (text, client % len(choices))
+            kinds = [kind if k == client else now for k, now in enumerate(self._kinds)]
+            if kinds != self._kinds:
+                known = {**self._models, kind: choices[kind[1]]}
+                models = {kept: known[kept] for kept in dict.fromkeys([*self._recipe, *kinds])}
+                self.clients = self._clients(models, kinds)  # refuses what can't go together
+                self._models, self._kinds = models, kinds
+        except FedheadError:
+            raise
+        except Exception as error:  # a site may ask for anything
+            raise BadInput(f"its model can't be used: {printable(error, 200)}") from error
+
+    def _own(self, own: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
+        """The architectures that a site asks for."""
+        if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
+            raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
+        with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
+            choices = self._choices(own)
+        blank = self.clients.pool.view(torch.zeros(1, dtype=torch.int64), None)
+        with torch.no_grad():
+            for model in choices:
+                model.eval()(blank)
+        return choices
+
+    def _clients(self, models: Mapping[tuple[str, int], SplitModel], kinds: Sequence[tuple[str, int]]) -> Clients:
+        places = {kind: place for place, kind in enumerate(models)}
+        return self._make(self._federation, list(models.values()), [places[kind] for kind in kinds])
+
+    def check(self, stage: Stage, tested: bool = True) -> None:
+        """Refuse a stage that does not go with the models or without the sites' own test samples."""
+        federation = replace(self._federation, client_test=self._federation.rows) if tested else self._federation
+        training_objective.check(stage, federation.objective, self.clients.task.local)
+        stage.check(list(self._models.values()), federation)
+
+    def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
+        """What a client sends in an exchange, without its numbers: the tensors are on the meta device."""
+        key = (f"{type(algorithm).__name__}:{algorithm.name}", self._kinds[client])
+        if key not in self._replies:
+            clients = self.clients
+            downlink = make_downlink(algorithm, server, [client], clients.task_of)
+            (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
+            (reply,) = Loop(seeded=False).run(job.truncated(0))
+            self._replies[key] = reply.send.to("meta")
+        return self._replies[key]

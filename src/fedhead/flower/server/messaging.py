@@ -1,0 +1,111 @@
+"""Messaging: requests to nodes and their answers, over a Flower grid, with a deadline and a short poll of our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedhead.core.system.errors import FedheadError
+from fedhead.core.system.text import printable
+from fedhead.core.tree.tree import Tree
+from fedhead.flower.wire import site_errors, wire
+from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json, version
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: fedhead decides about the deadline
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no response, and which site said so, if one did."""
+
+    reason: str
+    site: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("reason", "site"):  # parts of both may come from a site, which may send anything
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, printable(getattr(self, name)))
+
+    @property
+    def line(self) -> str:
+        """The reason under the site's name, for the operator."""
+        return f"site {self.site}: {self.reason}" if self.site else self.reason
+
+
+SiteReply = tuple[Response, dict[str, Tree]] | Failure
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request to a node, with its tensors."""
+
+    node: int
+    request: Request
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+    expected: Mapping[str, Tree] = field(default_factory=dict)  # the form of the trees that the answer may hold
+
+
+@dataclass(frozen=True)
+class Messenger:
+    """Sends requests and waits for the responses; `Grid.send_and_receive` would look only every three seconds."""
+
+    grid: Grid
+    poll: float
+
+    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, SiteReply]:
+        """Send every message and wait at most so long; return each key's response with its trees, or its failure."""
+        from flwr.app import Message
+
+        if not outgoing:
+            return {}
+        messages = [
+            Message(
+                wire.pack(to_json(message.request), message.trees),
+                message.node,
+                KINDS[message.request.kind],
+                ttl=seconds + SPARE_SECONDS,
+                group_id=str(message.request.round),
+            )
+            for message in outgoing.values()
+        ]
+        found: dict[int, SiteReply] = {}
+        pending: dict[str, int] = {}
+        for key, message_id in zip(outgoing, self.grid.push_messages(messages), strict=True):
+            if message_id:
+                pending[message_id] = key
+            else:
+                found[key] = Failure("the message could not be sent")
+        deadline = time.monotonic() + seconds
+        while pending and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(pending)):
+                # an error that Flower itself reports comes from no node: only the id says whose message it answers
+                key_of = pending.pop(reply.metadata.reply_to_message_id, None)
+                if key_of is not None:
+                    found[key_of] = _read(reply, outgoing[key_of].expected)
+            if pending:
+                time.sleep(self.poll)
+        return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
+
+
+def _read(reply: Message, expected: Mapping[str, Tree]) -> SiteReply:
+    if reply.has_error():
+        return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
+    try:
+        header, trees = wire.unpack(reply.content, expected)
+        response = read_response(header)
+    except FedheadError as error:
+        return Failure(str(error))
+    except Exception as error:  # whatever a site sends, it must not end the run of the others
+        return Failure(f"its message can't be read ({type(error).__name__})")
+    if response.problem is None:
+        return response, trees
+    why = site_errors.describe(response.problem, response.reference)
+    if response.fedhead != version():
+        why += f"; it runs fedhead {printable(response.fedhead, 20)}, the server {version()}"
+    return Failure(why, response.site)

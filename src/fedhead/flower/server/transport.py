@@ -1,0 +1,335 @@
+"""Flower's transport: the round loop's way to sites on other machines, by messages over a Flower grid.
+
+It finds out which node is which site, sends requests with a deadline, and says why a response is missing or is none;
+who takes part, which replies count and what is recorded is decided by the round loop, as in a simulation. The
+clients' states never come here: the sites store them, and the transport only notes which of them counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.text import printable
+from fedhead.core.tree.schema import Schema, schema
+from fedhead.core.tree.tree import Tree
+from fedhead.data.pool import Pool
+from fedhead.engine.clients import evaluation
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.evaluation import ClientTest, ClientTests
+from fedhead.engine.clients.server import Downlink, initial_server, make_downlink
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.engine.rounds.transport import ClientReply, Quorum, Received, Transport
+from fedhead.flower.server.dry_run import DryRun
+from fedhead.flower.server.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.server.node_keys import node_keys
+from fedhead.flower.server.node_registry import NodeRegistry
+from fedhead.flower.server.timeouts import Timeouts
+from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges
+from fedhead.metrics.registry import NO_METRICS, Metric
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response takes time on the network too
+
+
+class SiteStates:
+    """Which of its stored states counts at each site: that after a round, by its number, or that after a stage."""
+
+    def __init__(self, kept: Mapping[int, int | str] | None = None):
+        self.kept = dict(kept or {})
+
+    def __getitem__(self, client: int) -> int | str:
+        return self.kept.get(client, 0)  # 0: the initial state
+
+    def __setitem__(self, client: int, kept: int | str) -> None:
+        self.kept[client] = kept
+
+    def clear(self) -> None:
+        """Let every site have its initial state again."""
+        self.kept.clear()
+
+    def copy(self) -> SiteStates:
+        """Return the same states, to be written to without touching these."""
+        return SiteStates(self.kept)
+
+
+class FlowerTransport(Transport[SiteStates]):
+    """Sites behind a Flower grid.
+
+    Args:
+        grid: Flower's grid.
+        spec: What all parties of the run agree on.
+        dry_run: The clients as the server knows them.
+        timeouts: How long to wait, and for how many.
+        stages: What follows the rounds; the sites know them from the recipe.
+        test: The server's own test samples.
+        log: Called with a line whenever the operator should know of something.
+        keys: By site, its public key: a node that uses the name with another key is refused. Empty for nodes without
+            keys.
+    """
+
+    name = "flower"
+    keeps_states = False
+    delivers = True
+
+    def __init__(
+        self,
+        grid: Grid,
+        spec: RunSpec,
+        dry_run: DryRun,
+        timeouts: Timeouts,
+        stages: Sequence[Stage] = (),
+        test: Pool | None = None,
+        log: Callable[[str], None] = print,
+        keys: Mapping[str, bytes] | None = None,
+    ):
+        self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
+        self.messenger = Messenger(grid, timeouts.poll)
+        self.nodes = NodeRegistry(list(spec.sites), keys or {})
+        self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
+        self.server = initial_server(self.clients.method, self.clients.initial[0], self.clients.task)
+        self.states = SiteStates()
+        self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # that sites report
+        self._exchanges = exchanges(self.clients.method, stages)
+        self._log = log
+
+    @property
+    def clients(self) -> Clients:
+        """The clients as the server knows them: architectures and tasks, no data."""
+        return self.dry_run.clients
+
+    def client_name(self, client: int) -> str:
+        """Return the site's name."""
+        return self.spec.sites[client]
+
+    def log(self, line: str) -> None:
+        """Tell the operator."""
+        self._log(line)
+
+    def check(self, stage: Stage) -> None:
+        """Refuse oracles, and what does not go with the models."""
+        if stage.oracle:
+            raise BadInput(f"stage {stage.name} needs all clients' data in one place: it is for simulations only")
+        self.dry_run.check(stage)
+
+    # -- who is there -----------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Wait for the sites: all of them, or after `join_seconds` a quorum."""
+        self._gather()
+
+    def present(self) -> list[int]:
+        """Return the sites that are connected and hold data; waits where they are fewer than the quorum."""
+        present = self._connected()
+        return present if len(present) >= self.timeouts.quorum else self._gather()
+
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples these sites said they have when they came."""
+        return {k: self.nodes.hellos[self.spec.sites[k]].samples for k in present}
+
+    def why_absent(self, present: Sequence[int]) -> dict[int, str]:
+        """Return why sites are not there: they are not connected, or were refused when they came."""
+        refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
+        names = {k: name for k, name in enumerate(self.spec.sites) if k not in present}
+        return {k: refused.get(name, "it is not connected") for k, name in names.items()}
+
+    def _gather(self) -> list[int]:
+        begin = time.monotonic()
+        while True:
+            present = self._connected()
+            if len(present) == len(self.spec.sites):
+                return present
+            enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
+            if enough or time.monotonic() - begin > self.timeouts.join_seconds:
+                break
+            time.sleep(self.timeouts.poll)
+        missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
+        why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
+        if len(present) < self.timeouts.quorum:
+            raise FedheadError(
+                f"{len(present)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
+                f"at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
+            )
+        self.log(f"going on without {missing}{why}")
+        return present
+
+    def _connected(self) -> list[int]:
+        connected = set(self.grid.get_node_ids())
+        unknown_nodes = self.nodes.unknown_nodes(connected)
+        if unknown_nodes:
+            self._greet(unknown_nodes, connected)
+        return self.nodes.present(connected)
+
+    def _greet(self, nodes: list[int], connected: set[int]) -> None:
+        """Ask nodes which site they are and what they hold."""
+        request = Request("hello", self.spec, self.timeouts.join_seconds)
+        found: dict[int, Response] = {}
+        keys = node_keys(self.grid) if self.nodes.keys else {}
+        outgoing = {node: Outgoing(node, request) for node in nodes}
+
+        def refuse(node: int, failure: Failure) -> None:
+            known = self.nodes.refuse(node, failure, keys.get(node))
+            self.log(f"node {node} is left out: {known.line}")
+
+        for node, reply in self.messenger.ask(outgoing, self.timeouts.join_seconds).items():
+            if isinstance(reply, Failure):
+                refuse(node, reply)
+            elif reply[0].site not in self.spec.sites:
+                refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
+            elif (refusal := self.nodes.refusal(node, reply[0].site, keys, connected)) is not None:
+                refuse(node, refusal)
+            elif (why := self._mismatch(self.spec.number(reply[0].site), request, *reply)) is not None:
+                refuse(node, Failure(why, reply[0].site))
+            else:
+                found[node] = reply[0]
+        names = [response.site for response in found.values()]
+        for node, response in found.items():
+            if names.count(response.site) > 1:
+                why = f"two nodes call themselves {response.site}: give each site its own name"
+                refuse(node, Failure(why, response.site))
+                continue
+            try:
+                self.dry_run.assign(self.spec.number(response.site), response.model)
+            except FedheadError as error:
+                refuse(node, Failure(str(error), response.site))
+                continue
+            moved = self.nodes.enter(node, response)
+            self.log(moved or f"site {response.site} is here with {response.samples} samples")
+
+    # -- exchanges --------------------------------------------------------------------------------
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: SiteStates, cohort: list[int], round: int
+    ) -> Received:
+        """Send each site of a cohort its work, and wait for the responses."""
+        label = self._label(algorithm)
+        downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
+        outgoing = {
+            k: replace(message, expected={"send": self.dry_run.reply(algorithm, k, server)})
+            for k, message in self._outgoing("work", downlink, states, round, label).items()
+        }
+        replies: dict[int, ClientReply] = {}
+        failures: dict[int, FedheadError] = {}
+        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
+            if isinstance(reply, Failure) or why is not None:
+                failures[k] = Refused(printable(why))
+            else:
+                kept = round if label == TRAIN else label
+                loss = None if reply[0].train_loss is None else torch.tensor(reply[0].train_loss, dtype=torch.float64)
+                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples), reply[0].left_out, loss)
+        return Received(replies, downlink.nbytes(), failures)
+
+    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+        """Return what the site's reply must look like, from the dry run."""
+        return schema(self.dry_run.reply(algorithm, client, server))
+
+    def evaluate(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: SiteStates,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
+        """Have the sites test their own models, and store them at the end."""
+        label = self._label(algorithm)
+        asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
+        downlink = make_downlink(algorithm, server, asked, self.clients.task_of)
+        outgoing = self._outgoing("test", downlink, states, round, label, deliver)
+        each: list[ClientTest | None] = [None] * len(self.spec.sites)
+        samples, computed = [0] * len(each), computed_at_sites(metrics)
+        steps: dict[str, list[float | None]] = {}
+        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
+            if isinstance(reply, Failure) or why is not None:
+                self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {printable(why)}")
+                continue
+            samples[k] = reply[0].tests
+            if samples[k]:
+                each[k] = ClientTest(reply[0].accuracy, reply[0].loss, reported(computed, reply[0].metrics))
+            for name, value in reply[0].steps.items():
+                steps.setdefault(name, [None] * len(each))[k] = value
+        tested = any(self.nodes.tests(k) for k in range(len(each)))
+        if not tested:
+            return None
+        found = evaluation.client_tests(each, samples, steps)
+        return replace(found, notes=found.notes | not_at_sites(metrics))
+
+    def _outgoing(
+        self,
+        kind: Literal["work", "test"],
+        downlink: Downlink,
+        states: SiteStates,
+        round: int,
+        label: str,
+        deliver: bool = False,
+    ) -> dict[int, Outgoing]:
+        made = {}
+        for k, own in downlink.per_client.items():
+            kept = states[k]
+            request = Request(
+                kind,
+                self.spec,
+                self.timeouts.round_seconds,
+                round,
+                label,
+                accepted=kept if isinstance(kept, int) else 0,
+                staged=isinstance(kept, str),
+                deliver=deliver,
+            )
+            trees = {"broadcast": downlink.broadcast, "per_client": own}
+            made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
+        return made
+
+    def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
+        """Return why a response is not the one that was asked for, None if it is.
+
+        A site whose data has changed is forgotten, so that it is asked again what it holds.
+        """
+        label, round = request.algorithm, request.round
+        if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
+            return f"it answered {_where(response.algorithm, response.round)}, asked was {_where(label, round)}"
+        if response.site != self.spec.sites[k] or trees.keys() != ({"send"} if request.kind == "work" else set()):
+            return "its response is not that of this site"
+        if request.kind == "hello":
+            return None
+        hello = self.nodes.hellos[response.site]
+        if (response.samples, response.tests) != (hello.samples, hello.tests):
+            self.nodes.forget(response.site)
+            return (
+                f"it has {response.samples} samples to train and {response.tests} to test on, and said "
+                f"{hello.samples} and {hello.tests} when it came: its data has changed, it is asked again"
+            )
+        known = self._exchanges[label]
+        if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
+            return "it reports steps that the stage does not have"
+        if response.metrics.keys() - self._metrics:
+            return "it reports metrics that it was not asked for"
+        if any(c >= self.spec.classes for c in response.left_out) or len(response.left_out) > self.spec.classes:
+            return "it left out classes that there are not"
+        return None
+
+    def _label(self, algorithm: Algorithm) -> str:
+        """Return the name of an exchange on the wire."""
+        if isinstance(algorithm, Method):
+            return TRAIN
+        known: Iterable[tuple[str, Algorithm]] = self._exchanges.items()
+        found = next((label for label, one in known if one == algorithm), None)
+        if found is None:
+            raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
+        return found
+
+
+def _where(label: str, round: int) -> str:
+    return f"round {round}" if label == TRAIN else f"stage {label}"

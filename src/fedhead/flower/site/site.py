@@ -1,0 +1,203 @@
+"""A site: it answers the server's requests with its own data, and decides what it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import unknown
+from fedhead.core.tree.schema import schema
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.policies import reply_check
+from fedhead.engine.rounds.client_model_tests import client_model_tests
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.clients.clients import Clients
+from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.engine.clients.server import Downlink, make_downlink
+from fedhead.executors.loop import Loop
+from fedhead.flower.site.policy import Policy
+from fedhead.flower.wire.site_errors import SiteProblem, coded
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
+from fedhead.flower.site.site_store import SiteStore
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """What a site has ready for a run: its client (among the federation's numbers), the stages, and its metrics."""
+
+    clients: Clients
+    stages: Sequence[Stage] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def algorithm(self, name: str) -> Algorithm:
+        """Return the algorithm of an exchange by its name on the wire."""
+        found = exchanges(self.clients.method, self.stages)
+        if name not in found:
+            raise unknown("algorithm", name, found)
+        return found[name]
+
+
+Commit = Callable[[], None]  # what is done once the response is ready to go
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site: its name, how it gets ready for a run, and where it keeps its state."""
+
+    name: str
+    site_run: Callable[[RunSpec, int], SiteRun]  # from the run's spec and the site's number
+    state: Path
+    model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of its own architecture
+    policy: Policy = field(default_factory=Policy)  # what the server may ask of it
+
+    def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
+        """Carry out a request: the response, what is sent with it, and what to store once both are packed."""
+        with coded("name"):
+            k = request.spec.number(self.name)
+        with coded("setup"):
+            self.policy.check(request.spec.recipe_of_run(), self.model)
+            site_run = self.site_run(request.spec, k)
+            self.policy.check_earlier(site_run.stages)
+            site_run.clients.leave_out_classes_below(self.policy.min_class_count)
+        rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
+        if not len(rows):
+            raise SiteProblem(
+                "no-samples",
+                f"site {self.name} holds no training samples: give it some, or take it out of the server's list",
+            )
+        response = Response(
+            site=self.name,
+            fedhead=version(),
+            experiment=request.spec.experiment,
+            round=request.round,
+            algorithm=request.algorithm,
+            samples=len(rows),
+            tests=0 if local is None else len(local[k]),
+            model=dict(self.model),
+        )
+        if request.kind == "hello":
+            return response, {}, _nothing
+        return self._work(request, trees, site_run, response, k)
+
+    def _work(
+        self, request: Request, trees: Mapping[str, Tree], site_run: SiteRun, response: Response, k: int
+    ) -> tuple[Response, dict[str, Tree], Commit]:
+        clients = site_run.clients
+        with coded("request"):
+            algorithm = site_run.algorithm(request.algorithm)
+        downlink = Downlink(trees["broadcast"].to(clients.device), {k: trees["per_client"].to(clients.device)})
+        with coded("tensors"):
+            _check_downlink(downlink, algorithm, clients, k, request.round)
+        store = SiteStore(self.state, request.spec.experiment, self.name)
+        with coded("state"):
+            kept = self._state(request, store, clients.initial_state(k)).to(clients.device)
+        states = ClientStates(clients.initial_state, {k: kept})
+        if request.kind == "test":
+            metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
+            return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
+        (job,) = clients.work(algorithm, downlink, states, request.round)
+        (reply,) = Loop(seeded=False).run(job)
+        reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
+        reply_check.check(reply.keep, None, k, request.round)
+
+        def commit() -> None:
+            if request.algorithm == TRAIN:
+                store.keep_state(request.round, reply.keep, request.accepted)
+            else:
+                store.keep_stage_state(request.algorithm, reply.keep)
+
+        loss = reply.losses.get("train") if self.policy.report_train_loss else None
+        response = dataclasses.replace(
+            response,
+            left_out=clients.small_classes(algorithm, k),
+            train_loss=None if loss is None else _finite(float(loss)),
+        )
+        if response.left_out:
+            print(f"site {self.name}: classes left out of {request.algorithm}: {response.left_out}", file=sys.stderr)
+        return response, {"send": reply.send}, commit
+
+    def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
+        """The client's state that the server counts on."""
+        if request.kind == "test" and request.staged:
+            found = store.stage_state(request.algorithm)
+        elif request.accepted == 0:
+            return initial
+        else:
+            found = store.state(request.accepted)
+        if found is None and initial:
+            after = f"stage {request.algorithm}" if request.staged else f"round {request.accepted}"
+            raise SiteProblem(
+                "state",
+                f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
+            )
+        return initial if found is None else found
+
+
+def _test(
+    request: Request,
+    algorithm: Algorithm,
+    downlink: Downlink,
+    states: ClientStates,
+    clients: Clients,
+    metrics: Mapping[str, Metric],
+    response: Response,
+    store: SiteStore,
+    k: int,
+) -> tuple[Response, dict[str, Tree], Commit]:
+    """Test the site's own model on its own test samples, and hand the model over to the site."""
+    if response.tests:
+        steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
+        found = client_model_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
+        on_the_way = {
+            name: client_model_tests(clients, step, downlink, states, request.round)[k].accuracy
+            for name, step in steps.items()
+        }
+        response = dataclasses.replace(
+            response,
+            accuracy=found.accuracy,
+            loss=_finite(found.loss),
+            steps=on_the_way,
+            metrics={name: _finite(value) for name, value in found.measured.values.items()},
+        )
+    if not request.deliver:
+        return response, {}, _nothing
+    (job,) = clients.work(algorithm, downlink, states, request.round)
+    with torch.no_grad():
+        model = algorithm.personal_model(job.program.client(job.inputs(0)))
+
+    def commit() -> None:
+        store.deliver(request.algorithm, model)
+
+    return response, {}, commit
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _nothing() -> None:
+    """Nothing is to be stored."""
+
+
+def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:
+    """Refuse tensors from the server that don't fit what the run's recipe makes here."""
+    server = clients.method.init_server(clients.initial[clients.assign[k]], clients.task_of(k))
+    known = schema(make_downlink(algorithm, server, [k], clients.task_of).broadcast)
+    found = schema(downlink.broadcast)
+    for name in known.keys() & found.keys():
+        if known[name] != found[name]:
+            raise reply_check.Refused(
+                f"the server sent {name!r} as {found[name]}, this site's model has {known[name]}: "
+                "the two were set up with different models, classes or inputs"
+            )
+    for tree in (downlink.broadcast, *downlink.per_client.values()):
+        reply_check.check(tree, None, k, round)

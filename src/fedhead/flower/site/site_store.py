@@ -1,0 +1,61 @@
+"""The store: what a site keeps on its own disk from round to round, by experiment and by the site's name.
+
+A state is stored by the round that it follows, beside the one that it came from. The server says with every request
+which round of this site counted last, and the site goes on from that state: a reply that was lost, late or refused, or
+a round that a resumed server asks for again, thus leaves no trace.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import load_tree, save_tree
+from fedhead.flower.wire.site_errors import SiteProblem
+
+
+class SiteStore:
+    """The folder of one site for one experiment."""
+
+    def __init__(self, root: str | Path, experiment: str, site: str):
+        self.path = Path(root) / experiment / site
+
+    def state(self, round: int) -> Tree | None:
+        """The state after a round, None if it is not here."""
+        return self._load(f"state-{round}")
+
+    def keep_state(self, round: int, state: Tree, accepted: int) -> None:
+        """Store the state after a round; of those before it only the accepted one is still needed."""
+        self._save(f"state-{round}", state)
+        for old in self.path.glob("state-*.safetensors"):
+            number = re.fullmatch(r"state-(\d+)", old.stem)
+            if number and int(number[1]) not in (round, accepted):
+                old.unlink(missing_ok=True)
+
+    def stage_state(self, stage: str) -> Tree | None:
+        """The state after a stage, None if it is not here."""
+        return self._load(f"stage-{stage}")
+
+    def keep_stage_state(self, stage: str, state: Tree) -> None:
+        """Store the state after a stage, beside that after the rounds."""
+        self._save(f"stage-{stage}", state)
+
+    def deliver(self, name: str, model: Tree) -> Path:
+        """Store a finished model for the site's own use."""
+        return self._save(f"model-{name}", model)
+
+    def _load(self, name: str) -> Tree | None:
+        path = self.path / f"{name}.safetensors"
+        return load_tree(path)[0] if path.exists() else None
+
+    def _save(self, name: str, tree: Tree) -> Path:
+        path = self.path / f"{name}.safetensors"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            save_tree(path, tree)
+        except OSError as error:
+            raise SiteProblem(
+                "disk", f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
+            ) from error
+        return path

@@ -1,0 +1,1 @@
+"""Messages between server and sites."""

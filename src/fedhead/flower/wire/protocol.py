@@ -1,0 +1,183 @@
+"""Requests and responses: what the server asks of a site, and what the site says, beside the tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
+from fedhead.core.components.parameters import from_mapping, parameters
+from fedhead.core.components.ranges import Above, AtLeast, Between, Matches
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs, blank
+from fedhead.data.inputs.input_spec import NamedInput
+from fedhead.data.transforms.augment import Side, Transform
+from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
+from fedhead.engine.policies.reply_check import Refused
+from fedhead.flower.wire.site_errors import SiteProblem
+from fedhead.recipes.recipe import Recipe
+
+T = TypeVar("T")
+Count = Annotated[int, Between(0, 2**53)]  # what a float can still hold exactly
+Percent = Annotated[float, Between(0, 100)]
+Value = Annotated[float, Between(-1e100, 1e100)]  # a mean over sites stays finite
+
+TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
+KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
+
+
+def version() -> str:
+    """The version of fedhead that runs here."""
+    try:
+        return metadata.version("fedhead")
+    except metadata.PackageNotFoundError:
+        return "source"
+
+
+def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
+    """Return every exchange of a run by its name on the wire: the rounds', each stage's, and those before a stage."""
+    found: dict[str, Algorithm] = {TRAIN: method}
+    for stage in stages:
+        if (earlier := stage.earlier()) is not None:
+            found[f"{stage.name}.{earlier.name}"] = earlier.after(method)
+        found[stage.name] = stage.after(method)
+    return found
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What all parties of a run must agree on; it comes with every request, as each may meet a fresh process."""
+
+    # names the run on every site, also when it is resumed; it becomes a folder's name there
+    experiment: Annotated[str, Matches(r"[0-9a-f]{8,64}", "8 to 64 hexadecimal digits")]
+    recipe: dict[str, Any]  # its flat keys
+    sites: list[str]  # their names; a site's place in the list is its client's number, which decides its batches
+    classes: Annotated[int, AtLeast(1)]
+    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
+    names: list[str] | None = None  # of the classes
+    mean: list[float] = field(default_factory=list)
+    std: list[Annotated[float, Above(0)]] = field(default_factory=list)
+    augment: list[str] = field(default_factory=list)
+    resize: Side | None = None  # height and width of a model's inputs
+    named: dict[str, Any] = field(default_factory=dict)  # in place of the above: a `NamedInput` by name
+    code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
+    fedhead: str = field(default_factory=version)
+
+    @property
+    def objective(self) -> str:
+        """What the sites' labels are."""
+        return str(self.recipe.get("objective") or "multiclass")
+
+    def number(self, site: str) -> int:
+        """The client's number of a site."""
+        if site not in self.sites:
+            raise BadInput(
+                f"site {site!r} is not among the server's sites {', '.join(self.sites)}: "
+                "set its name in site.yaml, or add it to server.yaml"
+            )
+        return self.sites.index(site)
+
+    def transform(self) -> AnyTransform:
+        """From stored samples to a model's input, the same at every site."""
+        if self.named:
+            return NamedTransforms({name: one.transform() for name, one in self._entries().items() if one.std})
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
+
+    def blank(self) -> Inputs:
+        """One stored sample of zeros: tokens, bytes of images, features, or several of these by name."""
+        if self.named:
+            found = self._entries()
+            types = {name: getattr(torch, one.type) for name, one in found.items()}
+            return blank({name: one.shape for name, one in found.items()}, types)
+        if self.recipe.get("layout") == "tokens":
+            return blank(self.shape, torch.int64)
+        return blank(self.shape, torch.uint8 if len(self.shape) == 3 else torch.float32)
+
+    def _entries(self) -> dict[str, NamedInput]:
+        return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
+
+    def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
+        """The run's recipe; files that it names are looked for in `folders`."""
+        return Recipe.from_flat(self.recipe, folders)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one site is asked to do."""
+
+    kind: Literal["hello", "work", "test"]
+    spec: RunSpec
+    seconds: Annotated[float, Above(0)]  # after which the server has gone on, and the site gives up
+    round: Count = 0
+    algorithm: str = TRAIN
+    # the last round in which this site's reply counted: its state of then is the valid one
+    accepted: Count = 0
+    staged: bool = False  # test: whether its reply to this stage counted, so that the stage's state is the valid one
+    deliver: bool = False  # test: whether the site is to store the model for its own use
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a site answers."""
+
+    site: str  # its name
+    fedhead: str
+    experiment: str
+    round: Count
+    algorithm: str
+    problem: str | None = None  # the code of why the request failed (`problems.TEXTS`) …
+    reference: str = ""  # … and the number under which the site's own log says more
+    samples: Count = 0  # n_k
+    tests: Count = 0  # its own test samples
+    left_out: list[Count] = field(default_factory=list)  # work: classes that are too small for their rows to leave
+    model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
+    train_loss: Value | None = None  # work: the mean loss of its local steps
+    loss: Value | None = None  # test: the mean cross entropy on its own test samples …
+    accuracy: Percent | None = None  # … and the accuracy in per cent …
+    steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage …
+    metrics: dict[str, Value | None] = field(default_factory=dict)  # … and further metrics; null: it has no value
+
+
+def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
+    """As JSON can hold it."""
+    return dataclasses.asdict(value)
+
+
+def read_request(header: Mapping[str, Any]) -> Request:
+    """A request from a message's header, checked, the server's version of fedhead first."""
+    given = header.get("spec")
+    spec: dict[str, Any] = given if isinstance(given, dict) else {}
+    if spec.get("fedhead") != version():
+        theirs = spec.get("fedhead")
+        raise SiteProblem(
+            "version", f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
+        )
+    return _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
+
+
+def read_response(header: Mapping[str, Any]) -> Response:
+    """A response from a message's header, checked, the site's version of fedhead first."""
+    theirs = header.get("fedhead")
+    if theirs != version() and not header.get("problem"):
+        raise Refused(
+            f"the site runs fedhead {theirs}, the server {version()}: install fedhead=={version()} at the site"
+        )
+    return _read(Response, header, "response")
+
+
+def _read(cls: type[T], entries: Mapping[str, Any], what: str) -> T:
+    for odd in sorted(entries.keys() ^ parameters(cls).keys()):
+        side = "an unknown entry" if odd in entries else "no entry"
+        raise Refused(f"the {what} has {side} {odd!r}: the other side runs another version of fedhead")
+    try:
+        return from_mapping(cls, entries, "entry")
+    except BadInput as error:
+        raise Refused(f"the {what} can't be read: {error}") from error

@@ -1,0 +1,206 @@
+"""The wire format: a JSON header and named trees of tensors in Flower's records, without pickle.
+
+A message holds one config record, `fedhead`, with the format's version, the header and a description of every tree
+(names in order, kinds, running statistics, dtypes, shapes), and one array record per tree with the bytes of its tensors
+one after another: Flower carries every array by separate requests at each hop, and a deep network has hundreds.
+
+What arrives is checked before anything is allocated for it: the lengths of the texts before they are parsed, the
+description against the trees that the reader expects, where it knows them (the server does, from its dry run), and the
+bytes against the description.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhead.core.system.npy_header import read_npy_header
+from fedhead.core.system.text import printable
+from fedhead.core.tree.schema import schema
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import describe, rebuild
+from fedhead.engine.policies.reply_check import Refused, difference
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+FORMAT = "fedhead-wire-1"
+_TOP, _BLOB = "fedhead", "tensors"
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+_DEPTH = 8  # of trees inside trees; ours have 4
+_SIDES, _ELEMENTS = 16, 2**48  # of one tensor; sides of length 0 count as 1
+
+# Characters of the two texts. Of a response: a header is a few names and numbers, a description is as long as that of
+# the expected trees, with room for one that is wrong but can be named. Of a request: what a server may ask of a site.
+RESPONSE_HEADER, RESPONSE_ROOM = 2**18, 2**14
+REQUEST_HEADER, REQUEST_DESCRIPTION = 2**24, 2**26
+
+
+def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
+    """A message's content from its header and trees."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    content = RecordDict()
+    for name, tree in trees.items():
+        parts = [_bytes(t) for t in tree.leaves().values()]
+        blob = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        content[name] = ArrayRecord({_BLOB: Array(blob)})
+    top = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(_described(trees))}
+    content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # its values are texts, of which flwr's union is one
+    return content
+
+
+def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> tuple[dict[str, Any], dict[str, Tree]]:
+    """The header and the trees of a message's content.
+
+    Args:
+        content: The records that arrived.
+        expected: Trees of the names, order, shapes and types that the message may hold, some of them or all; their
+            tensors may be on the meta device. None: any trees, within the limits of a request.
+
+    Raises:
+        Refused: For anything that `pack` did not write, that exceeds the limits, or that was not expected.
+    """
+    if _TOP not in content.config_records:
+        raise Refused("the message is not from fedhead: it has no 'fedhead' record")
+    top, arrays = content.config_records[_TOP], content.array_records
+    if top.get("format") != FORMAT:
+        theirs = printable(repr(top.get("format")), 40)
+        raise Refused(f"the message is in format {theirs}, this side reads {FORMAT!r}: update the older side")
+    longest = REQUEST_HEADER, REQUEST_DESCRIPTION
+    if expected is not None:
+        longest = RESPONSE_HEADER, RESPONSE_ROOM + 2 * len(json.dumps(_described(expected)))
+    try:
+        if len(content) != 1 + len(arrays):
+            raise ValueError("it holds records that are neither trees nor the header")
+        header = _parsed(top["header"], "header", longest[0])
+        described = _parsed(top["trees"], "description", longest[1])
+        if described.keys() != arrays.keys():
+            raise ValueError(f"trees {sorted(described)} are described, {sorted(arrays)} are there")
+        if expected is not None:
+            _compare(described, expected)
+        trees = {name: _tree(name, described[name], arrays[name]) for name in described}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, EOFError, OverflowError) as error:
+        raise Refused(f"the message can't be read: {printable(error)}") from error
+    return header, trees
+
+
+def _described(trees: Mapping[str, Tree]) -> dict[str, Any]:
+    return {
+        name: {
+            "tree": describe(tree),
+            "tensors": [[full, _dtype_name(t), list(t.shape)] for full, t in tree.leaves().items()],
+        }
+        for name, tree in trees.items()
+    }
+
+
+def _parsed(text: Any, what: str, longest: int) -> dict[str, Any]:
+    """The object of a JSON text, if the text is not too long."""
+    if not isinstance(text, str):
+        raise TypeError(f"its {what} must be a text")
+    if len(text) > longest:
+        raise ValueError(f"its {what} has {len(text)} characters, at most {longest} are read")
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError(f"its {what} must be an object")
+    return found
+
+
+def _compare(described: Mapping[str, Any], expected: Mapping[str, Tree]) -> None:
+    """Refuse trees that were not expected, and name the first difference."""
+    known = _described(expected)
+    for name, found in described.items():
+        if name not in known:
+            raise Refused(f"the message holds a tree {printable(repr(name), 40)} that was not asked for")
+        if found == known[name]:
+            continue
+        came = {full: (tuple(shape), dtype) for full, dtype, shape in _tensors(found["tensors"])}
+        odd = difference(came, schema(expected[name]))
+        raise Refused(odd or "the reply's tensors are in another order or of another kind than expected")
+
+
+def _tensors(listed: Any) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Names, types and shapes of described tensors, none of which could overflow anything."""
+    found = []
+    for full, dtype, shape in listed:
+        if not isinstance(full, str) or not isinstance(shape, list) or len(shape) > _SIDES:
+            raise ValueError(f"a tensor has a text as its name and at most {_SIDES} sides")
+        if not all(type(side) is int and side >= 0 for side in shape) or math.prod(s or 1 for s in shape) > _ELEMENTS:
+            raise ValueError(f"a tensor's sides must be whole numbers, not negative, of at most {_ELEMENTS} elements")
+        found.append((full, _DTYPES[dtype], shape))
+    return found
+
+
+def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> Tree:
+    expected = _tensors(described["tensors"])
+    sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in expected]
+    blob = _blob(where, arrays, sum(sizes))
+    tensors: dict[str, Tensor] = {}
+    begin = 0
+    for (full, dtype, shape), size in zip(expected, sizes, strict=True):
+        tensors[full] = torch.zeros(shape, dtype=dtype)  # its own memory, aligned for its type
+        if size:
+            tensors[full].view(-1).view(torch.uint8).copy_(blob[begin : begin + size])
+        if dtype == torch.bool:
+            tensors[full] = tensors[full].view(torch.uint8) != 0  # a byte may hold anything, a bool must not
+        begin += size
+    if len(tensors) != len(expected):
+        raise ValueError(f"{where}: a tensor is described twice")
+    _check_names(described["tree"], 0)
+    tree = rebuild(described["tree"], tensors)
+    if tree.leaves().keys() != tensors.keys():
+        raise ValueError(f"{where}: the description names other tensors than the tree")
+    return tree
+
+
+def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
+    """The bytes of a tree's tensors, if they are as many as described."""
+    if arrays.keys() != {_BLOB}:
+        raise ValueError(f"{where}: its record must hold one array, {_BLOB!r}")
+    array = arrays[_BLOB]
+    if array.stype != "numpy.ndarray" or array.dtype != "uint8" or tuple(array.shape) != (size,):
+        raise ValueError(f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
+    # numpy's own reader would allocate what the array's header claims before it looks at how much is there
+    stream = io.BytesIO(array.data)
+    shape, _, dtype = read_npy_header(stream, len(array.data))
+    if dtype != np.uint8 or shape != (size,):
+        raise ValueError(f"{where}: the bytes hold {dtype} {list(shape)}, {size} bytes were described")
+    return torch.from_numpy(np.frombuffer(array.data, np.uint8, offset=stream.tell()).copy())
+
+
+def _check_names(description: Any, depth: int) -> None:
+    if depth > _DEPTH:
+        raise ValueError(f"trees nested deeper than {_DEPTH}")
+    if description["kind"] not in ("Tree", "Weights"):
+        raise ValueError(f"unknown kind of tree {description['kind']!r}")
+    names = [name for name, _ in description["entries"]]
+    if len(set(names)) != len(names) or not all(isinstance(name, str) and "/" not in name for name in names):
+        raise ValueError("names of tensors must be texts, different, and without '/'")
+    for _, inner in description["entries"]:
+        if inner is not None:
+            _check_names(inner, depth + 1)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise TypeError(f"tensors of {name} can't be sent")
+    return name

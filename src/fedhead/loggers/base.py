@@ -1,0 +1,230 @@
+"""What a logger is, how it is found, and how a run talks to several of them without depending on any.
+
+A run's own records are in its folder; loggers carry them elsewhere. What a logger needs is checked before there is a
+folder. One that fails later is named once and left out from then on: the run goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import Checked
+from fedhead.core.components.registry import Registry, instance
+from fedhead.core.system import log
+from fedhead.core.system.errors import BadInput, first_line, user_code
+from fedhead.core.tree.treefile import atomic
+from fedhead.metrics.records import Row
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a logger is told of a run.
+
+    Args:
+        recipe: The run's settings, by the recipe's flat keys.
+        folder: The run folder; None: the run has none.
+        earlier: The records of the rounds before a resumption.
+    """
+
+    recipe: Mapping[str, Any]
+    folder: Path | None
+    earlier: Sequence[Row]
+
+
+@dataclass
+class Logger(Checked):
+    """Carries the records of one run elsewhere; its fields are its parameters.
+
+    Attributes:
+        name: Name in recipes and errors: the registered one, or that of the class.
+        needs: The module that must be importable, and the extra of fedhead that installs it.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, str] | None] = None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Give a class without a name that of the class."""
+        super().__init_subclass__(**settings)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    def check(self, folder: Path | None) -> None:
+        """Raise `BadInput`, before anything is computed or written, if the logger can't be used.
+
+        Args:
+            folder: The run folder, which is not there yet; None: the run has none.
+        """
+        if self.needs is None:
+            return
+        module, extra = self.needs
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise BadInput(
+                f"logger {self.name} needs {extra}: install it with pip install 'fedhead[{extra}]'"
+            ) from error
+
+    def start(self, run: RunInfo) -> None:
+        """Begin, or go on after a resumption.
+
+        Args:
+            run: The run's settings, its folder, and the records before a resumption.
+        """
+
+    def log_round(self, row: Row) -> None:
+        """Carry on the record of a round.
+
+        Args:
+            row: The record.
+        """
+
+    def log_result(self, result: Mapping[str, Any]) -> None:
+        """Carry on the final results of a run.
+
+        Args:
+            result: What `result.json` holds.
+        """
+
+    def close(self) -> None:
+        """Write out what is pending, whether the run came to its end or not."""
+
+
+LOGGERS = Registry[type[Logger]](
+    "logger",
+    "fedhead.loggers",
+    lambda found, name: check_class(found, name, Logger),
+    home=["fedhead.loggers"],
+)
+"""The loggers by name."""
+
+
+def logger(name: str) -> Callable[[C], C]:
+    """Register a logger under a name.
+
+    Args:
+        name: The name, for recipes and the command line.
+
+    Returns:
+        A decorator of subclasses of `fedhead.Logger`.
+    """
+    return LOGGERS.decorator(name)
+
+
+def make(asked: str | Logger | type[Logger], folders: Iterable[str | Path] = ()) -> Logger:
+    """Return the logger of a text such as `wandb(mode=offline)`, of a class, or the one given."""
+    return instance(LOGGERS, asked, Logger, folders)
+
+
+class LoggerGroup:
+    """The loggers of one run; what one of them raises is said once, and that one is left out.
+
+    Args:
+        loggers: The loggers.
+        folder: The run folder, which is not there yet; None: the run has none.
+
+    Raises:
+        BadInput: If one of them can't be used.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], folder: Path | None):
+        self._active = list(loggers)
+        for one in loggers:
+            with user_code(f"logger {one.name}"):
+                one.check(folder)
+
+    def start(self, run: RunInfo) -> None:
+        """Begin, or go on after a resumption."""
+        self._each("start", lambda one: one.start(run))
+
+    def log_round(self, row: Row) -> None:
+        """Carry on the record of a round."""
+        self._each(f"round {row['round']}", lambda one: one.log_round(copy.deepcopy(row)))  # theirs to change
+
+    def log_result(self, result: Mapping[str, Any]) -> None:
+        """Carry on the final results."""
+        self._each("the result", lambda one: one.log_result(copy.deepcopy(result)))
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        self._each("the end", lambda one: one.close())
+        self._active = []
+
+    def _each(self, when: str, call: Callable[[Logger], None]) -> None:
+        for one in list(self._active):
+            try:
+                call(one)
+            except Exception as error:  # a server that is down, a full disk, a bug: the run's own records go on
+                self._active.remove(one)
+                log.logger.warning(
+                    f"logger {one.name} failed at {when} and is left out from now on ({first_line(error)})"
+                )
+
+
+@dataclass
+class RemoteRun:
+    """Under which identity a service knows a run, and up to which round; kept in a file of the run folder.
+
+    Args:
+        file: The file; None: the run has no folder, and can't be resumed.
+        identity: The identity; empty: the service does not know the run yet.
+        round: The last round that was carried on.
+    """
+
+    file: Path | None
+    identity: str = ""
+    round: int = 0
+
+    @classmethod
+    def of(cls, run: RunInfo, name: str) -> RemoteRun:
+        """Return what the run folder knows of a run that is resumed, or a new one."""
+        file = None if run.folder is None else run.folder / f"{name}.json"
+        if not run.earlier or file is None or not file.is_file():
+            return cls(file)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return cls(file, str(found["id"]), int(found["round"]))
+
+    def save(self, round: int) -> None:
+        """Note that a round was carried on."""
+        self.round = round
+        if self.file is not None:
+            with atomic(self.file) as draft:
+                draft.write_text(json.dumps({"id": self.identity, "round": round}) + "\n", encoding="utf-8")
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return everything of a record that is one number; those of metrics and validation have their own names.
+
+    >>> numbers({"round": 1, "lr": 0.1, "personal": None, "metrics": {"f1": 0.5}, "validation": {"loss": 2.0}})
+    {'round': 1, 'lr': 0.1, 'f1': 0.5, 'validation_loss': 2.0}
+    """
+    found = {**row, **(row.get("metrics") or {})}
+    found |= {f"validation_{name}": value for name, value in (row.get("validation") or {}).items()}
+    found |= {f"personal_{name}": value for name, value in (row.get("personal_metrics") or {}).items()}
+    return {name: value for name, value in found.items() if _is_number(value)}
+
+
+def client_values(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return what a record holds of each client: the losses of training, and accuracy and loss of its own tests."""
+    losses = row.get("client_train_loss")
+    found = {
+        "train_loss": list(losses.values()) if losses else [],
+        "accuracy": row.get("clients") or [],
+        "test_loss": row.get("client_test_loss") or [],
+    }
+    there = {name: [value for value in values if _is_number(value)] for name, values in found.items()}
+    return {name: values for name, values in there.items() if values}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

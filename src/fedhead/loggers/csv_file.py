@@ -1,0 +1,54 @@
+"""A CSV file, one line per round."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.treefile import atomic
+from fedhead.loggers.base import Logger, RunInfo, logger, numbers
+from fedhead.metrics.records import Row
+
+
+@logger("csv")
+@dataclass
+class CSVLogger(Logger):
+    """Write everything of a round that is one number into a CSV file, which spreadsheets read.
+
+    Args:
+        path: The file; None: metrics.csv in the run folder.
+    """
+
+    path: str | None = None
+
+    def check(self, folder: Path | None) -> None:
+        """Refuse to write nowhere."""
+        if self.path is None and folder is None:
+            raise BadInput("logger csv: the run has no folder: give the file, csv(path=metrics.csv), or out=…")
+
+    def start(self, run: RunInfo) -> None:
+        """Write the rounds before a resumption."""
+        self._file = Path(self.path) if self.path is not None else (run.folder or Path()) / "metrics.csv"
+        self._lines = [numbers(row) for row in run.earlier]
+        self._columns = list(dict.fromkeys(name for line in self._lines for name in line)) or ["round"]
+        self._write_all()
+
+    def log_round(self, row: Row) -> None:
+        """Add a line, or write the file anew where the round has numbers that no earlier one had."""
+        line = numbers(row)
+        self._lines.append(line)
+        if more := [name for name in line if name not in self._columns]:
+            self._columns += more
+            self._write_all()
+            return
+        with self._file.open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(line)
+
+    def _write_all(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(self._file) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._lines)

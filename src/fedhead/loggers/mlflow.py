@@ -1,0 +1,78 @@
+"""MLflow: a run's settings, curves and results on a tracking server or in a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedhead.loggers.base import Logger, RemoteRun, RunInfo, logger, numbers
+from fedhead.metrics.records import Row
+
+_LONGEST = 500  # characters of a parameter that MLflow takes
+
+
+@logger("mlflow")
+@dataclass
+class MLflow(Logger):
+    """Track a run with MLflow; a resumed run goes on as the same MLflow run.
+
+    Args:
+        uri: The tracking server or folder; None: as MLFLOW_TRACKING_URI says.
+        experiment: The experiment's name, which is created where there is none yet.
+    """
+
+    needs: ClassVar[tuple[str, str]] = ("mlflow", "mlflow")
+    uri: str | None = None
+    experiment: str = "fedhead"
+
+    def start(self, run: RunInfo) -> None:
+        """Create the MLflow run with the recipe as its parameters, or go on with that of the run folder."""
+        from mlflow import MlflowClient
+
+        self._finished = False
+        self._client = MlflowClient(tracking_uri=self.uri)
+        self._remote = RemoteRun.of(run, self.name)
+        if self._remote.identity:
+            self._client.update_run(self._remote.identity, status="RUNNING")
+            for row in run.earlier:
+                self.log_round(row)
+            return
+        found = self._client.get_experiment_by_name(self.experiment)
+        number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
+        name = None if run.folder is None else Path(run.folder).name
+        self._remote.identity = self._client.create_run(number, run_name=name).info.run_id
+        self._remote.save(0)
+        for key, value in run.recipe.items():
+            self._client.log_param(self._remote.identity, _name(key), str(value)[:_LONGEST])
+        for row in run.earlier:
+            self.log_round(row)
+
+    def log_round(self, row: Row) -> None:
+        """Add a point to each curve; a round that is trained again after a resumption has its points already."""
+        if row["round"] <= self._remote.round:
+            return
+        for name, value in numbers(row).items():
+            if name != "round":
+                self._client.log_metric(self._remote.identity, _name(name), float(value), step=row["round"])
+        self._remote.save(row["round"])
+
+    def log_result(self, result: Mapping[str, Any]) -> None:
+        """Store the results as a JSON file, and mark the run as finished."""
+        self._client.log_dict(self._remote.identity, dict(result), "result.json")
+        self._finished = True
+
+    def close(self) -> None:
+        """Mark the run as finished, or as killed where it did not come to its end."""
+        self._client.set_terminated(self._remote.identity, "FINISHED" if self._finished else "KILLED")
+
+
+def _name(text: str) -> str:
+    """Return a name that MLflow takes.
+
+    >>> _name("ece(bins=10)")
+    'ece_bins_10'
+    """
+    return re.sub(r"[^\w\-./ ]+", "_", text).strip("_")

@@ -1,0 +1,1 @@
+"""Metrics of models, and the records that hold them."""

@@ -1,0 +1,164 @@
+"""Metrics of classes and scores; each equals scikit-learn's function, from 0 to 1 unless it says otherwise.
+
+Counts come from the confusion matrix, the others are computed on the device of the scores, in double precision.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhead.core.components.ranges import AtLeast
+from fedhead.core.system.errors import BadInput
+from fedhead.metrics.predictions import Confusion, Predictions
+from fedhead.metrics.registry import TASKS, Undefined, metric
+
+Average = Literal["macro", "weighted", "micro", "binary"]
+Floats = NDArray[np.float64]
+
+
+# -- from counts --------------------------------------------------------------------------------------
+@metric("accuracy", "max", TASKS)
+def accuracy(confusion: Confusion) -> float:
+    """The share of samples whose class is predicted."""
+    return float(np.trace(confusion) / confusion.sum())
+
+
+@metric("balanced_accuracy", "max", TASKS)
+def balanced_accuracy(confusion: Confusion) -> float:
+    """The mean of the classes' recalls, over the classes that have test samples."""
+    held = confusion.sum(axis=1)
+    return float(np.mean(np.diag(confusion)[held > 0] / held[held > 0]))
+
+
+@metric("precision", "max", TASKS)
+def precision(confusion: Confusion, average: Average = "macro") -> float:
+    """The share of a class's predictions that are right, averaged over the classes as scikit-learn does."""
+    return _averaged(confusion, confusion.sum(axis=0), average)
+
+
+@metric("recall", "max", TASKS)
+def recall(confusion: Confusion, average: Average = "macro") -> float:
+    """The share of a class's samples that are found, averaged over the classes as scikit-learn does."""
+    return _averaged(confusion, confusion.sum(axis=1), average)
+
+
+@metric("f1", "max", TASKS)
+def f1(confusion: Confusion, average: Average = "macro") -> float:
+    """The harmonic mean of precision and recall of a class, averaged over the classes as scikit-learn does."""
+    return _averaged(confusion, (confusion.sum(axis=0) + confusion.sum(axis=1)) / 2, average)
+
+
+def _averaged(confusion: Confusion, possible: Floats | Confusion, average: Average) -> float:
+    """Average hits / possible over the classes that occur among labels or predictions; 0 / 0 counts as 0.
+
+    macro: all classes alike; weighted: by their samples; micro: hits and possible ones are added up before; binary: of
+    the second of two classes alone.
+    """
+    hits = np.diag(confusion)
+    if average == "binary":
+        if len(hits) != 2:
+            raise BadInput(f"average=binary is for 2 classes, there are {len(hits)}")
+        return float(hits[1] / possible[1]) if possible[1] else 0.0
+    if average == "micro":
+        return float(hits.sum() / possible.sum())
+    there = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+    each = np.divide(hits, possible, out=np.zeros(len(hits)), where=possible > 0)[there]
+    return float(np.average(each, weights=confusion.sum(axis=1)[there] if average == "weighted" else None))
+
+
+@metric("matthews_corrcoef", "max", TASKS)
+def matthews_corrcoef(confusion: Confusion) -> float:
+    """The correlation of labels and predictions, from −1 to 1; 0 where either is constant (Gorodkin, 2004)."""
+    true, predicted, total = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
+    covariance = float(np.trace(confusion) * total - true @ predicted)
+    variances = float(total**2 - true @ true) * float(total**2 - predicted @ predicted)
+    return covariance / variances**0.5 if variances > 0 else 0.0
+
+
+@metric("cohen_kappa", "max", TASKS)
+def cohen_kappa(confusion: Confusion) -> float:
+    """How much more labels and predictions agree than by chance, 1 at most (Cohen, 1960)."""
+    total = confusion.sum()
+    chance = float(confusion.sum(axis=1) @ confusion.sum(axis=0)) / float(total) ** 2
+    if chance == 1:
+        raise Undefined("all labels and predictions are of one class")
+    return (float(np.trace(confusion) / total) - chance) / (1 - chance)
+
+
+# -- from scores --------------------------------------------------------------------------------------
+@metric("topk", "max", TASKS)
+def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
+    """The share of samples whose class is among the k with the highest scores."""
+    if k >= predictions.classes:
+        raise Undefined(f"there are only {predictions.classes} classes, all of them are among the first {k}")
+    scores, y = _scores(predictions), predictions.y.unsqueeze(-1)
+    own = scores.gather(-1, y)
+    classes = torch.arange(predictions.classes, device=scores.device)
+    # of equal scores scikit-learn takes the later classes first
+    before = (scores > own) | ((scores == own) & (classes > y))
+    return float((before.sum(-1) < k).double().mean())
+
+
+@metric("top5", "max", TASKS)
+def top5(predictions: Predictions) -> float:
+    """The share of samples whose class is among the five with the highest scores."""
+    return topk(predictions, 5)
+
+
+@metric("nll", "min", TASKS)
+def nll(predictions: Predictions) -> float:
+    """The mean negative logarithm of the probability of the right class (scikit-learn's `log_loss`), from 0 on."""
+    return float(predictions.losses.mean())
+
+
+@metric("brier", "min", TASKS)
+def brier(predictions: Predictions) -> float:
+    """The mean squared distance of the probabilities to the right class, from 0 to 2; halved for two classes."""
+    wanted = torch.nn.functional.one_hot(predictions.y, predictions.classes)
+    distance = (predictions.probabilities - wanted).square().sum(-1).mean()
+    return float(distance) / (2 if predictions.classes == 2 else 1)
+
+
+@metric("ece", "min", TASKS)
+def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> float:
+    """The expected calibration error over bins of equal width of the highest probability (Guo et al., 2017, Eq. 3)."""
+    confidence = predictions.probabilities.max(-1).values
+    right = (predictions.predicted == predictions.y).double()
+    place = (torch.ceil(confidence * bins) - 1).clamp(0, bins - 1).long()  # bin b is (b / bins, (b + 1) / bins]
+    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, place, right - confidence)
+    return float(gaps.abs().sum() / len(confidence))
+
+
+@metric("auroc", "max", TASKS)
+def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
+    """The area under the ROC curve: of the second of two classes, else of each class against the rest, averaged."""
+    present = torch.bincount(predictions.y, minlength=predictions.classes)
+    absent = (present == 0).nonzero().flatten().tolist()
+    if absent:
+        some = ", ".join(map(str, absent[:4])) + (" …" if len(absent) > 4 else "")
+        raise Undefined(f"class {some} has no test samples" if len(absent) == 1 else f"classes {some} have no samples")
+    p = predictions.probabilities.T.contiguous()
+    if predictions.classes == 2:
+        return float(roc_areas(p[1:], predictions.y.unsqueeze(0) == 1))
+    positive = predictions.y == torch.arange(predictions.classes, device=p.device).unsqueeze(-1)
+    areas = roc_areas(p, positive)
+    weights = present.double() if average == "weighted" else torch.ones_like(areas)
+    return float((areas * weights).sum() / weights.sum())
+
+
+def roc_areas(scores: Tensor, positive: Tensor) -> Tensor:
+    """Return the area under each row's ROC curve from the ranks of its positive samples; equal scores share a rank."""
+    ordered = scores.sort(-1).values
+    ranks = (torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1).double() / 2
+    count = positive.sum(-1).double()
+    return ((ranks * positive).sum(-1) - count * (count + 1) / 2) / (count * (scores.shape[-1] - count))
+
+
+def _scores(predictions: Predictions) -> Tensor:
+    assert predictions.scores is not None, "kept wherever a metric needs them"
+    return predictions.scores

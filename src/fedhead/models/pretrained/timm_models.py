@@ -1,0 +1,55 @@
+"""Models of the library timm as extractors: `timm:NAME`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from fedhead.core.system.errors import BadInput, first_line
+from fedhead.models.pretrained.pretrained import fix_batch_norm
+from fedhead.models.registry import Body, Preprocessing, Shape, image
+
+
+def timm_model(name: str) -> Callable[..., Body]:
+    """Return what builds a model of timm without its classifier.
+
+    Args:
+        name: Its name in timm, such as `resnet18.a1_in1k`.
+
+    Raises:
+        BadInput: If timm can't be imported, or has no such model.
+    """
+    timm = _timm(name)
+    plain = name.partition(".")[0]
+    if not timm.is_model(plain):
+        near = difflib.get_close_matches(plain, timm.list_models(), n=1, cutoff=0.5)
+        hint = f"did you mean timm:{near[0]}?" if near else "timm.list_models() lists them"
+        raise BadInput(f"model timm:{name}: timm has no such model; {hint}")
+
+    def build(shape: Shape, pretrained: bool = True) -> Body:
+        """Build a model of timm; BatchNorm keeps the statistics of the pretraining."""
+        channels, _, _ = image(f"timm:{name}", shape, least=8)
+        try:
+            net = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            fix = "; without pretrained weights: model.pretrained=false" if pretrained else ""
+            raise BadInput(f"model timm:{name} can't be made ({first_line(error)}){fix}") from error
+        return Body(fix_batch_norm(net), int(net.num_features))
+
+    found: Any = timm.get_pretrained_cfg(name)
+    if found is not None:
+        vars(build)["preprocessing"] = Preprocessing(int(found.input_size[-1]), tuple(found.mean), tuple(found.std))
+    build.__module__ = __name__
+    return build
+
+
+def _timm(name: str) -> Any:
+    try:
+        return import_module("timm")
+    except Exception as error:  # a broken torchvision, which timm imports, raises RuntimeError and others
+        raise BadInput(
+            f"model timm:{name} needs the package timm, which can't be imported here ({first_line(error)}): "
+            "pip install timm"
+        ) from error

@@ -1,0 +1,1 @@
+"""The three papers: their tables, published values, analyses and figures."""

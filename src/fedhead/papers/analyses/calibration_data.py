@@ -1,0 +1,68 @@
+"""Analyses of how much data calibration takes: real features (CCVR, Fig. 4) and virtual ones (Fig. 7 and 14)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.clients.server import evaluate_global_model
+from fedhead.papers.analyses import plots
+from fedhead.papers.analyses.ccvr import own_stage
+from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
+from fedhead.runs.reopen import Trained
+from fedhead.stages.ccvr import CCVR
+from fedhead.stages.recalibrate import Recalibrate
+
+_SHARES = (1 / 128, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 1.0)
+_VIRTUAL = (50, 100, 500, 1000, 2000)  # M_c of the paper's Table 3
+
+
+@analysis("amounts", "accuracy after calibration with parts of all real data (CCVR, Fig. 4)")
+def analyze_amounts(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Calibrate with so many real features per class, up to `samples` or all; settings are the recipe's."""
+
+    def stages(run: Trained) -> dict[int, Stage]:
+        largest = int(run.simulation.counts.sum(dim=0).max())
+        most = min(options.samples or largest, largest)
+        own = own_stage(run, Recalibrate)
+        counts = dict.fromkeys(max(1, round(share * most)) for share in _SHARES)
+        return {n: dataclasses.replace(own, per_class=n) for n in counts}
+
+    return _calibrated(runs, options, stages, "real features per class")
+
+
+@analysis("virtual", "accuracy after CCVR with different numbers of virtual features (CCVR, Fig. 7, 14)")
+def analyze_virtual(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Run CCVR with so many virtual features per class, up to `samples` or 2000; settings are the recipe's."""
+
+    def stages(run: Trained) -> dict[int, Stage]:
+        most = options.samples or _VIRTUAL[-1]
+        own = own_stage(run, CCVR)
+        counts = dict.fromkeys([*(n for n in _VIRTUAL if n < most), most])
+        return {n: dataclasses.replace(own, samples=n) for n in counts}
+
+    return _calibrated(runs, options, stages, "virtual features per class")
+
+
+def _calibrated(
+    runs: Sequence[Trained],
+    options: AnalysisOptions,
+    stages: Callable[[Trained], dict[int, Stage]],
+    xlabel: str,
+) -> AnalysisReport:
+    numbers: dict[str, Any] = {}
+    for name, run in by_label(runs).items():
+        simulation = run.simulation
+        before = evaluate_global_model(
+            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
+        )["accuracy"]
+        if before is None:
+            raise BadInput(f"{run.path} has no global model or no test samples: there is nothing to calibrate")
+        accuracies = {n: run.run(stage.after(simulation.method)).accuracy for n, stage in stages(run).items()}
+        numbers[name] = {"before": before, "features": list(accuracies), "accuracy": list(accuracies.values())}
+    curves = {name: (found["features"], found["accuracy"]) for name, found in numbers.items()}
+    earlier = {name: found["before"] for name, found in numbers.items()}
+    return AnalysisReport(numbers, {"": plots.amounts(curves, earlier, xlabel, options.width)})

@@ -1,0 +1,158 @@
+"""The clients' local models of a round, and the features of the global model, for analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import Task
+from fedhead.calibration.statistics import Statistics, from_features
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training.batch import PARTS
+from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.clients.server import global_model
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.executors.forward import client_features
+from fedhead.executors.stack.map_clients import MemoryBudget, use_stacks
+from fedhead.stages.recalibrate import features
+
+if TYPE_CHECKING:
+    from fedhead.engine.rounds.simulation import Simulation
+    from fedhead.executors.client.base import Executor
+
+
+class Observer(Algorithm):
+    """Trains clients as a method does, on the same batches, and sends their models."""
+
+    name = "observer"
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.broadcast = method.broadcast  # type: ignore[misc]  # differs by instance
+
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        """As the method."""
+        return self.method.per_client(server, client, task)
+
+    def start(self, client: Client) -> Weights:
+        """As the method."""
+        return self.method.start(client)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """As the method."""
+        return self.method.phases(task)
+
+    def correct(self, g: Tree, client: Client) -> Tree:
+        """As the method."""
+        return self.method.correct(g, client)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        """Send the model after local training."""
+        return Reply(send=Tree(model=w.part(*PARTS)), keep=client.state)
+
+
+def local_models(simulation: Simulation, executor: Executor, round: int) -> dict[int, Weights]:
+    """Return every client's model after local training in the next round, without changing the simulation.
+
+    Args:
+        simulation: The federation in its present state.
+        executor: Trains the clients.
+        round: Number of the round.
+    """
+    found: dict[int, Weights] = {}
+    observer = Observer(simulation.method)
+    for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.holders, round):
+        replies = executor.run(replace(job, program=replace(job.program, uploads=())))  # the models as they are
+        found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
+    return dict(sorted(found.items()))
+
+
+def budget(simulation: Simulation, executor: Executor) -> MemoryBudget | None:
+    """Return a memory budget if the clients' models are to be stacked, else None."""
+    return MemoryBudget() if use_stacks(simulation.device, executor) else None
+
+
+def own_features(
+    simulation: Simulation, models: Mapping[int, Weights], executor: Executor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Compute the features z of each client's training samples (not augmented) with its own model.
+
+    Returns:
+        Features and labels per client.
+    """
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for group, task in enumerate(simulation.tasks):
+        clients = [client for client in models if simulation.assign[client] == group]
+        rows = [simulation.federation.rows[client] for client in clients]
+        memory = simulation.budgets[group] if use_stacks(simulation.device, executor) else None
+        each = client_features(task.model, [models[client] for client in clients], simulation.pool, rows, memory)
+        for client, own, z in zip(clients, rows, each, strict=True):
+            found[client] = z, simulation.pool.y[torch.from_numpy(own).to(simulation.device)]
+    return {client: found[client] for client in models}
+
+
+def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
+    """Run rounds again from the present state and return the local models of some of them.
+
+    The first round is round 1; the numbers are the same as in the original run.
+
+    Args:
+        simulation: The federation in its initial state.
+        executor: Trains the clients.
+        rounds: Rounds whose local models are returned.
+
+    Returns:
+        Weights by round and client.
+    """
+    found = {}
+    for number in range(1, max(rounds, default=0) + 1):
+        if number in rounds:
+            found[number] = local_models(simulation, executor, number)
+        if number < max(rounds):
+            train_round(simulation.using(executor), number)
+    return found
+
+
+def global_weights(simulation: Simulation) -> Weights:
+    """Return the global model.
+
+    Raises:
+        BadInput: If the method has none.
+    """
+    w = global_model(simulation.method, simulation.server, simulation.task)
+    if w is None:
+        raise BadInput(f"{simulation.method.name} has no global model, which this analysis needs")
+    return w
+
+
+def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute z of the test samples (or of some rows) with the global model.
+
+    Returns:
+        Features and labels.
+
+    Raises:
+        BadInput: If there are no test samples, or no global model.
+    """
+    if simulation.test is None:
+        raise BadInput("the run has no test samples, which this analysis needs")
+    return features(simulation.task.model, global_weights(simulation), simulation.test, rows)
+
+
+def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
+    """Compute the class statistics of all clients' features, as CCVR would merge them."""
+    pool = simulation.task.pool
+    assert pool is not None, "a simulation holds all clients' data"
+    w, total = global_weights(simulation), None
+    for rows in torch.split(torch.arange(len(pool)), chunk):
+        part = from_features(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
+        total = part if total is None else total + part
+    return cast(Statistics, total)

@@ -1,0 +1,192 @@
+"""Neural collapse: how close features and classifier are to a simplex, and how well clients agree on it.
+
+The metrics of FedETF's section 5.3, on features z, the classifier's input. `measure` evaluates the global model,
+`local_view` the clients' models in the next round, and `CollapseRecorder` records both after every round of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.algorithm.method import Method
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors import select
+from fedhead.papers.analyses.client_models import global_weights, held_out_features, local_models, own_features
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+    from fedhead.executors.client.base import Executor
+    from fedhead.models.split_model import SplitModel
+
+
+class Collapse(NamedTuple):
+    """The three properties of neural collapse, one number each."""
+
+    nc1: float  # variance within classes over that between them: 0 when features collapse to their prototypes
+    nc2: float  # mean square of pairwise prototype cosines minus −1/(C−1): 0 when prototypes form a simplex ETF
+    nc3: float  # mean cosine of classifier vectors and centered prototypes: 1 when both are aligned
+
+
+# -- pure functions of features ---------------------------------------------------------------------------------------
+def prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the mean feature of each class [C, d] and its number of samples [C]; 0 for a class without any."""
+    member = (y == torch.arange(classes, device=y.device).unsqueeze(1)).to(z.dtype)
+    counts = member.sum(1)
+    return member @ z / counts.clamp_min(1).unsqueeze(1), counts
+
+
+def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
+    """Compute NC1: the mean over classes of tr Σ_W, divided by the variance of the prototypes.
+
+    Args:
+        z: Features, [N, d].
+        y: Labels, [N].
+        classes: Number of classes.
+
+    >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> within_over_between(z, torch.tensor([0, 0, 1]), classes=2)
+    0.0
+    """
+    means, counts = prototypes(z, y, classes)
+    spread, _ = prototypes((z - means[y]).square().sum(1, keepdim=True), y, classes)
+    held = counts > 0
+    between = (means[held] - means[held].mean(0)).square().sum(1).mean()
+    return float(spread[held].mean() / between.clamp_min(1e-30))
+
+
+def simplex_error(means: Tensor, center: bool = False) -> float:
+    """Compute NC2: the mean square of the pairwise cosines minus −1/(C−1).
+
+    Args:
+        means: Prototypes, [C, d].
+        center: Whether to subtract their mean first, as the paper's NC2 does; its Fig. 5b does not.
+
+    >>> round(simplex_error(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)
+    0.0
+    """
+    count = len(means)
+    if count < 2:
+        return float("nan")
+    unit = F.normalize(means - means.mean(0) if center else means, dim=1)
+    pairs = torch.ones(count, count, device=means.device).triu(1).bool()
+    return float(((unit @ unit.T)[pairs] + 1 / (count - 1)).square().mean())
+
+
+def alignment(means: Tensor, vectors: Tensor) -> float:
+    """Compute NC3: the mean cosine of each classifier vector with the centered prototype of its class."""
+    return float(F.cosine_similarity(means - means.mean(0), vectors, dim=1).mean())
+
+
+def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
+    """Compute how similar the clients' vectors of the same class are: pairwise cosines, averaged over classes.
+
+    Args:
+        vectors: [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1).
+        held: Which classes each client has, [K, C]; only classes that both clients of a pair have count.
+
+    Returns:
+        Cosines [K, K]; nan for a pair without common classes.
+    """
+    unit = F.normalize(vectors, dim=-1)
+    present = torch.ones_like(unit[..., 0]) if held is None else held.to(unit.dtype)
+    cosines = torch.einsum("icd,jcd,ic,jc->ij", unit, unit, present, present)
+    return cosines / (present @ present.T)
+
+
+def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
+    """Return the mean of `agreement` over all pairs of clients that can be compared."""
+    pairs = agreement(vectors, held)
+    other = torch.ones_like(pairs).triu(1).bool()
+    return float(pairs[other].nanmean())
+
+
+# -- on a federation --------------------------------------------------------------------------------------------------
+def measure(simulation: Simulation) -> Collapse:
+    """Measure neural collapse of the global model on the global test set."""
+    z, y = held_out_features(simulation)
+    classes = simulation.task.classes
+    means, counts = prototypes(z, y, classes)
+    held = counts > 0
+    vectors = global_weights(simulation)["classifier.weight"]
+    return Collapse(
+        within_over_between(z, y, classes), simplex_error(means[held]), alignment(means[held], vectors[held])
+    )
+
+
+class LocalView(NamedTuple):
+    """The clients' models after local training, for the clients that have data."""
+
+    clients: list[int]
+    prototypes: Tensor  # [K, C, d], of the client's own samples
+    held: Tensor  # [K, C], which classes the client has
+    vectors: Tensor  # [K, C, d], the rows of its classifier
+
+
+def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalView:
+    """Return prototypes and classifiers of all clients after local training in the next round."""
+    models = local_models(simulation, executor, round)
+    sizes = {task.model.features for task in simulation.tasks}
+    if len(sizes) > 1:
+        raise BadInput(f"clients' features differ in dimension ({sorted(sizes)}), so they can't be compared")
+    means, held = [], []
+    for z, y in own_features(simulation, models, executor).values():
+        own, counts = prototypes(z, y, simulation.task.classes)
+        means.append(own)
+        held.append(counts > 0)
+    vectors = torch.stack([w["classifier.weight"] for w in models.values()])
+    return LocalView(list(models), torch.stack(means), torch.stack(held), vectors)
+
+
+def round_metrics(simulation: Simulation, executor: Executor, round: int, clients: bool = True) -> dict[str, float]:
+    """Compute all metrics after a round: of the global model, and of the clients' models in the next round."""
+    row: dict[str, float] = {"round": round, **measure(simulation)._asdict()}
+    if clients:
+        view = local_view(simulation, executor, round + 1)
+        row["prototype_consistency"] = consistency(view.prototypes, view.held)
+        row["classifier_consistency"] = consistency(view.vectors)
+    return row
+
+
+class CollapseRecorder:
+    """Records neural collapse after every round: pass it to a run as `on_round`, then read `rows`.
+
+    It has its own simulation, so that the run is not affected. For the consistency of the clients each client trains
+    once more.
+
+    Args:
+        federation: The federation of the run.
+        models: Its models.
+        method: Its method.
+        executor: Name of the executor that trains the clients.
+        clients: Whether to measure the consistency of the clients.
+        **settings: Further arguments of `Simulation`.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        method: Method,
+        *,
+        executor: str = "stack",
+        clients: bool = True,
+        **settings: Any,
+    ):
+        self.simulation = Simulation(federation, models, method, **settings)
+        self.executor = select.by_name(executor, self.simulation)
+        self.clients = clients
+        self.rows: list[dict[str, float]] = []
+
+    def __call__(self, now: Snapshot) -> None:
+        """Record the state after a round."""
+        self.simulation.server = now.server
+        self.simulation.states = ClientStates(self.simulation.initial_state, now.clients)
+        self.rows.append(round_metrics(self.simulation, self.executor, now.round, self.clients))

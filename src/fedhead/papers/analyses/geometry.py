@@ -1,0 +1,79 @@
+"""Analyses of the classifier's geometry: neural collapse over the rounds, and the clients' classifiers (FedETF)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedhead.core.system.errors import BadInput
+from fedhead.engine.clients.server import evaluate_global_model
+from fedhead.engine.rounds.rounds import train_round
+from fedhead.papers.analyses import collapse, embed, geometry_plots
+from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
+from fedhead.runs.reopen import Trained, fresh
+
+
+@analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
+def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
+    numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
+    return AnalysisReport(numbers, {"": geometry_plots.collapse(numbers, options.width)})
+
+
+def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
+    """Return the metrics after each chosen round, and after the last."""
+    late = [r for r in rounds if not 1 <= r <= run.round]
+    if late:
+        raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
+    simulation, found = fresh(run), []
+    early = {r for r in rounds if r < run.round}
+    for number in range(1, max(early, default=0) + 1):
+        train_round(simulation.using(run.executor), number)
+        if number in early:
+            found.append(collapse.round_metrics(simulation, run.executor, number))
+    return [*found, collapse.round_metrics(run.simulation, run.executor, run.round)]
+
+
+@analysis("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
+def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Compare the classifiers after one more local round by pairwise cosines, and embed their vectors with t-SNE."""
+    numbers: dict[str, Any] = {}
+    panels = {}
+    for name, run in by_label(runs).items():
+        view = collapse.local_view(run.simulation, run.executor, run.round + 1)
+        cosines = collapse.agreement(view.vectors).cpu()
+        clients, classes, size = view.vectors.shape
+        # a vector's neighbors are those of its class at other clients; a larger perplexity separates equal vectors
+        perplexity = max((clients - 1) / 3, 1.0)
+        points = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, perplexity)
+        labels = torch.arange(classes).repeat(clients)
+        panels[name] = (cosines.numpy(), points.numpy(), labels.numpy())
+        numbers[name] = {
+            "clients": view.clients,
+            "cosines": cosines.tolist(),
+            "mean_cosine": collapse.consistency(view.vectors),
+            "place": points.tolist(),
+            "class": labels.tolist(),
+        }
+    return AnalysisReport(numbers, {"": geometry_plots.classifiers(panels, options.width)})
+
+
+@analysis("dimension", "accuracy and collapse against the dimension of the features, over runs (FedETF, Fig. 6a)")
+def analyze_dimension(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Measure accuracy and neural collapse of the global models of runs whose features differ in dimension."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for run in runs:
+        simulation = run.simulation
+        row = evaluate_global_model(
+            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
+        )
+        accuracy = row["accuracy"]
+        if not isinstance(accuracy, float):
+            raise BadInput(f"{run.path} has no global model or no test samples")
+        measured = {"accuracy": accuracy, **collapse.measure(simulation)._asdict()}
+        found.setdefault(simulation.task.model.features, []).append(measured)
+    numbers = {d: {key: sum(e[key] for e in each) / len(each) for key in each[0]} for d, each in sorted(found.items())}
+    fig = geometry_plots.dimension(numbers, options.width)
+    return AnalysisReport({str(d): {**values, "runs": len(found[d])} for d, values in numbers.items()}, {"": fig})

@@ -1,0 +1,79 @@
+"""The clients' own models, of any architecture."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedhead.core.training.batch import PARTS, Output
+from fedhead.core.tree.tree import Weights
+from fedhead.executors.stack.map_clients import MemoryBudget, map_models
+from fedhead.models.split_model import SplitModel, load, weights
+
+if TYPE_CHECKING:
+    from fedhead.data.pool import Pool
+    from fedhead.engine.rounds.simulation import Simulation
+
+
+@torch.no_grad()
+def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]:
+    """Return the personal model of each client after a round, in evaluation mode."""
+    found: dict[int, SplitModel] = {}
+    method = simulation.method
+    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.holders, round):
+        for index, client in enumerate(job.clients):
+            model = copy.deepcopy(job.program.task.model)
+            load(model, method.personal_model(job.program.client(job.inputs(index))).part(*PARTS))
+            found[client] = model.eval()
+    return dict(sorted(found.items()))
+
+
+def outputs(
+    models: Mapping[int, SplitModel],
+    assign: Sequence[int],
+    pool: Pool,
+    rows: Tensor,
+    budget: MemoryBudget | None,
+    chunk: int = 256,
+) -> dict[int, Output]:
+    """Compute the outputs of each client's model on the same samples, not augmented.
+
+    Args:
+        models: Model of each client.
+        assign: Index of each client's architecture.
+        pool: Samples.
+        rows: Rows of the pool.
+        budget: Stacks models of one architecture if given.
+        chunk: Samples per forward pass.
+    """
+    found: dict[int, Output] = {}
+    for group in sorted({assign[client] for client in models}):
+        clients = [client for client in models if assign[client] == group]
+        architecture = models[clients[0]].eval()
+
+        def forward(w: Weights, x: Tensor, model: SplitModel = architecture) -> Output:
+            return cast(Output, functional_call(model, dict(w), (x,)))
+
+        client_weights = [weights(models[client]) for client in clients]
+        parts = [
+            map_models(forward, client_weights, pool.view(part, None), budget)
+            for part in torch.split(rows.to(pool.device), chunk)
+        ]
+        for client, each in zip(clients, zip(*parts, strict=True), strict=True):
+            found[client] = Output(*(torch.cat(part) for part in zip(*each, strict=True)))
+    return {client: found[client] for client in models}
+
+
+def agreement(z: Tensor, y: Tensor, client: Tensor) -> float:
+    """Return how often a feature's nearest neighbor among other clients' features has the same class, in percent.
+
+    It is 100 if features mean the same to all clients, and at chance level if they have no common meaning.
+    """
+    unit = torch.nn.functional.normalize(z.double(), dim=1)
+    nearest = (unit @ unit.T).masked_fill(client[:, None] == client[None, :], -2.0).argmax(dim=1)
+    return 100 * float((y[nearest] == y).double().mean())

@@ -1,0 +1,133 @@
+"""The registry of analyses: each looks into trained runs and returns numbers and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from fedhead.core.components.component_check import check_function, first_docline
+from fedhead.core.components.registry import Registry
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.widths import WIDTHS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """The options of an analysis; each uses those that apply to it.
+
+    Args:
+        samples: Number of samples to use; None: the default of the analysis.
+        rounds: Rounds whose local models are analyzed, besides those after the last.
+        seed: Seed of what is drawn.
+        metric: The metric of learning curves.
+        width: Width of the figures in inches.
+    """
+
+    samples: int | None = None
+    rounds: Sequence[int] = (1,)
+    seed: int = 0
+    metric: str = "accuracy"
+    width: float = WIDTHS[2]
+
+
+class AnalysisReport(NamedTuple):
+    """The results of an analysis.
+
+    Attributes:
+        numbers: Anything that JSON can represent.
+        figures: Matplotlib figures by the suffix of the file's name, "" for the main one; none by default.
+    """
+
+    numbers: Mapping[str, Any]
+    figures: Mapping[str, Figure] = MappingProxyType({})
+
+
+class Analysis(NamedTuple):
+    """An analysis, one line of `fedhead ls analyses`.
+
+    Args:
+        description: What it shows.
+        run: The function.
+        reads: "models": it gets the runs opened again with models and data (`Trained`); "records": only what their
+            folders record (`fedhead.runs.read_runs.Run`), which needs neither data nor a checkpoint.
+    """
+
+    description: str
+    run: Callable[[Sequence[Any], AnalysisOptions], AnalysisReport]
+    reads: Reads = "models"
+
+
+Reads = Literal["models", "records"]
+F = TypeVar("F", bound=Callable[..., Any])
+ANALYSES = Registry[Analysis](
+    "analysis",
+    "fedhead.papers.analyses",
+    lambda found, name: _checked(found, name),
+    home=[
+        "fedhead.papers.analyses.ccvr",
+        "fedhead.papers.analyses.calibration_data",
+        "fedhead.papers.analyses.clientwise",
+        "fedhead.papers.analyses.geometry",
+        "fedhead.papers.analyses.records",
+    ],
+)
+"""The analyses by name."""
+
+
+def analysis(name: str, description: str = "", reads: Reads = "models") -> Callable[[F], F]:
+    """Register an analysis under a name: a function (runs, options) that returns an `AnalysisReport`.
+
+    Args:
+        name: The name on the command line.
+        description: One line for `fedhead ls analyses`; without it the docstring's first.
+        reads: "models" or "records": what it needs of the runs.
+
+    Returns:
+        A decorator that registers the function and returns it.
+    """
+
+    def register(function: F) -> F:
+        vars(function)["reads"] = reads
+        return ANALYSES.decorator(name, description)(function)
+
+    return register
+
+
+def _checked(found: Any, name: str) -> Analysis:
+    function = check_function(found, name, "analysis", ["runs", "options"], "a fedhead.AnalysisReport")
+    description = getattr(found, "description", "") or first_docline(found)
+    return Analysis(description, function, getattr(found, "reads", "models"))
+
+
+class Labelled(Protocol):
+    """A run that has a recipe and a folder."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was run."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+
+
+L = TypeVar("L", bound=Labelled)
+
+
+def by_label(runs: Sequence[L]) -> dict[str, L]:
+    """Return runs by their names in plots: method and partition, then what else differs, then the folder."""
+    labels = [f"{run.recipe.method} {run.recipe.partition}" for run in runs]
+    if len(set(labels)) < len(labels):
+        flat = [run.recipe.flat() for run in runs]
+        differ = [k for k in dict.fromkeys(k for one in flat for k in one) if len({repr(f.get(k)) for f in flat}) > 1]
+        known = ("method", "partition", "loggers", "metrics")
+        more = [", ".join(f"{k}={f[k]}" for k in differ if k in f and k not in known) for f in flat]
+        labels = [f"{text}, {rest}" if rest else text for text, rest in zip(labels, more, strict=True)]
+    names = [f"{text} ({run.path})" if labels.count(text) > 1 else text for text, run in zip(labels, runs, strict=True)]
+    return dict(zip(names, runs, strict=True))

@@ -1,0 +1,126 @@
+"""Analyses by name on run folders: what commands do, and how numbers are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhead.core.system.errors import BadInput
+from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
+from fedhead.runs.read_runs import load_run
+from fedhead.runs.reopen import reopen
+from fedhead.runs.run_folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Figures that an analysis draws besides its main one.
+FURTHER = {
+    "cka-means": "mean similarity of every layer, one line per run (CCVR, Fig. 2, 11)",
+    "norms-calibration": "classifier norms before and after calibration (CCVR, Fig. 10)",
+}
+_MOST = 8  # numbers of a list that are printed one by one
+
+
+def analyze(
+    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str, command: str
+) -> tuple[list[Path], AnalysisReport]:
+    """Carry out an analysis on run folders.
+
+    Args:
+        kind: Its name, or file.py:function.
+        paths: Run folders, or folders that hold some.
+        options: Its options.
+        data: The folder of the data sets; None: the default one.
+        device: Where to compute.
+        command: Name of the command, for errors.
+
+    Returns:
+        The run folders, and what the analysis found.
+
+    Raises:
+        BadInput: If there is no run, or the analysis can't follow it.
+    """
+    if not paths:
+        raise BadInput(f"fedhead {command} {kind} needs a run: give its folder")
+    places = [place for path in paths for place in _run_folders(path)]
+    recipes = [RunFolder.open(place).recipe for place in places]
+    # the analysis is named here and now: that code of a run is missing is no matter, unless the run is opened
+    found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders if folder.is_dir()])
+    if found.reads == "records":
+        return places, found.run([load_run(place) for place in places], options)
+    for place, recipe in zip(places, recipes, strict=True):
+        if recipe.objective not in (None, "multiclass") and found.run.__module__.startswith("fedhead."):
+            raise BadInput(
+                f"analysis {kind} compares classes, {place} has objective={recipe.objective}: it can't follow"
+            )
+    return places, found.run([reopen(place, data, device) for place in places], options)
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """Return the run folders of a folder that is none itself, else the folder."""
+    inner = [] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))
+    return inner or [path]
+
+
+def kinds() -> dict[str, str]:
+    """Return the kinds of figures with what each shows."""
+    return {**{name: entry.description for name, entry in ANALYSES.items()}, **FURTHER}
+
+
+def figures(kind: str, report: Callable[[str], AnalysisReport]) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of a kind with the endings of their files' names.
+
+    Args:
+        kind: An analysis, or one of its further figures, such as cka-means.
+        report: Carries out an analysis.
+
+    Raises:
+        BadInput: If the analysis draws no such figure.
+    """
+    name, ending = (kind.rpartition("-")[0], "-" + kind.rpartition("-")[2]) if kind in FURTHER else (kind, "")
+    drawn = report(name).figures
+    if ending not in drawn:
+        raise BadInput(f"{kind}: analysis {name} draws no such figure of these runs")
+    yield "", drawn[ending]
+    if not ending:  # one figure per run: labels-2, labels-3 …
+        yield from ((other, fig) for other, fig in drawn.items() if other.removeprefix("-").isdigit())
+
+
+def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield numbers as lines to read; long lists as their length and range.
+
+    >>> print(*lines({"a": {"before": 71.25, "features": [50, 100]}, "b": list(range(100))}), sep="\\n")
+    a
+      before                      71.25
+      features                    50 100
+    b                             100 numbers, 0 … 99
+    """
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}"
+            yield from lines(value, indent + "  ")
+        elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            yield f"{indent}{name}"
+            for row in value:
+                yield f"{indent}  " + "  ".join(f"{key} {_short(one)}" for key, one in row.items())
+        else:
+            yield f"{indent}{name:<{max(1, 30 - len(indent))}}{_short(value)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        flat = list(_flat(value))
+        if len(flat) <= _MOST or not all(isinstance(one, int | float) for one in flat):
+            return " ".join(map(_short, flat[:_MOST])) + (" …" if len(flat) > _MOST else "")
+        return f"{len(flat)} numbers, {_short(min(flat))} … {_short(max(flat))}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _flat(one)
+    else:
+        yield value

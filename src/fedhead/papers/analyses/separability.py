@@ -1,0 +1,113 @@
+"""How separable the Gaussians of the classes are, and what calibration may gain from that (CCVR, Section 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.virtual_features import virtual_features
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
+from fedhead.core.tree.tree import Tree
+from fedhead.models.split_model import SplitModel, classify
+
+
+def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: int = 100, seed: int = 0) -> Tensor:
+    """Compute the sliced Wasserstein distance between the Gaussians of every two classes.
+
+    Args:
+        statistics: Class statistics.
+        samples: Samples drawn per class.
+        projections: Number of projections.
+        seed: Seed of the draws.
+
+    Returns:
+        Distances, [C, C]; NaN for absent classes.
+
+    Raises:
+        BadInput: If POT is not installed, or fewer than two classes have samples.
+    """
+    try:
+        import ot
+    except ImportError as error:
+        raise BadInput("separability needs POT: install it with pip install 'fedhead[analysis]'") from error
+    present = torch.nonzero(statistics.count > 0).flatten().tolist()
+    if len(present) < 2:
+        raise BadInput("separability needs samples of at least two classes")
+    counts = [samples if c in present else 0 for c in range(statistics.classes)]
+    z, y = virtual_features(statistics, counts, random.key(seed, "separability"))
+    draws = {c: z[y == c].cpu().numpy() for c in present}
+    distance = torch.full((statistics.classes, statistics.classes), float("nan"), dtype=torch.float64)
+    for c in present:
+        distance[c, c] = 0
+    for a, b in combinations(present, 2):
+        found = float(ot.sliced_wasserstein_distance(draws[a], draws[b], n_projections=projections, seed=seed))
+        distance[a, b] = distance[b, a] = found
+    return distance
+
+
+def mean_distance(distance: Tensor) -> float:
+    """Return the mean over pairs of different classes; the larger, the more separable."""
+    upper = distance[tuple(torch.triu_indices(len(distance), len(distance), offset=1))]
+    return float(upper[~upper.isnan()].mean())
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected effect of calibration, from class statistics and the present head alone, in percent."""
+
+    separability: float  # the mean sliced Wasserstein distance between classes
+    present: float  # the present head's accuracy on virtual features
+    reachable: float  # that of the best head for Gaussians of one shape (linear discriminant analysis)
+
+    @property
+    def gain(self) -> float:
+        """Expected gain of calibration, in points."""
+        return self.reachable - self.present
+
+
+def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
+    """Forecast the gain of calibration without training or testing anything.
+
+    Virtual features replace a balanced test set: on them the present head is compared with the best linear classifier
+    for the classes' Gaussians. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); calibration can
+    gain what the present head lacks.
+
+    Args:
+        model: Supplies the classifier's architecture.
+        head: The classifier's parameters by full name.
+        statistics: Class statistics.
+        samples: Virtual features per class.
+        seed: Seed of the draws.
+    """
+    counts = [samples if n > 0 else 0 for n in statistics.count.tolist()]
+    z, y = virtual_features(statistics, counts, random.key(seed, "forecast"))
+    weight = next(iter(head.values()))
+    present = classify(model, head, z.to(weight.dtype)).argmax(1) == y
+    reachable = discriminant(statistics, z).argmax(1) == y
+    return Forecast(
+        separability=mean_distance(sliced_wasserstein(statistics, samples, seed=seed)),
+        present=100 * float(present.double().mean()),
+        reachable=100 * float(reachable.double().mean()),
+    )
+
+
+def discriminant(statistics: Statistics, z: Tensor) -> Tensor:
+    """Compute scores by linear discriminant analysis with equal priors, [n, C]: μᵀΣ⁻¹z − ½ μᵀΣ⁻¹μ.
+
+    Σ is the mean covariance within classes, weighted by their counts, with a small multiple of the identity added so
+    that it is invertible if features have more dimensions than there are samples.
+    """
+    mean, covariance = statistics.mean(), statistics.covariance()
+    if covariance.dim() == 2:
+        covariance = torch.diag_embed(covariance)
+    share = (statistics.count / statistics.count.sum())[:, None, None]
+    within = (share * covariance).sum(0)
+    within.diagonal().add_(1e-3 * within.diagonal().mean() + 1e-12)
+    direction = torch.linalg.solve(within, mean.T)  # Σ⁻¹μ, [d, C]
+    scores: Tensor = z.double() @ direction - 0.5 * (mean.T * direction).sum(0)
+    return scores.masked_fill(statistics.count == 0, -torch.inf)

@@ -1,0 +1,1 @@
+"""Paper tables: sweeps with published values, and the results page."""

@@ -1,0 +1,363 @@
+"""Run a table of a paper: its runs, their stages, and our results beside the published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.components.parameters import check
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.log import Log
+from fedhead.data.sources import datasets
+from fedhead.executors import select
+from fedhead.papers.tables import table_result
+from fedhead.papers.tables.published import published
+from fedhead.papers.tables.published_settings import has_published_settings
+from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
+from fedhead.papers.tables.run_cells import MeasureContext, Measured, Repetition, folder, measure_all
+from fedhead.papers.tables.table_merge import with_earlier
+from fedhead.papers.tables.table_result import TableResult
+from fedhead.recipes import build
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.run_folder_schema import TABLE_LOCK
+from fedhead.runs.folder_lock import locked
+from fedhead.runs.run import Settings, check_executor, check_settings
+from fedhead.runs.time_budget import Minutes, TimeBudget, cost
+from fedhead.runs.training_groups import validate
+from fedhead.runs.work_sharing import Claims
+from fedhead.runs.writable import check_writable
+from fedhead.studies.sweep import tables
+from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
+from fedhead.studies.sweep.tables import Cell, Scale, Table
+
+
+def reproduce(
+    table: Table,
+    out: Path,
+    *,
+    scale: Scale = "full",
+    pick: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variants: Sequence[str] = (),
+    results: Path | None = None,
+    minutes: float | None = None,
+    settings: Settings | None = None,
+    together: bool | None = None,
+    shard: tuple[int, int] | None = None,
+    claims: Claims | None = None,
+    log: Log = lambda _: None,
+) -> TableResult:
+    """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
+
+    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). With
+    `pick` they keep what they hold of other cells. Runs that were finished are not run again, interrupted ones go on
+    where they stopped.
+
+    Args:
+        table: The table.
+        out: Where its runs go.
+        scale: The paper's settings, or a version that runs in minutes on a CPU.
+        pick: Which cells, see `Table.cells`; none: all.
+        seeds: How many of the paper's seeds, or which; None: all of them.
+        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
+        overrides: Recipe keys that replace the table's own.
+        variants: Names of the table's variants; given, their cells are measured in place of the table's own.
+        results: A folder whose CSV file keeps each result; what it holds is not measured again.
+        minutes: Begin no run that is not likely to end in this time.
+        settings: Device, executor, precision and data folder.
+        together: Whether seeds and splits of a method train in one stack, each to its own single run's results up to
+            rounding, which a callback that compares losses may turn into another round; None: on a GPU, where a stack
+            is fastest.
+        shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
+        claims: Which runs other processes have taken; None: no process runs this table beside this one.
+        log: Called with a line about each run that begins.
+
+    Returns:
+        The results of the picked cells, as far as they were run, with what failed.
+
+    Raises:
+        BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
+    """
+    check("minutes", minutes, Minutes | None)
+    settings = settings or Settings()
+    cells, planned = plan(
+        table,
+        scale=scale,
+        pick=pick,
+        seeds=seeds,
+        splits=splits,
+        overrides=overrides,
+        variants=variants,
+        settings=settings,
+        together=together,
+    )
+    if more := added_seeds(cells, seeds):
+        log(more)
+    context = MeasureContext(
+        out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
+    )
+    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
+    stored = _found(planned, context)
+    # what other processes of this very command have finished is no earlier result
+    finished = [] if context.claims.over else _found(_enter_finished(planned, context), context)
+    for place, known in ((context.results.folder, stored), (out, finished)):
+        if known:
+            log(_stored(known, place, len(planned), context))
+    measured = measure_all(planned, context)
+    check_writable(out, "the table", "--out")
+    with locked(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
+        found = _measured_by_all(planned, context)
+        cell_results = [
+            table_result.cell_result(
+                cell, found.get(digest(cell), []), scale == "full" and has_published_settings(table, cell)
+            )
+            for cell in cells
+        ]
+        made = TableResult(
+            table=table.name,
+            title=table.title,
+            scale=scale,
+            seeds=sorted({r.recipe.seed for r in planned}),
+            splits=sorted({r.split for r in planned}),
+            comparable=scale == "full",
+            axes=table.axes(),
+            cells=cell_results,
+            left=measured.left,
+            failures={**measured.failures, **context.claims.failures()},
+            file=table_result.file_name(variants, overrides or {}),
+        )
+        written = with_earlier(out, made, table, _cells(table, scale, (), overrides, variants), log) if pick else made
+        table_result.write(out, written)
+    if shard is not None and (missing := len(planned) - sum(map(len, found.values()))):
+        log(
+            f"{missing} of {len(planned)} results are not there yet: when all shards have ended, the command without "
+            "--shard measures what is left and writes the table"
+        )
+    return made
+
+
+def _measured_by_all(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
+    """Return what there is of a table, by the cells' digests: also what other shards have measured meanwhile."""
+    context.results.read()
+    _enter_finished(planned, context)
+    found: dict[str, list[Measurement]] = {}
+    for r in planned:
+        if (row := r.found(context.results)) is not None:
+            found.setdefault(r.digest, []).append(row)
+    return found
+
+
+def _found(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Measurement]:
+    return [row for r in repetitions if (row := r.found(context.results)) is not None]
+
+
+def _enter_finished(planned: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
+    """Enter what finished runs in the folder hold, which takes no time of the budget; returns what was not known.
+
+    A run that can't be read is left to be measured, where it is named.
+    """
+    only_collect = replace(context, claims=Claims(over=True), shard=None)
+    missing = [r for r in planned if r.found(context.results) is None]
+    for repetition in missing:
+        with suppress(BadInput):
+            measure_all([repetition], only_collect)
+    return missing
+
+
+def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:
+    """Say which results are not measured now, and where they are from."""
+    origins = sorted({f"{row.device}, {row.precision}" for row in known})
+    asked = context.settings.precision
+    others = "" if all(row.precision == asked for row in known) else f", where {asked} is asked for now"
+    return (
+        f"{len(known)} of {planned} results are in {place}, from {' and '.join(origins)}{others}; "
+        "to measure them again, use another folder"
+    )
+
+
+def check_folders(planned: Sequence[Repetition], out: Path, results: Path | None) -> None:
+    """Refuse folders that what is to be measured can't be written to, before the first run.
+
+    Raises:
+        BadInput: If there is something to be measured, and such a folder.
+    """
+    held = Results(results)
+    if any(r.found(held) is None for r in planned):
+        held.check_writable()
+        check_writable(out, "runs", "--out")
+
+
+def plan(
+    table: Table,
+    *,
+    scale: Scale = "full",
+    pick: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variants: Sequence[str] = (),
+    settings: Settings | None = None,
+    together: bool | None = None,
+) -> tuple[list[Cell], list[Repetition]]:
+    """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
+
+    Raises:
+        BadInput: For whatever `reproduce` would refuse before its first run.
+    """
+    settings = settings or Settings()
+    check_settings(settings, together, table.folders)
+    check_executor(settings, select.device(settings.device))
+    cells = _cells(table, scale, pick, overrides, variants)
+    _validate(cells)
+    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
+
+
+def _cells(
+    table: Table, scale: Scale, pick: Sequence[str], overrides: Mapping[str, Any] | None, variants: Sequence[str]
+) -> list[Cell]:
+    cells = table.cells(scale, pick)
+    if variants:
+        cells = table.varied(cells, variants)
+    if overrides:
+        _refuse_idle(table, cells, overrides)
+        cells = [cell.override(overrides) for cell in cells]
+    return cells
+
+
+def _refuse_idle(table: Table, cells: Sequence[Cell], overrides: Mapping[str, Any]) -> None:
+    """Refuse parameters of a stage in which none of the cells ends; other keys concern every cell."""
+    stages = {cell.stage for cell in cells if cell.stage is not None}
+    for key in overrides:
+        if key.startswith("stage.") and not any(key.startswith(f"stage.{stage}.") for stage in stages):
+            known = unknown("stage of these", key.split(".")[1], stages) if stages else "none of these has a stage"
+            raise BadInput(f"{key}: concerns none of the picked cells of {table.name}: {known}")
+
+
+def reproduce_next(
+    out: Path,
+    results: Path,
+    minutes: float,
+    *,
+    scale: Scale = "full",
+    only: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    settings: Settings | None = None,
+    together: bool | None = None,
+    log: Log = lambda _: None,
+) -> Measured:
+    """Measure published values that `results` lacks, over all tables (or `only` those named), for so many minutes.
+
+    Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
+    with a second seed or split, and trainings that give a result for the least computation come first. A training
+    is measured for all cells that start from it, of whichever table. Data sets that are not there are left out.
+
+    Args:
+        out: Where the runs go.
+        results: A folder whose CSV file keeps each result.
+        minutes: Begin no run that is not likely to end in this time.
+        scale: The paper's settings, or a version that runs in minutes on a CPU.
+        only: The tables to choose from; none: all.
+        seeds: How many of the paper's seeds, or which; None: all of them.
+        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
+        settings: Device, executor, precision and data folder.
+        together: Whether seeds and splits of a method train in one stack; None: on a GPU, where that is fastest.
+        log: Called with a line about each run that begins.
+
+    Returns:
+        How many runs are left, and why runs failed.
+
+    Raises:
+        BadInput: Of none of what is missing the data is there.
+    """
+    check("minutes", minutes, Minutes)
+    settings = settings or Settings()
+    budget = TimeBudget(minutes)
+    context = MeasureContext(out, Results(results), settings, budget, together, log, several_tables=True)
+    by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
+    every = [(name, cell) for name in only or tables.names() for cell in tables.load(name).cells(scale)]
+    sought = [(name, cell) for name, cell in every if published(cell) is not None]
+    if more := added_seeds([cell for _, cell in sought], seeds):
+        log(more)
+    for name, cell in sought:
+        for number, r in enumerate(repetitions(name, cell, scale, seeds, splits)):
+            if r.found(context.results) is None:
+                by_training.setdefault(folder(out, r.recipe), []).append((number, r))
+    available = {name: _is_available(name, settings.data) for name in _datasets(by_training)}
+    for name in sorted(name for name in available if not available[name]):
+        log(f"{name} is not there: its cells are left out")
+    if not by_training:
+        log(f"nothing is missing: {results} has every published value, with these seeds and splits")
+
+    possible = [
+        found for found in by_training.values() if all(available[name] for name in _data_of(found[0][1].recipe))
+    ]
+    if by_training and not possible:
+        raise BadInput(
+            f"nothing could be measured: the data sets of what {results} lacks are not in "
+            f"{datasets.folder(settings.data)}; put them there, or name their folder with --data"
+        )
+    tiers: dict[int, list[list[tuple[int, Repetition]]]] = {}
+    for found in possible:
+        tiers.setdefault(min(r.cell.priority for _, r in found), []).append(found)
+    left, failures = len(possible), dict[str, str]()
+    for priority in sorted(tiers):
+        if context.budget.exhausted:
+            break
+        trainings = sorted(tiers[priority], key=_rank)
+        measured = measure_all([r for found in trainings for _, r in found], context)
+        left -= len(trainings) - measured.left
+        failures |= measured.failures
+    if not_begun := left - len(failures):
+        log(f"the time is up: {not_begun} of {len(possible)} runs are left")
+    return Measured(left, failures)
+
+
+def _rank(training: list[tuple[int, Repetition]]) -> tuple[int, float]:
+    """First repetitions first, then those that give a result for the least computation."""
+    return min(number for number, _ in training), cost(training[0][1].recipe) / len(training)
+
+
+def _data_of(recipe: Recipe) -> list[str]:
+    return [name for name in (recipe.dataset, recipe.public) if name is not None]
+
+
+def _datasets(trainings: Mapping[Path, list[tuple[int, Repetition]]]) -> set[str]:
+    return {name for found in trainings.values() for name in _data_of(found[0][1].recipe)}
+
+
+def _is_available(dataset: str, data: str | Path | None) -> bool:
+    """Whether a data set can be read without the network."""
+    try:
+        datasets.get(dataset).part("test", data, download=False)
+    except BadInput:
+        return False
+    return True
+
+
+def repetitions(
+    table: str, cell: Cell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
+) -> list[Repetition]:
+    """Return a cell once per seed and split."""
+    code = digest(cell)
+    drawn = drawn_splits(splits), drawn_seeds(cell.seeds, seeds)
+    if (count := len(drawn[0]) * len(drawn[1])) > MOST_RUNS:
+        raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
+    recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
+    return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
+
+
+def _validate(cells: Sequence[Cell]) -> None:
+    """Refuse cells that can't be run before any is; what several cells train is checked once."""
+    validate({cell.name: cell.recipe(0) for cell in cells})
+    for cell in cells:
+        try:
+            build.algorithms(stage_recipe(cell, cell.recipe(0)))
+        except BadInput as error:
+            raise BadInput(f"{cell.name}: {error}") from error
+        published(cell)

@@ -1,0 +1,300 @@
+"""Measured results in a CSV file: one row per cell, split and seed.
+
+Rows are appended and flushed as soon as a result is known, and rows that are there need not be measured again, on
+whichever machine: nothing else is needed to go on. All *.csv files of the folder are read, so that rows which were
+measured elsewhere can be put beside the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, get_type_hints
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.system.special_files import refuse_special
+from fedhead.papers.tables.csv_rows import CsvRow, header_of, rows_of
+from fedhead.recipes import build, components
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.folder_lock import wait_for, wait_for_writer
+from fedhead.runs.writable import check_writable
+from fedhead.studies.sweep.tables import ACCURACIES, Cell
+
+FILE = "results.csv"
+_ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above
+_LARGE = 2**63  # seeds are below
+_TABLE_COLUMNS = {"ours", "deviation", "runs", "published", "published_deviation", "difference"}  # of table.csv
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: a cell measured with one seed on one split."""
+
+    table: str
+    cell: str
+    overrides: str  # key=value, what was changed of the table's settings
+    digest: str  # of all settings but seed and split, see `digest`
+    scale: str
+    split: int  # seed of the partition
+    seed: int
+    metric: str
+    value: float | None  # the cell's own, by its metric
+    stage: str  # after which the next three were measured; none: after the last round
+    accuracy: float | None  # of the global model, in per cent
+    accuracy_mean: float | None  # over the last rounds
+    personal: float | None  # mean over the clients
+    client_deviation: float | None  # of personal
+    bytes_up: int | None
+    bytes_down: int | None
+    training_seconds: float | None  # by the clock, preparation included; of runs that trained together, its share
+    stage_seconds: float | None
+    together: int | None  # how many runs shared the training's time
+    executor: str
+    precision: str
+    device: str
+    version: str
+    commit: str
+    date: str
+
+
+_TYPES = get_type_hints(Measurement)
+
+
+def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
+    """Return a cell's training recipe with the cell's stage in it."""
+    if cell.stage is None:
+        return recipe
+    with_stage = {**recipe.flat(), "stages": [cell.stage]}
+    with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
+    return Recipe.from_flat(with_stage, recipe.folders)
+
+
+# What decides no result, or has its own column.
+NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers")
+
+
+def digest(cell: Cell) -> str:
+    """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart.
+
+    Which rounds are evaluated decides a result only where callbacks stop a run, or keep a round, by what they see.
+    """
+    settings = all_settings(stage_recipe(cell, cell.recipe(0)))
+    left_out = NOT_IN_DIGEST if "callbacks" in settings else (*NOT_IN_DIGEST, "evaluate_every")
+    keys = {k: v for k, v in settings.items() if k not in left_out}
+    keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
+    return hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+
+
+def all_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's flat keys with all that decides what comes of it.
+
+    Method and stages count with all their parameters, so that a default which changes makes another result. Settings
+    that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
+    components from outside the package counts too.
+    """
+    method, stages = build.algorithms(recipe)
+    keys = recipe.flat() | _fields("method", method)
+    for stage in stages:
+        keys |= _fields(f"stage.{stage.name}", stage)
+    keys |= {"code": [entry["digest"] for entry in components.sources(recipe) if "digest" in entry]}
+    return _without_off(keys)
+
+
+def stage_settings(cell: Cell, recipe: Recipe) -> dict[str, Any]:
+    """Return all that decides what a cell's stage makes of a training: its parameters, and its code as above."""
+    with_stage = stage_recipe(cell, recipe)
+    *_, stage = build.algorithms(with_stage)[1]
+    sources = components.sources(with_stage, kinds=["stage"])
+    return _without_off(_fields("", stage) | {"code": [entry["digest"] for entry in sources if "digest" in entry]})
+
+
+def _fields(prefix: str, made: Any) -> dict[str, Any]:
+    parameters = [f.name for f in dataclasses.fields(made) if f.name != "method"]
+    return {f"{prefix}.{name}" if prefix else name: getattr(made, name) for name in parameters}
+
+
+def _without_off(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
+
+
+class Results:
+    """The measurements of a folder; without a folder, of this process alone."""
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder
+        self._rows: dict[tuple[str, int, int], Measurement] = {}
+        self._named: set[tuple[str, ...]] = set()
+        self.read()
+
+    def read(self) -> None:
+        """Read the folder's files, again where other processes may have added rows; those that are held stay."""
+        for path in sorted(self.folder.glob("*.csv")) if self.folder is not None else []:
+            for row in _read(path):
+                self._enter(row)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self._rows.values())
+
+    def find(self, digest: str, split: int, seed: int) -> Measurement | None:
+        """Return a result that was measured already, under any cell's name."""
+        return self._rows.get((digest, split, seed))
+
+    def of(self, digest: str) -> list[Measurement]:
+        """Return all that was measured of a result, by split and seed."""
+        found = [row for key, row in self._rows.items() if key[0] == digest]
+        return sorted(found, key=lambda row: (row.split, row.seed))
+
+    def add(self, row: Measurement) -> None:
+        """Append a row to the file, on the disk before this returns; one that is there already is left.
+
+        One without a value is no result: it is named and not entered.
+        """
+        if row.value is None:
+            warn_once(f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} has no {row.metric}: no result")
+            return
+        if _name(row) in self._named:
+            return
+        if self.folder is not None:
+            _append(self.folder / FILE, row)
+        self._enter(row)
+
+    def check_writable(self) -> None:
+        """Refuse a folder that rows can't be added to, before anything is trained for them."""
+        if self.folder is None:
+            return
+        check_writable(self.folder, "results", "--results")
+        try:
+            if (self.folder / FILE).exists():
+                (self.folder / FILE).open("a").close()
+        except OSError as error:
+            said = f"{self.folder} can't keep results: {error.strerror}; select another folder with --results"
+            raise BadInput(said) from error
+
+    def _enter(self, row: Measurement) -> None:
+        first = self._rows.setdefault((row.digest, row.split, row.seed), row)
+        if first.value != row.value:
+            warn_once(
+                f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} was measured twice with different "
+                f"results, {first.value} and {row.value}; the first counts"
+            )
+        self._named.add(_name(row))
+
+
+def _name(row: Measurement) -> tuple[str, ...]:
+    return (row.table, row.cell, row.digest, str(row.split), str(row.seed))
+
+
+def _named_as(row: Measurement, entry: Mapping[str, str]) -> bool:
+    return all(entry[name] == str(getattr(row, name)) for name in ("table", "cell", "digest", "split", "seed"))
+
+
+def _append(path: Path, row: Measurement) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8", newline="") as file:
+            wait_for(file)  # of two processes that find the file empty one would write a second header into it
+            file.seek(0)
+            text = file.read()  # a+ writes at the end wherever it reads
+            writer = csv.writer(file, lineterminator="\n")
+            header = header_of(text)
+            if not header:
+                writer.writerow(header := list(_TYPES))
+            _check_header(path, header)
+            held = list(rows_of(text))
+            if text and not text.endswith("\n"):  # a process was killed while it wrote
+                _mend_end(file, path, text, held)
+            if any(_named_as(row, dict(zip(header, one.fields, strict=True))) for one in held if one.fields):
+                return  # another process has entered it meanwhile
+            values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
+            writer.writerow(["" if values.get(name) is None else values[name] for name in header])
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BadInput(f"{path} can't be written: {error.strerror}") from error
+
+
+def _mend_end(file: TextIO, path: Path, text: str, held: Sequence[CsvRow]) -> None:
+    """Let a file end in a whole row: a half one would swallow the next where it was cut within quotes."""
+    if held and held[-1].fields is None:
+        file.truncate(len(text[: held[-1].start].encode()))
+        warn_once(f"{path}, line {held[-1].line}: the row was cut and is removed; what it held is to be measured again")
+    else:
+        file.write("\n")
+
+
+def _read(path: Path) -> Iterator[Measurement]:
+    refuse_special(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            wait_for_writer(file)  # half a row, which another process is just adding, would be taken for a cut one
+            text = file.read()
+        header = header_of(text)
+        if not text or set(header) >= _TABLE_COLUMNS:
+            return  # a process was killed before it wrote; or a table's own file, where --out is the same folder
+        _check_header(path, header)
+        for row in rows_of(text):
+            if row.fields is None:  # cut off by a kill
+                warn_once(f"{path}, line {row.line}: not as long as the header, the row does not count")
+                continue
+            entry = dict(zip(header, row.fields, strict=True))
+            yield Measurement(**{name: _value(f"{path}, line {row.line}", entry, name) for name in _TYPES})
+    except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} can't be read: {error}") from error
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    """Refuse a file that lacks columns, or has one twice, of which only one would be read."""
+    if missing := [name for name in _TYPES if name not in header]:
+        raise BadInput(
+            f"{path} is no file of results: its first line has no column {missing[0]!r}; repair that line, or move the "
+            "file away"
+        )
+    if twice := [name for name in header if list(header).count(name) > 1]:
+        raise BadInput(f"{path} has the column {twice[0]!r} twice: remove one")
+
+
+def _value(where: str, entry: Mapping[str, str], name: str) -> Any:
+    """Return the value of a column, if it is one that a result can have."""
+    text, hint = entry[name], _TYPES[name]
+    if hint is str:
+        return text
+    if not text and name != "value" and hint not in (int, float):
+        return None
+    whole, most = hint in (int, int | None), _most(entry, name)
+    try:
+        number = int(text) if whole else float(text)
+        fits = math.isfinite(number) and (not whole or 0 <= number < _LARGE)
+        fits = fits and (most is None or 0 <= number <= most + _ROUNDING)
+    except (ValueError, OverflowError):
+        fits = False
+    if fits:
+        return number
+    kind = "a whole number from 0 on" if whole else "a number" if most is None else f"a number from 0 to {most:g}"
+    raise BadInput(
+        f"{where}, column {name}: {text!r} is not {kind}; correct it, or remove the line: its result is then measured "
+        "again"
+    )
+
+
+def _most(entry: Mapping[str, str], name: str) -> float | None:
+    """The largest value that a column can have, if it has one: accuracies are in per cent."""
+    percent = name in ("accuracy", "accuracy_mean", "personal") or (name == "value" and entry["metric"] in ACCURACIES)
+    return 100 if percent else None
+
+
+def value_at(result: Mapping[str, Any], place: str) -> float | None:
+    """Return the number at a dotted place of a run's or a stage's results, None where there is none."""
+    value: Any = result
+    for word in place.split("."):
+        value = value.get(word) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

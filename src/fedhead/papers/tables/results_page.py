@@ -1,0 +1,308 @@
+"""The page of a folder of results: our results beside the published ones, cell by cell, and a picture of them all."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.system.special_files import read_text, refuse_special
+from fedhead.core.tree.treefile import atomic
+from fedhead.papers.tables.published import published, published_place, published_rows
+from fedhead.papers.tables.published_settings import has_published_settings
+from fedhead.papers.tables.recorded_cells import changed_cell
+from fedhead.papers.tables.results import Measurement, Results, digest
+from fedhead.papers.tables.table_result import CellResult, cell_result, plus_minus
+from fedhead.report.figures import plots
+from fedhead.runs.training_groups import training_key
+from fedhead.studies.sweep import tables
+from fedhead.studies.sweep.tables import Cell, Table
+
+PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
+CLOSE = 2.0  # points
+_BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # every page does
+_PICTURE_TITLE = "fedhead reproduce: our results against the published ones"
+_MOST = 5  # names in one line
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell that was measured."""
+
+    table: str
+    cell: Cell
+    result: CellResult
+    rows: Sequence[Measurement]
+    gains: Sequence[float]  # over the cell without its stage, run by run: both of one split and seed
+    published_gain: float | None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether we differ from the paper by more than twice its deviation, or by 2 points where it has none."""
+        f = self.result
+        most = CLOSE if f.published_deviation is None else 2 * f.published_deviation
+        return f.difference is not None and abs(f.difference) > most
+
+    @property
+    def close(self) -> bool:
+        """Whether we are within 2 points or twice the deviation, or the published value is within our own range."""
+        f = self.result
+        there = [v for v in f.values if v is not None]
+        if f.difference is None or f.published is None:
+            return False
+        return self.within_points or not self.beyond or min(there) <= f.published <= max(there)
+
+    @property
+    def within_points(self) -> bool:
+        """Whether we are within 2 points of the published value."""
+        return self.result.difference is not None and abs(self.result.difference) <= CLOSE
+
+
+def write(folder: Path) -> Path:
+    """Write README.md and figure.svg of a folder of results from its rows alone.
+
+    A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
+
+    Raises:
+        BadInput: The folder holds no results, a file of it can't be read, or its README.md or figure.svg was not
+            written by this function.
+    """
+    _refuse_other_page(folder / PAGE)
+    _refuse_other_picture(folder / PICTURE)
+    notes = read_text(folder / NOTES) if (folder / NOTES).exists() else ""
+    results = Results(folder)
+    if not any(True for _ in results):
+        raise BadInput(f"{folder} holds no results: measure some with fedhead reproduce TABLE --results {folder}")
+    if all(row.scale != "full" for row in results):
+        raise BadInput(f"{folder} holds results of scale small alone, which the published ones are not compared with")
+    every = [tables.load(name) for name in tables.names()]
+    measured = {table.name: lines(table, results) for table in every}
+    own = {row for found in measured.values() for line in found for row in line.rows}
+    others = _others(every, [row for row in results if row not in own])
+    plots.save(plots.against(_pairs(measured.values())), folder / PICTURE, title=_PICTURE_TITLE)
+    left = [row for row in results if row not in own and not any(row in line.rows for line in others)]
+    for line in _left_out(left):
+        warn_once(f"{folder}: {line}")
+    text = page(every, measured, others, results, left, notes)
+    with atomic(folder / PAGE) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return folder / PAGE
+
+
+def _refuse_other_page(path: Path) -> None:
+    """Refuse to overwrite what this module did not write."""
+    if not path.exists():
+        return
+    refuse_special(path)
+    if _BEGIN.match(path.read_bytes()) is None:
+        raise BadInput(
+            f"{path} is not a page of results, so it is not overwritten: move it away (what is to stand in the page "
+            f"belongs into {NOTES})"
+        )
+
+
+def _refuse_other_picture(path: Path) -> None:
+    if not path.exists():
+        return
+    refuse_special(path)
+    if f"<title>{_PICTURE_TITLE}</title>".encode() not in path.read_bytes():
+        raise BadInput(f"{path} is not the figure of a page of results, so it is not overwritten: move or rename it")
+
+
+def lines(table: Table, results: Results) -> list[Line]:
+    """Return the cells of a table that were measured, as the table has them."""
+    cells = table.cells()
+    return [line for cell in cells if (line := _line(table.name, cell, cells, results)) is not None]
+
+
+def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Line | None:
+    rows = results.of(digest(cell))
+    if not rows:
+        return None
+    gains: list[float] = []
+    published_gain = None
+    alike = (c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric)
+    # a mean over several rounds is not of the model that the stage started from
+    before = next((c for c in alike if c.value == cell.value), None)
+    if cell.stage is not None and before is not None:
+        start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
+        pairs = [(row.value, start.get((row.split, row.seed))) for row in rows]
+        gains = [after - first for after, first in pairs if after is not None and first is not None]
+        theirs = published(cell), published(before)
+        published_gain = theirs[0][0] - theirs[1][0] if theirs[0] and theirs[1] else None
+    return Line(table, cell, cell_result(cell, rows), rows, gains, published_gain)
+
+
+def _others(every: Iterable[Table], rest: Iterable[Measurement]) -> list[Line]:
+    """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
+    cells = {(table.name, cell.name): (table, cell) for table in every for cell in table.cells()}
+    groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
+    for row in rest:
+        if row.overrides and row.scale == "full" and (row.table, row.cell) in cells:
+            groups.setdefault((row.table, row.cell, row.overrides, row.digest), []).append(row)
+    out = []
+    for (_, name, _, _), rows in groups.items():
+        table, own = cells[rows[0].table, name]
+        if (cell := changed_cell(own, rows[0])) is not None:
+            out.append(
+                Line(table.name, cell, cell_result(cell, rows, has_published_settings(table, cell)), rows, [], None)
+            )
+    return out
+
+
+def _pairs(measured: Iterable[Sequence[Line]]) -> dict[str, list[tuple[float, float]]]:
+    """Return (published, ours) of every accuracy, by paper."""
+    out: dict[str, list[tuple[float, float]]] = {}
+    for line in (line for found in measured for line in found):
+        f = line.result
+        if f.mean is not None and f.published is not None and f.published <= 100:
+            out.setdefault(line.table.partition("/")[0], []).append((f.published, f.mean))
+    return out
+
+
+# -- text ---------------------------------------------------------------------------------------------
+def page(
+    every: Sequence[Table],
+    measured: dict[str, list[Line]],
+    others: Sequence[Line],
+    results: Results,
+    left: Sequence[Measurement],
+    notes: str = "",
+) -> str:
+    """Return the page as Markdown."""
+    found = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
+    known = {published_place(line.cell) for line in found}
+    close, near = sum(line.close for line in found), sum(line.within_points for line in found)
+    single = sum(len(line.rows) == 1 for line in found)
+    total = sum(1 for row in published_rows() if row["mean"])
+    parts = [
+        "# Results",
+        f"{len(known)} of the papers' {total} published values are measured; {close} of {len(found)} cells are close "
+        f"to theirs: {near} within {CLOSE:g} points, the others within twice the published deviation, which may be "
+        f"many points, or with the published value in the range of our own splits and seeds. {single} cells have one "
+        f"split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
+        f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
+        "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
+        "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
+        f"![Our results against the published ones]({PICTURE})",
+        _time([*(line for found in measured.values() for line in found), *others]),
+        *_left_out(left),
+    ]
+    if notes:
+        parts += ["## Notes", notes.strip()]
+    for table in every:
+        if measured[table.name]:
+            parts += [f"## {table.name}", table.title, _table(table, measured[table.name])]
+    if others:
+        parts += ["## Other settings", _changed(others)]
+    parts.append(
+        "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
+        "difference: where the published value is for these settings, the table's own or a variant's; "
+        f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: "
+        "whether the published value lies between the lowest and the highest of our runs; gain: over the cell without "
+        "the stage, of the same split and seed, where its value is that of the model the stage started from."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _left_out(rows: Sequence[Measurement]) -> list[str]:
+    """Say which rows the page leaves out, and why."""
+    small = [row for row in rows if row.scale != "full"]
+    lost = [row for row in rows if row.scale == "full"]
+    names = list(dict.fromkeys(f"{row.table} {row.cell} {row.overrides}".strip() for row in lost))
+    more = [f"… {len(names) - _MOST} more"] if len(names) > _MOST else []
+    listed = "; ".join([*names[:_MOST], *more])
+    said = f"Left out: {_rows(lost)} of settings, or of own code, that no table has now: {listed}."
+    scale = f"Left out: {_rows(small)} of scale small, which the published values are not compared with."
+    return [*([said] if lost else []), *([scale] if small else [])]
+
+
+def _rows(rows: Sequence[Measurement]) -> str:
+    return f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
+
+
+def _table(table: Table, found: Sequence[Line]) -> str:
+    gains = any(line.gains for line in found)
+    head = [*table.axes(), "ours", "runs", "published", "difference", "in range"]
+    head += ["gain", "published gain"] if gains else []
+    body = []
+    for line in found:
+        row = [*(line.cell.choices[axis] for axis in table.axes()), *_columns(line)]
+        if gains:
+            theirs = "" if line.published_gain is None or not line.gains else f"{line.published_gain:+.2f}"
+            row += [_spread(line.gains, sign=True), theirs]
+        body.append(row)
+    every = len(table.cells())
+    left = "" if len(found) == every else f"\n\n{every - len(found)} of its {every} cells are not measured yet."
+    return _markdown(head, body) + left
+
+
+def _changed(others: Sequence[Line]) -> str:
+    head = ["table", "cell", "changed", "ours", "runs", "published", "difference", "in range"]
+    body = [[line.table, line.cell.name, f"`{' '.join(line.cell.overrides)}`", *_columns(line)] for line in others]
+    return _markdown(head, body)
+
+
+def _columns(line: Line) -> list[str]:
+    f = line.result
+    there = [v for v in f.values if v is not None]
+    difference = "" if f.difference is None else f"{f.difference:+.2f}"
+    inside = ""
+    if f.comparable and f.published is not None and len(there) > 1:
+        inside = "yes" if min(there) <= f.published <= max(there) else "no"
+    return [
+        plus_minus(f.mean, f.deviation),
+        _runs(line.rows),
+        plus_minus(f.published, f.published_deviation),
+        f"**{difference}**" if line.beyond else difference,
+        inside,
+    ]
+
+
+def _runs(rows: Sequence[Measurement]) -> str:
+    splits, seeds = {row.split for row in rows}, {row.seed for row in rows}
+    return f"{len(splits)} × {len(seeds)}" if len(splits) * len(seeds) == len(rows) else str(len(rows))
+
+
+def _time(found: Iterable[Line]) -> str:
+    """Say how long it took, a training and a stage counted once however many cells have them."""
+    trainings: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    stages: dict[tuple[str, str], dict[tuple[str, str, str, float], float]] = {}
+    for row, cell in {row: line.cell for line in found for row in line.rows}.items():
+        where = (row.device, row.precision)
+        # what was measured by another commit was trained once more
+        training = (training_key(cell.recipe(row.seed, row.split)), row.commit)
+        if row.training_seconds is not None:
+            trainings.setdefault(where, {}).setdefault(training, row.training_seconds)
+        if row.stage_seconds is not None:
+            stages.setdefault(where, {})[(*training, row.stage, row.stage_seconds)] = row.stage_seconds
+    texts = [
+        f"{len(took)} trainings in {_hours(sum(took.values()))}, their stages in "
+        f"{_hours(sum(stages.get(where, {}).values()))} on {where[0]} ({where[1]})"
+        for where, took in sorted(trainings.items())
+    ]
+    return (
+        "Time of the runs by the clock, preparation included, added up though some ran side by side: "
+        + "; ".join(texts)
+        + "."
+    )
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.1f} min"
+
+
+def _spread(values: Sequence[float], sign: bool = False) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):{'+' if sign else ''}.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,0 +1,172 @@
+"""A table with our results beside the published ones."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.tree.treefile import atomic
+from fedhead.papers.tables.published import published
+from fedhead.papers.tables.results import Measurement, digest
+from fedhead.studies.sweep.tables import Cell
+
+_LONGEST = 100  # characters of what a file's name says of the changes
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The result of one cell, ours and the paper's, in per cent."""
+
+    cell: str
+    digest: str  # of its settings
+    choices: Mapping[str, str]
+    overrides: Sequence[str]
+    metric: str
+    values: Sequence[float | None]  # ours, one per split and seed; None where the run has no such value
+    mean: float | None
+    deviation: float | None  # over splits and seeds, or over clients, as the paper's; None where there is but one
+    published: float | None
+    published_deviation: float | None
+    difference: float | None  # ours less the paper's; None where the two can't be compared
+    comparable: bool = True  # whether the published value is for these settings, see `published_settings`
+    seeds: Sequence[int] = ()  # of its values
+    splits: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """The results of a table, as far as it was run."""
+
+    table: str
+    title: str
+    scale: str
+    seeds: Sequence[int]  # of all cells together, as are the splits; a cell may have some of them
+    splits: Sequence[int]
+    comparable: bool
+    axes: Sequence[str]
+    cells: Sequence[CellResult]
+    left: int = 0  # runs that were not run, for lack of time or because they failed
+    failures: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their cells and seeds
+    file: str = "table"  # the name of its files, without .csv and .json
+
+    def note(self) -> str:
+        """What a reader must know before comparing."""
+        there = [cell for cell in self.cells if cell.values]
+        drawn = ", ".join(
+            [_count([len(cell.seeds) for cell in there], "seed"), _count([len(cell.splits) for cell in there], "split")]
+        )
+        changed = list(dict.fromkeys(text for cell in self.cells for text in cell.overrides))
+        settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
+        left = f"; {self.left} runs are left" if self.left else ""
+        if self.comparable:
+            other = "; results of settings that no variant has are NOT comparable with the published ones"
+            return f"{drawn}; {settings}{'' if all(cell.comparable for cell in self.cells) else other}{left}"
+        return (
+            f"scale small, {drawn}: other data, models or rounds than the paper's, so the results are NOT comparable "
+            f"with the published ones{left}"
+        )
+
+
+def _count(numbers: Sequence[int], what: str) -> str:
+    """Say how many of something cells have.
+
+    >>> _count([3, 3], "seed"), _count([1, 3], "seed"), _count([], "split")
+    ('3 seeds', '1 to 3 seeds per cell', '0 splits')
+    """
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    number = f"{least}" if least == most else f"{least} to {most}"
+    return f"{number} {what}{'s' if most != 1 else ''}{' per cell' if least != most else ''}"
+
+
+def cell_result(cell: Cell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
+    """Return a cell's result from what was measured of it.
+
+    A deviation over clients is the mean over the runs of each one's deviation over its clients.
+
+    Args:
+        cell: The cell.
+        measured: Its rows.
+        comparable: Whether the published value is for its settings.
+    """
+    values = [row.value for row in measured]
+    there = [v for v in values if v is not None]
+    mean = statistics.fmean(there) if there else None
+    deviation = statistics.stdev(there) if len(there) > 1 else None
+    if cell.deviation == "clients":
+        own = [row.client_deviation for row in measured if row.client_deviation is not None]
+        deviation = statistics.fmean(own) if own else None
+    expected, expected_deviation = published(cell) or (None, None)
+    return CellResult(
+        cell=cell.name,
+        digest=digest(cell),
+        choices=cell.labels,
+        overrides=cell.overrides,
+        metric=cell.metric,
+        values=values,
+        mean=mean,
+        deviation=deviation,
+        published=expected,
+        published_deviation=expected_deviation,
+        difference=difference(mean, expected, comparable),
+        comparable=comparable,
+        seeds=sorted({row.seed for row in measured}),
+        splits=sorted({row.split for row in measured}),
+    )
+
+
+def difference(ours: float | None, expected: float | None, comparable: bool) -> float | None:
+    """Return ours less the published value; None where one is missing, or the two can't be compared."""
+    return ours - expected if ours is not None and expected is not None and comparable else None
+
+
+def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
+    """Return the name of a table's files, without .csv and .json: what was changed of the table is not the table.
+
+    >>> [file_name([], {}), file_name(["public-code"], {"method.mu": 0.5})]
+    ['table', 'table-public-code+method.mu=0.5']
+    """
+    changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
+    text = "+".join([*variants, *changes])
+    name = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text)[:_LONGEST].strip("-")
+    code = "" if name == text else f"-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return f"table-{name}{code}" if text else "table"
+
+
+def json_text(result: TableResult) -> str:
+    """Return the table as JSON, in full."""
+    return json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n"
+
+
+def write(out: Path, result: TableResult) -> None:
+    """Write the table's .json file, in full, and its .csv file, rounded for reading."""
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic(out / f"{result.file}.json") as draft:
+        draft.write_text(json_text(result), encoding="utf-8")
+    columns = ["overrides", "metric", "ours", "deviation", "runs", "published", "published_deviation", "difference"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*result.axes, *columns, "scale"])
+    for cell in result.cells:
+        ours = [cell.mean, cell.deviation, sum(v is not None for v in cell.values)]
+        row = [cell.metric, *ours, cell.published, cell.published_deviation, cell.difference]
+        cut = [round(v, 4) if isinstance(v, float) else v for v in row]
+        writer.writerow([*(cell.choices[axis] for axis in result.axes), " ".join(cell.overrides), *cut, result.scale])
+    with atomic(out / f"{result.file}.csv") as draft:
+        draft.write_text(text.getvalue(), encoding="utf-8")
+
+
+def plus_minus(mean: float | None, deviation: float | None) -> str:
+    """Write a mean and its deviation as a table shows them; numbers of bytes are written whole."""
+    if mean is None:
+        return "–"
+    if mean >= 1000:  # bytes
+        return f"{mean:,.0f}"
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"

@@ -1,0 +1,1 @@
+"""Recipes: settings in a YAML file, and the experiment that they describe."""

@@ -1,0 +1,206 @@
+"""The components that a recipe names: where each comes from, and whether its code is that which a run began with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhead.aggregators import AGGREGATORS
+from fedhead.algorithm.upload import UPLOADS
+from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.loading import find_file
+from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.data.partitions.partition_registry import PARTITIONS
+from fedhead.data.sources.datasets import DATASETS
+from fedhead.engine.rounds.callbacks import CALLBACKS
+from fedhead.executors.select import EXECUTORS
+from fedhead.loggers.base import LOGGERS
+from fedhead.methods import METHODS
+from fedhead.metrics.registry import METRICS
+from fedhead.models import HEADS, MODELS
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import is_path
+from fedhead.recipes.search_paths import file_of, to_write
+from fedhead.samplers import SAMPLERS
+from fedhead.stages import STAGES
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries that recipes and settings name components of, by the kind's plural."""
+    return {
+        "methods": METHODS,
+        "stages": STAGES,
+        "models": MODELS,
+        "heads": HEADS,
+        "datasets": DATASETS,
+        "partitions": PARTITIONS,
+        "executors": EXECUTORS,
+        "metrics": METRICS,
+        "callbacks": CALLBACKS,
+        "loggers": LOGGERS,
+        "uploads": UPLOADS,
+        "aggregators": AGGREGATORS,
+        "samplers": SAMPLERS,
+    }
+
+
+def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
+    """Return all components that a recipe names."""
+    texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
+    models = [read_call(text, "model") for text in texts]
+    heads = [recipe.model_parameters.get("head"), *(model.named.get("head") for model in models)]
+    data = [name for name in (recipe.dataset, recipe.public) if name is not None and not is_path(name)]
+    kinds: list[tuple[Registry[Any], Iterable[str]]] = [
+        (METHODS, [recipe.method]),
+        (STAGES, recipe.stages),
+        (MODELS, [model.name for model in models]),
+        (HEADS, [read_call(str(head), "head").name for head in heads if head is not None]),
+        (DATASETS, data),
+        (PARTITIONS, [read_call(recipe.partition, "partition").name]),
+        (METRICS, [read_call(text, "metric").name for text in recipe.metrics]),
+        (CALLBACKS, [read_call(text, "callback").name for text in recipe.callbacks]),
+        (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
+        (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
+        (SAMPLERS, [read_call(recipe.sampler, "sampler").name] if recipe.sampler else []),
+    ]
+    return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
+
+
+def folders_from(place: Path, recipes: Iterable[Recipe]) -> list[str]:
+    """Return the folders that a YAML file in `place` has to name so that the recipes' files are found from it.
+
+    These are the files of components and loggers, and the first weights; data is looked for in the working directory.
+    """
+    found = [one for recipe in recipes for one in to_write(_files(recipe), recipe.folders, place)]
+    return list(dict.fromkeys(found))
+
+
+def _files(recipe: Recipe) -> list[str]:
+    """Return the files that a recipe names and that are looked for in its folders."""
+    names = [*(name for _, name in named(recipe)), *(read_call(text, "logger").name for text in recipe.loggers)]
+    paths = [*map(file_of, names), recipe.weights]
+    return [path for path in paths if path is not None]
+
+
+def sources(
+    recipe: Recipe,
+    executor: str | None = None,
+    kinds: Iterable[str] | None = None,
+    without: Collection[str] = (),
+) -> list[dict[str, str]]:
+    """Return where each component of a recipe (and the executor, where it is the user's own) comes from.
+
+    Args:
+        recipe: What names the components.
+        executor: The executor's name, where the user chose one.
+        kinds: Only components of these kinds, such as "method"; None: of all.
+        without: Leave out components of these kinds, and those of a kind and name ("metric lambda").
+    """
+    chosen = [(registry, name) for registry, name in named(recipe) if kinds is None or registry.kind in kinds]
+    chosen = [(r, name) for r, name in chosen if r.kind not in without and f"{r.kind} {name}" not in without]
+    found = [(registry.kind, registry.source(name, recipe.folders)) for registry, name in chosen]
+    if executor is not None and executor not in EXECUTORS:
+        found.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
+    return [{"kind": kind, **source.to_json()} for kind, source in found]
+
+
+def own_executor(recorded: Iterable[Mapping[str, str]]) -> str | None:
+    """Return the name of the user's own executor that a run was begun with; None if it was a built-in one."""
+    return next((entry["name"] for entry in recorded if entry["kind"] == EXECUTORS.kind), None)
+
+
+def check_present(
+    recipe: Recipe, recorded: Iterable[Mapping[str, str]], run: Path, executor: str | None = None
+) -> None:
+    """Refuse a run whose code is not here any more, and say what to install or where to put it."""
+    by_name = {(registry.kind, name): registry for registry, name in named(recipe)}
+    if executor is not None:
+        by_name[EXECUTORS.kind, executor] = EXECUTORS
+    for entry in recorded:
+        registry = by_name.get((entry["kind"], entry["name"]))
+        if registry is None or "file" not in entry:
+            continue
+        where = entry["name"].rpartition(":")[0]
+        title = f"{run} needs the {entry['kind']} {entry['name']}"
+        if where.endswith(".py"):
+            try:
+                found = find_file(where, recipe.folders)
+            except BadInput as error:
+                raise BadInput(f"{title}, which was in {entry['file']}: {error}") from error
+            if found is None:
+                raise BadInput(f"{title}, which was in {entry['file']}: put the file back there, or into {run}")
+            continue
+        try:
+            registry.source(entry["name"], recipe.folders)
+        except BadInput as error:
+            package = entry.get("distribution")
+            version = f"=={entry['version']}" if "version" in entry else ""
+            fix = f"install {package}{version}" if package else f"put the module {entry['module']} on PYTHONPATH"
+            raise BadInput(f"{title}, which is not here: {fix} ({error})") from error
+
+
+def changed(
+    recipe: Recipe,
+    recorded: Iterable[Mapping[str, str]],
+    executor: str | None = None,
+    without: Collection[str] = (),
+) -> list[str]:
+    """Return one line for each file or package that differs from what was recorded, with the components it holds."""
+    return differing(recorded, sources(recipe, executor, without=without))
+
+
+def differing(recorded: Iterable[Mapping[str, str]], found: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return one line for each file or package that differs between two lists that `sources` made."""
+    now = {(entry["kind"], entry["name"]): entry for entry in found}
+    lines: dict[str, list[str]] = {}
+    for old in recorded:
+        new = now.get((old["kind"], old["name"]))
+        if new is None or "file" not in old:
+            continue
+        if old.get("digest") != new.get("digest"):
+            lines.setdefault(new["file"], []).append(f"{old['kind']} {old['name']}")
+        elif old.get("version") != new.get("version"):
+            versions = f"{old.get('version')} to {new.get('version')}"
+            lines.setdefault(f"{old.get('distribution')} {versions}", []).append(f"{old['kind']} {old['name']}")
+    return [f"{what} ({', '.join(names)})" for what, names in lines.items()]
+
+
+def check_unchanged(
+    run: Path,
+    recipe: Recipe,
+    recorded: Iterable[Mapping[str, str]],
+    executor: str | None,
+    allow: bool,
+    without: Collection[str] = (),
+) -> None:
+    """Refuse to go on with a run whose code has changed, unless that is allowed: then it is only said."""
+    lines = changed(recipe, recorded, executor, without)
+    if not lines:
+        return
+    what = f"{', '.join(lines)} changed since {run} was begun"
+    if not allow:
+        raise BadInput(
+            f"{what}, and results of two versions must not be mixed: put the old code back, start a new run, "
+            "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
+        )
+    warn_once(f"{what}: its results are from both versions")
+
+
+def refuse_foreign(recipe: Recipe, kinds: Iterable[str], allow: Iterable[str], text: str) -> None:
+    """Refuse a recipe that names code which is neither built in nor allowed; none of that code is imported.
+
+    Args:
+        recipe: A recipe that another party wrote.
+        kinds: The kinds of components that would be loaded, such as "method".
+        allow: Modules and files, as `Registry.permits` takes them.
+        text: The error's fixed text.
+
+    Raises:
+        BadInput: With that text.
+    """
+    kinds, allow = set(kinds), list(allow)
+    if not all(registry.permits(name, allow) for registry, name in named(recipe) if registry.kind in kinds):
+        raise BadInput(text)

@@ -1,0 +1,340 @@
+"""Recipes: everything that decides a run, as flat keys in a YAML file that `key=value` can override."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedhead.core.components.component_syntax import Call, read_call, rejoin, spaced
+from fedhead.core.components.parameters import check_fields
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput, Unreadable, unknown
+from fedhead.core.system.special_files import read_text
+from fedhead.recipes import search_paths
+from fedhead.recipes.run_folder_schema import CONFIG
+from fedhead.recipes.search_paths import FOLDERS
+from fedhead.recipes.yaml_text import read_yaml, write_yaml
+
+RECIPES = Path(__file__).parent / "builtin"  # the built-in ones
+Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
+Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
+Seed = Annotated[int, AtLeast(0), Below(2**63)]
+_NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
+_CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
+_HOW = ("executor", "device", "precision", "compile")  # options of commands
+_NO_KEYS = {*_NESTED.values(), FOLDERS}
+# What decides which samples there are and who holds them, besides the seeds; and what a model sees of them.
+SAMPLE_KEYS = (
+    *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
+    *("layout", "size", "encode", "missing"),
+)
+DATA_KEYS = (*SAMPLE_KEYS, "augment", "normalize", "resize", "public", "public_samples")
+
+
+@dataclass(frozen=True, repr=False)
+class Recipe:
+    """Everything that decides a run; making one checks every value's type and range.
+
+    >>> Recipe(rounds=3, method="fedprox", method_parameters={"mu": 0.1}).flat()["method.mu"]
+    0.1
+    """
+
+    dataset: str = "digits"
+    # what y holds: multiclass (null), binary (2 classes, one logit), multilabel, regression
+    objective: Literal["multiclass", "binary", "multilabel", "regression"] | None = None
+    partition: str = "dirichlet(0.1)"  # how the samples are distributed over the clients
+    clients: Annotated[int, AtLeast(1)] = 10
+    participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
+    sampler: str | None = None  # who they are: uniform (as null), weighted, round_robin, or your own
+    rounds: Annotated[int, AtLeast(0)] = 10  # 0: the stages alone, on the first weights
+    # late clients that the server drops, drop(0.2), or that do a part of their steps, partial(0.2); null: none
+    stragglers: str | None = None
+    local_epochs: Work = 1  # a number, a list with one per client, or uniform(1, 5)
+    local_steps: Work | None = None  # in place of epochs, likewise
+    batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Annotated[float, Above(0)] = 0.01
+    momentum: Decay = 0.0  # sgd's
+    nesterov: bool = False  # sgd's kind of momentum
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # adam's
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # the learning rate is multiplied by this every round
+    lr_schedule: str | None = None  # over the rounds: cosine, cosine(0.01), step(30, 0.1); null: constant
+    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # in which the learning rate rises to lr
+    clip_norm: Annotated[float, Above(0)] | None = None  # largest norm of a step's gradient; null: as it is
+    label_smoothing: Annotated[float, AtLeast(0), Below(1)] | None = None  # share of a target spread over all classes
+    # of each class in the loss; balanced: from all clients' counts, balanced_per_client: from each client's own
+    class_weights: Literal["balanced", "balanced_per_client"] | tuple[Annotated[float, AtLeast(0)], ...] | None = None
+    persistent_optimizer: bool = False  # whether momentum survives from round to round
+    drop_last: bool = False  # leave an epoch's last, partial batch out
+    augment: str | None = None  # null: the data set's own
+    normalize: str | None = None  # likewise; standard: by the mean and deviation of each feature over all clients
+    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # images to so many pixels, on the device (bicubic)
+    layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None  # of x in an .npz; null: inferred
+    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image files are resized to size x size
+    encode: str | None = None  # of texts and sounds in an .npz, such as hashing(2048) or spectrogram(1.0)
+    missing: Literal["refuse", "mean"] | None = None  # NaN in a table; mean: filled in, with an indicator column
+    # the test set of an .npz or folder that has none: a share, or the array that marks the test samples; of any data
+    # leave-one-site-out: one run per client, whose samples are the test set of the run without it
+    test: Annotated[float, Above(0), Below(1)] | str | None = None
+    # clients' own test sets: a share of their rows, or matched
+    client_test: Annotated[float, Above(0), Below(1)] | str | None = None
+    public: str | None = None  # the data set of samples that all clients hold; its own: rows that no client has
+    public_samples: Annotated[int, AtLeast(1)] | None = None  # null: 3000 of another data set, a fifth of its own
+    model: str | tuple[str, ...] = "mlp"  # of several, client i has model i mod n; name(parameter=value) sets its own
+    model_parameters: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None  # first weights: a .safetensors or PyTorch file, or a run folder; null: by the seed
+    freeze: tuple[str, ...] = ()  # what stays at its first weights: parts, submodules, or patterns of parameters' names
+    cache_features: str | None = None  # of a frozen extractor, computed once: memory, or a folder; null: in every step
+    method: str = "fedavg"
+    method_parameters: Mapping[str, Any] = field(default_factory=dict)
+    stages: tuple[str, ...] = ()  # what follows the rounds
+    stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    uploads: tuple[str, ...] = ()  # what replies pass before they leave a client, such as clip(1.0) or half
+    aggregator: str | None = None  # such as median or krum(2); null: the method's own weighted mean
+    outliers: str | None = None  # such as drop(norm=5): replies that stand out; null: all replies count as they are
+    metrics: tuple[str, ...] = ()  # of the global model on the test set, besides the accuracy
+    # a share of each client's training samples that it does not train on: what callbacks watch is measured on them
+    validation: Annotated[float, Above(0), Below(1)] | None = None
+    callbacks: tuple[str, ...] = ()  # such as early_stopping(patience=5) or best_model
+    loggers: tuple[str, ...] = field(default=(), compare=False)  # such as csv, tensorboard or wandb(project=mine)
+    evaluate_every: Annotated[int, AtLeast(1)] = 1
+    last_rounds: Annotated[int, AtLeast(1)] = 1  # k of the mean over the last k rounds
+    subset: Annotated[int, AtLeast(1)] | None = None  # train on only so many samples; null: all
+    seed: Seed = 0
+    partition_seed: Seed | None = None  # of the split alone, where seeds are to share one; null: the run's seed
+    seeds: tuple[Seed, ...] = ()  # several runs, one per seed, in place of `seed`
+    folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # where `file.py:Name` is looked for
+
+    def __post_init__(self) -> None:
+        """Check every value, and bring it to its field's type."""
+        check_fields(self)
+        for key in _CALLS:
+            object.__setattr__(self, key, _alike(getattr(self, key)))
+        if self.last_rounds > max(self.rounds, 1):
+            raise BadInput(
+                f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"
+            )
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise BadInput(
+                f"local_epochs: {self.local_epochs} would have no effect beside local_steps: set local_epochs=1"
+            )
+        if self.model == ():
+            raise BadInput("model: the list is empty, give at least one name")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise BadInput(f"seeds: {list(self.seeds)} must differ from each other")
+        for stage in self.stage_parameters:
+            if stage not in self.stages:
+                near = difflib.get_close_matches(stage, self.stages, n=1, cutoff=0.5)
+                fix = f"did you mean 'stage.{near[0]}'?" if near else f"add it with 'stages=[{stage}]'"
+                raise BadInput(f"stage.{stage}: not among the stages {list(self.stages)}; {fix}")
+
+    def __repr__(self) -> str:
+        """Name only what differs from the defaults."""
+        return f"Recipe({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        return html.table("Recipe", ["key", "value"], list(self._changed().items()))
+
+    def _changed(self) -> dict[str, Any]:
+        usual = Recipe().flat()
+        return {key: value for key, value in self.flat().items() if key not in usual or usual[key] != value}
+
+    def flat(self) -> dict[str, Any]:
+        """The recipe as its flat keys, in order."""
+        out: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == "stage_parameters":
+                out |= {f"stage.{s}.{word}": v for s, given in value.items() for word, v in given.items()}
+            elif f.name in _NESTED.values():
+                out |= {f"{f.name.removesuffix('_parameters')}.{word}": v for word, v in value.items()}
+            elif f.name not in _NO_KEYS:
+                out[f.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+    @classmethod
+    def from_flat(cls, keys: Mapping[str, Any], folders: Iterable[str | Path] = ()) -> Recipe:
+        """A recipe from flat keys; what is not named keeps its default.
+
+        Args:
+            keys: The recipe's keys, as `flat` gives them.
+            folders: Where files that it names (`method: file.py:Name`) are looked for, before the working directory.
+        """
+        entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
+        for key, value in expand_calls(keys).items():
+            head, dot, rest = key.partition(".")
+            # a stage may be a file.py:Name: the parameter is what follows the last dot
+            stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
+            if head in _NESTED and word and bool(stage) == (head == "stage") and "." not in word:
+                into = entries[_NESTED[head]]
+                if head == "stage":
+                    into = into.setdefault(stage, {})
+                into[word] = value
+            elif dot or key not in KEYS:
+                raise unknown_key(key)
+            else:
+                entries[key] = rejoin(value) if key in _CALLS and isinstance(value, list) else value
+        return cls(**entries, folders=tuple(Path(folder) for folder in folders))
+
+    def to_yaml(self, folders: Sequence[str] = ()) -> str:
+        """The recipe as YAML text, every key written out; with the folders that `from_yaml` is to look for files in."""
+        return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
+
+    @classmethod
+    def from_yaml(
+        cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = (), recorded: Iterable[Path] = ()
+    ) -> Recipe:
+        """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
+
+        Further ones may be in the text, under the key `folders`, relative to the first of these; those that a run
+        folder has `recorded` come after them, so that whoever writes `folders` into its recipe is heard.
+        """
+        keys = read_yaml(text, source)
+        if not isinstance(keys, dict):
+            raise Unreadable(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
+        if "axes" in keys:
+            raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
+        try:
+            places = search_paths.with_written(folders, keys.pop(FOLDERS, []))
+            return cls.from_flat({str(k): v for k, v in keys.items()}, [*places, *recorded])
+        except BadInput as error:
+            raise BadInput(f"{source}: {error}") from error
+
+    def override(self, assignments: Iterable[str]) -> Recipe:
+        """The recipe with `key=value` assignments on top.
+
+        Naming another method, model or list of stages drops the parameters of the one that it replaces, and
+        naming a seed drops the list of seeds.
+
+        >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
+        {'mu': 0.001}
+        """
+        new = expand_calls(dict(assignment(a) for a in assignments))
+        keys = self.flat()
+        for part in ("model", "method"):
+            if new.get(part, keys[part]) != keys[part]:
+                keys = {k: v for k, v in keys.items() if not k.startswith(part + ".")}
+        if isinstance(new.get("stages"), list):
+            kept = [f"stage.{name}." for name in new["stages"]]
+            keys = {k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(tuple(kept))}
+        if "seed" in new:
+            if new.get("seeds"):
+                raise BadInput(f"seed={new['seed']} would have no effect beside seeds={new['seeds']}: give one of them")
+            keys["seeds"] = []
+        return self.from_flat(keys | new, self.folders)
+
+
+KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEYS)
+
+
+def is_key(name: str) -> bool:
+    """Say whether a name is a recipe's key, or that of a parameter of its model, method or stages.
+
+    >>> [is_key(name) for name in ("lr", "method.mu", "data")]
+    [True, True, False]
+    """
+    return name in KEYS or name.partition(".")[0] in _NESTED
+
+
+def unknown_key(key: str) -> BadInput:
+    """Return the error for a key that no recipe has, with the nearest that there is, or the option that it is."""
+    if key in _HOW:
+        return BadInput(
+            f"{key}: it says how to compute, not what, and is no key of a recipe: commands that let you choose it have "
+            f"the option --{key} (in Python {key}=)"
+        )
+    return unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
+
+
+# -- where recipes come from ------------------------------------------------------------------------
+def builtin() -> dict[str, Path]:
+    """The built-in recipes by name; the papers' tables, each in a folder for its paper, are not among them."""
+    return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
+
+
+def paper_tables() -> dict[str, Path]:
+    """The papers' tables by name, such as ccvr/table2: each describes many runs."""
+    return {f"{p.parent.name}/{p.stem}": p for p in sorted(RECIPES.glob("*/*.yaml"))}
+
+
+def describe(path: Path) -> str:
+    """What a recipe says of itself in the comment on its first line."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
+    """A recipe by its built-in name or from a YAML file, with `key=value` assignments on top."""
+    name, path = str(source), Path(source)
+    known = builtin()
+    if name in known:
+        path = known[name]
+    elif name in paper_tables():
+        raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
+    elif not os.path.isfile(path):  # unlike pathlib's it takes any text
+        if path.suffix in (".yaml", ".yml"):
+            raise BadInput(
+                f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"
+            )
+        raise unknown("recipe", name, known)
+    here = path.resolve().parent
+    recorded = search_paths.of_run(here) if path.name == CONFIG and name not in known else ()
+    return Recipe.from_yaml(read_text(path), name, () if name in known else (here,), recorded).override(assignments)
+
+
+def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys in which the parameters of `method(...)` and of stages are separate keys.
+
+    Raises:
+        BadInput: A parameter has no name, or is among the keys too.
+
+    >>> expand_calls({"method": "fedprox(mu=0.1)", "stages": ["ccvr(samples=50)", "ridge"]})
+    {'method': 'fedprox', 'stages': ['ccvr', 'ridge'], 'method.mu': 0.1, 'stage.ccvr.samples': 50}
+    """
+    out, found = dict(keys), list[tuple[str, Call]]()
+    if isinstance(method := keys.get("method"), str) and "(" in method:
+        found.append(("method.", read_call(method, "method")))
+        out["method"] = found[0][1].name
+    if isinstance(stages := keys.get("stages"), list | tuple):
+        written = rejoin(list(stages))
+        calls = {place: read_call(one, "stage") for place, one in enumerate(written) if isinstance(one, str)}
+        found += [(f"stage.{call.name}.", call) for call in calls.values()]
+        out["stages"] = [calls[place].name if place in calls else one for place, one in enumerate(written)]
+    for prefix, call in found:
+        if call.positional:
+            raise BadInput(f"{call.text}: name the parameters, as in {call.name}(parameter={call.positional[0]})")
+        for word, value in call.named.items():
+            if prefix + word in out:
+                raise BadInput(f"{call.text}: {prefix}{word} is given as well; give one of them")
+            out[prefix + word] = value
+    return out
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of `key=value`.
+
+    >>> assignment("method.mu=1e-3")
+    ('method.mu', 0.001)
+    >>> assignment("callbacks=[early_stopping(metric=loss, patience=3), best_model]")
+    ('callbacks', ['early_stopping(metric=loss, patience=3)', 'best_model'])
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"{text!r} is no assignment: write key=value, for example rounds=10")
+    key = key.strip()
+    found = read_yaml(value, key)
+    return key, _alike(rejoin(found)) if key in _CALLS and isinstance(found, list) else found
+
+
+def _alike(calls: Any) -> Any:
+    """Return a list of calls with each spaced alike: what decides a run is what they mean."""
+    if not isinstance(calls, list | tuple):
+        return calls
+    return type(calls)(spaced(one) if isinstance(one, str) else one for one in calls)

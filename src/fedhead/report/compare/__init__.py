@@ -1,0 +1,1 @@
+"""Comparison of runs: tables, statistics, rank diagrams."""

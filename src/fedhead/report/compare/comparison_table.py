@@ -1,0 +1,234 @@
+"""Comparisons of methods over settings: the pivot, paired gains over a baseline, and ranks over the settings.
+
+"Better" is never one lucky seed: differences are paired over the same seed and split and carry an interval; with one
+pair there is none, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.report.compare import statistics
+from fedhead.report.compare.measured import Measured
+from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
+
+_FEWEST = ("loss", "seconds", "bytes")  # what is better small, by a part of its name
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A method's paired differences from the baseline in one setting.
+
+    Args:
+        row: Index of the method.
+        column: Index of the setting.
+        paired: The differences, method minus baseline; None where no seed and split is in both.
+        p_t: p-value of the paired t-test after Holm's correction over all gains of the table.
+        p_wilcoxon: Likewise of Wilcoxon's signed-rank test.
+    """
+
+    row: int
+    column: int
+    paired: statistics.Paired | None
+    p_t: float | None = None
+    p_wilcoxon: float | None = None
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """Methods compared over settings.
+
+    Args:
+        metric: What is compared.
+        better: Whether high or low values are good.
+        level: Level of the intervals.
+        pivot: Values by method and setting.
+        baseline: Index of the row that the others are compared with; None where there is one row only.
+        gains: Differences of all other rows from the baseline.
+        ranking: Ranks over the settings that all methods have; None where there are fewer than two.
+        notes: What a reader must know: runs that do not count, pairs without a partner.
+    """
+
+    metric: str
+    better: Literal["max", "min"]
+    level: float
+    pivot: Pivot
+    baseline: int | None
+    gains: tuple[Gain, ...]
+    ranking: statistics.Ranking | None
+    notes: tuple[str, ...]
+
+    def best(self, column: int) -> set[int]:
+        """Return the rows that are best in a column, with all that tie at the precision that is shown."""
+        shown = {i: self.number(cell.mean) for (i, j), cell in self.pivot.cells.items() if j == column}
+        if len(shown) < 2:
+            return set()
+        means = [cell.mean for (_, j), cell in self.pivot.cells.items() if j == column]
+        best = self.number(max(means) if self.better == "max" else min(means))
+        return {i for i, text in shown.items() if text == best}
+
+    def number(self, value: float, sign: bool = False) -> str:
+        """Format a value of the metric: two digits for values of some size, four significant ones for small."""
+        largest = max((abs(cell.mean) for cell in self.pivot.cells.values()), default=0.0)
+        digits = 2 if largest >= 2 else 4
+        return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+
+    def cell(self, row: int, column: int) -> str:
+        """Format a cell: mean ± deviation, and the number of values where cells differ in it; – where it is empty."""
+        found = self.pivot.cells.get((row, column))
+        if found is None:
+            return "–"
+        deviation = "" if found.deviation is None else f" ± {self.number(found.deviation)}"
+        count = "" if self.count is not None else f" (n={len(found.values)})"
+        return self.number(found.mean) + deviation + count
+
+    @property
+    def count(self) -> int | None:
+        """The number of values that every cell has; None if they differ."""
+        counts = {len(cell.values) for cell in self.pivot.cells.values()}
+        return counts.pop() if len(counts) == 1 else None
+
+
+def compare(
+    measured: Sequence[Measured],
+    metric: str | None = None,
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    level: float = 0.95,
+    notes: Sequence[str] = (),
+    arrangement: Arrangement | None = None,
+    gains: bool = True,
+) -> ComparisonTable:
+    """Compare what finished runs measured.
+
+    Args:
+        measured: What they measured.
+        metric: Which value; None: the accuracy, or what there is in its place.
+        baseline: A row's label or a method's name; None: fedavg, or the first row.
+        by: Keys of the columns; empty: by what varies.
+        level: Level of the intervals.
+        notes: What else a reader must know.
+        arrangement: What tells methods and settings apart, where further recipes have a part in that.
+        gains: Whether gains and ranks are computed, which takes longer than all else.
+
+    Raises:
+        BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
+    """
+    if not measured:
+        raise BadInput("compare: none of the runs is finished, and only finished runs count")
+    known = dict.fromkeys(name for m in measured for name in m.values)
+    if metric is None:
+        metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")
+    if metric not in known:
+        raise unknown("metric of these runs", metric, known)
+    table = pivot(measured, metric, by, arrangement)
+    reference = _baseline(table, baseline)
+    differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
+    better, assumed = _better(metric, measured)
+    ranking, ranked = _ranking(table, better) if gains else (None, [])
+    unlike = _unlike(table, reference) if gains and reference is not None and baseline is None else []
+    said = [*notes, *table.notes, *assumed, *unlike, *unpaired, *ranked]
+    if all(len(cell.values) == 1 for cell in table.cells.values()):
+        said.append("every value is of a single run: there is no interval, and a difference may be chance; add seeds")
+    return ComparisonTable(metric, better, level, table, reference, differences, ranking, tuple(dict.fromkeys(said)))
+
+
+def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "min"], list[str]]:
+    from fedhead.metrics import registry  # imports torch
+
+    if any(part in metric for part in _FEWEST):
+        return "min", []
+    if metric in ("accuracy", "accuracy_mean") or metric.startswith("personal"):
+        return "max", []
+    recipe = next(m.recipe for m in measured if metric in m.values)
+    try:
+        found = registry.find([metric], recipe.folders, recipe.objective or "multiclass")[metric].better
+    except BadInput:  # a function that was given in Python, or is not there any more
+        found = None
+    return found or "max", [] if found else [f"nobody said which values of {metric} are good: high ones are taken"]
+
+
+def _baseline(table: Pivot, name: str | None) -> int | None:
+    """Return the row that the others are compared with: by its label, or the first of a method."""
+    if name is None:
+        if len(table.rows) < 2:
+            return None
+        return table.methods.index("fedavg") if "fedavg" in table.methods else 0
+    if name in table.rows:
+        return table.rows.index(name)
+    if name in table.methods:
+        same = [i for i, method in enumerate(table.methods) if method == name and " + " not in table.rows[i]]
+        if len(same) == 1:
+            return same[0]
+        raise BadInput(f"baseline {name}: which of {', '.join(table.rows[i] for i in same)}?")
+    raise unknown("baseline", name, table.rows)
+
+
+def _unlike(table: Pivot, baseline: int) -> list[str]:
+    """Say which rows are compared with a baseline of other settings although one with the same settings is there."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    equals = [
+        i for i, method in enumerate(table.methods) if method == table.methods[baseline] and " + " not in table.rows[i]
+    ]
+    for row, settings in enumerate(table.settings):
+        base = table.settings[baseline]
+        if settings != base and any(table.settings[i] == settings for i in equals) and row not in equals:
+            differ = tuple(key for key in {**base, **settings} if base.get(key) != settings.get(key))
+            found.setdefault(differ, []).append(table.rows[row])
+    return [
+        f"{', '.join(rows[:3])}{f' and {len(rows) - 3} more' if len(rows) > 3 else ''}: compared with "
+        f"{table.rows[baseline]}, which differs in {', '.join(keys)} as well, although there is "
+        f"{table.methods[baseline]} with the same; make {' and '.join(keys)} a column with --by (by=), "
+        "or name the baseline"
+        for keys, rows in found.items()
+    ]
+
+
+def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...], list[str]]:
+    found: list[Gain] = []
+    notes: list[str] = []
+    for (row, column), cell in sorted(table.cells.items(), key=lambda item: item[0][::-1]):
+        if row == baseline:
+            continue
+        where = f"{table.rows[row]}, {table.headings()[column]}"
+        matched = statistics.match(cell.values, table.cells.get((baseline, column), Cell({})).values)
+        pairs = statistics.paired(matched.differences, level) if matched.keys else None
+        found.append(Gain(row, column, pairs))
+        sides = (table.rows[row], table.rows[baseline])
+        for keys, (has, lacks) in ((matched.only_first, sides), (matched.only_second, sides[::-1])):
+            if keys:
+                runs = ", ".join(map(str, keys))
+                notes.append(f"{where}: {lacks} has no run with {runs}, so that of {has} is not in the difference")
+    corrected = [
+        statistics.holm([None if gain.paired is None else getattr(gain.paired, name) for gain in found])
+        for name in ("p_t", "p_wilcoxon")
+    ]
+    complete = [
+        Gain(gain.row, gain.column, gain.paired, t, wilcoxon)
+        for gain, t, wilcoxon in zip(found, *corrected, strict=True)
+    ]
+    return tuple(complete), notes
+
+
+def _ranking(table: Pivot, better: Literal["max", "min"]) -> tuple[statistics.Ranking | None, list[str]]:
+    """Rank the methods over the columns in which all have values."""
+    if len(table.rows) < 2 or len(table.columns) < 2:
+        return None, []
+    rows = range(len(table.rows))
+    whole = [j for j in range(len(table.columns)) if all((i, j) in table.cells for i in rows)]
+    left_out = [heading for j, heading in enumerate(table.headings()) if j not in whole]
+    notes = [f"not ranked, as not all methods have values there: {'; '.join(left_out)}"] if left_out else []
+    if len(whole) < 2:
+        return None, notes
+    if (
+        "dataset" not in table.keys
+        or max(Counter(table.columns[j][table.keys.index("dataset")] for j in whole).values()) > 1
+    ):
+        notes.append(
+            "ranks are over settings that share a data set: the tests take them for independent, which is generous"
+        )
+    return statistics.rank(table.rows, [[table.cells[i, j].mean for i in rows] for j in whole], better), notes

@@ -1,0 +1,115 @@
+"""What runs measured, as comparisons need it: one entry per run and per stage, with the seed and the split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedhead.metrics.records import Row, final_rows
+from fedhead.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fedhead.runs.read_runs import Run
+
+_TOTALS = ("bytes_up", "bytes_down", "seconds")  # of a run they are sums over its rounds
+_NO_RESULTS = ("round", "lr", "participants", "kept")
+
+
+class Replicate(NamedTuple):
+    """What tells repetitions of one setting apart; values are paired where both agree.
+
+    Args:
+        seed: The run's seed.
+        split: Fingerprint of its split; None where it is unknown.
+    """
+
+    seed: int
+    split: str | None
+
+    def __str__(self) -> str:
+        """Name the seed and the first characters of the split."""
+        return f"seed {self.seed}" + ("" if self.split is None else f" on split {self.split[:6]}")
+
+
+class Choice(NamedTuple):
+    """What a sweep chose on one of its named axes.
+
+    Args:
+        name: The choice.
+        number: Its place among the axis' choices, from 0.
+    """
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a finished run measured at its end, or after one of its stages.
+
+    Args:
+        where: The run folder, or what else tells a reader which run it is.
+        recipe: The run's settings.
+        stage: The stage; "" for the end of the rounds.
+        replicate: Seed and split.
+        values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
+        choices: What the run's sweep chose on its named axes; see `sweep_axes`.
+    """
+
+    where: str
+    recipe: Recipe
+    stage: str
+    replicate: Replicate
+    values: Mapping[str, float]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+
+
+def of_runs(runs: Sequence[Run]) -> list[Measured]:
+    """Return what finished runs measured; the others have no part in a comparison."""
+    out: list[Measured] = []
+    for run in runs:
+        if run.result is not None:
+            replicate = Replicate(run.recipe.seed, run.folder.partition.fingerprint())
+            out += of_records(str(run.folder.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
+    return out
+
+
+def of_records(
+    where: str, recipe: Recipe, replicate: Replicate, rows: list[Row], stages: Mapping[str, Row]
+) -> Iterator[Measured]:
+    """Yield what the records of one finished run hold: its end, then its stages.
+
+    Args:
+        where: The run folder, or what else tells a reader which run it is.
+        recipe: The run's settings.
+        replicate: Seed and split.
+        rows: The records of its rounds.
+        stages: The records of its stages, by name.
+    """
+    yield Measured(where, recipe, "", replicate, _at_the_end(rows, recipe.last_rounds))
+    for name, row in stages.items():
+        yield Measured(where, recipe, name, replicate, _numbers(row))
+
+
+def _at_the_end(rows: list[Row], last_rounds: int) -> dict[str, float]:
+    """Return the last value of each number in the round that the run ends with, and totals over all rounds."""
+    final, out = final_rows(rows), dict[str, float]()
+    for row in final:
+        out |= _numbers({name: value for name, value in row.items() if name != "metrics"})
+    with_metrics = next((row for row in reversed(final) if row.get("metrics")), {})
+    out |= _numbers({"metrics": with_metrics.get("metrics")})
+    accuracies = [row["accuracy"] for row in final if row.get("accuracy") is not None][-last_rounds:]
+    if accuracies:
+        out["accuracy_mean"] = sum(accuracies) / len(accuracies)
+    return out | {name: float(sum(row[name] for row in rows)) for name in _TOTALS if rows and name in rows[0]}
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    entries = {**row, **(row.get("metrics") or {})}
+    return {name: float(v) for name, v in entries.items() if name not in _NO_RESULTS and _finite(v)}
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,174 @@
+"""Figures: learning curves with a band over seeds, bubble plots of partitions, our results against published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedhead.report.histories import aligned
+from fedhead.report.metric_names import metric_label
+from fedhead.report.style import COLORS, DASHES, INK, WIDTHS, fitting, legend_below, line, styled, thin_ticks
+from fedhead.report.style import save as save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fedhead.report.compare.tables import Group
+
+_MANY = 40  # clients or classes beyond which bubbles become a heat map
+
+
+@styled
+def curves(groups: Sequence[Group], metric: str = "accuracy", width: float = WIDTHS[2]) -> Figure:
+    """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
+
+    Runs that did not finish are separate lines, thin and named as such.
+
+    Args:
+        groups: Groups of runs, see `fedhead.report.compare.tables.group_by_seed`.
+        metric: "accuracy", "personal", "train_loss", "test_loss" or a metric of the runs.
+        width: Width in inches.
+    """
+    fig, ax = _blank(width, 2.7 if width > 4 else 2.2)
+    for i, g in enumerate(groups):
+        lines = [(g.label, [run.rows for run in g.runs], 1.3)]
+        for run in g.unfinished:
+            lines.append((f"{g.label}, seed {run.recipe.seed}, {run.status}", [run.rows], 0.6))
+        for label, histories, thickness in lines:
+            rounds, values = aligned(histories, metric)
+            if not len(rounds):
+                continue
+            mean, look = values.mean(axis=0), line(i)
+            look["marker"] = look["marker"] if len(rounds) == 1 else ""
+            ax.plot(rounds, mean, lw=thickness, label=label, **look)
+            if len(values) > 1:
+                deviation = values.std(axis=0, ddof=1)
+                ax.fill_between(rounds, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
+    ax.set(xlabel="round", ylabel=metric_label(metric))
+    ax.grid()
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if ax.lines:  # below the curves, so that it never hides them, however long the labels are
+        legend_below(fig, ax.lines, [str(drawn.get_label()) for drawn in ax.lines])
+    return fig
+
+
+@styled
+def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapping[str, float]) -> Figure:
+    """Plot one metric of one run over its rounds, and as dashed lines what it is after each stage.
+
+    Args:
+        rounds: The rounds.
+        values: The metric in each.
+        name: Its name.
+        after: Its value after each stage.
+    """
+    fig, ax = _blank(6.0, 3.4)
+    fig.patch.set(facecolor="white", alpha=1)
+    ax.plot(rounds, values, color=COLORS[0], marker="o" if len(rounds) == 1 else "")
+    for i, (stage, value) in enumerate(after.items(), 1):
+        ax.axhline(value, color=COLORS[i % len(COLORS)], ls=DASHES[i % len(DASHES)], lw=1.0, label=f"after {stage}")
+    ax.set(xlabel="round", ylabel=metric_label(name))
+    ax.grid()
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if after:
+        legend_below(fig, ax.lines[1:], [str(drawn.get_label()) for drawn in ax.lines[1:]])
+    return fig
+
+
+@styled
+def bubbles(
+    counts: NDArray[np.int64], names: Sequence[str] | None = None, title: str = "", width: float = WIDTHS[2]
+) -> Figure:
+    """Plot a partition as in the papers: one bubble per client and class, its area proportional to the samples.
+
+    Beyond 40 clients or classes it is a heat map.
+
+    Args:
+        counts: Samples per client and class, [clients, classes].
+        names: Class names.
+        title: Title of the plot.
+        width: Largest width in inches; few clients take less.
+    """
+    clients, classes = counts.shape
+    if max(clients, classes) > _MANY:
+        return _heat_map(counts, names, title, width)
+    step = min(0.3, (width - 1.9) / clients)
+    fig, ax = _blank(max(1.9 + step * clients, 3.3), 0.75 + max(step, 0.14) * classes)
+    k, c = np.nonzero(counts)
+    most = max(int(counts.max()), 1)
+    diameter = 72 * 0.92 * min(step, 0.3)
+    ax.scatter(k, c, s=counts[k, c] / most * diameter**2, color=COLORS[0], alpha=0.75, lw=0)
+    ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+    ax.set_title(fitting(title, fig.get_figwidth() - 1.2))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _name_classes(ax, names, classes)
+    ax.grid(alpha=0.15)
+    ax.set_axisbelow(True)
+    sizes = _sizes(most)
+    dots = [
+        Line2D([], [], ls="", marker="o", ms=diameter * (size / most) ** 0.5, color=COLORS[0], alpha=0.75, mew=0)
+        for size in sizes
+    ]
+    fig.legend(dots, [f"{size:,}" for size in sizes], title="samples", loc="outside right center", labelspacing=0.9)
+    return fig
+
+
+def _sizes(most: int) -> list[int]:
+    """Return round numbers of samples for a legend: about the most, a quarter and a sixteenth of them."""
+    out = []
+    for share in (1, 4, 16):
+        size = max(most // share, 1)
+        digit = 10 ** (len(str(size)) - 1)
+        out.append(size // digit * digit)
+    return list(dict.fromkeys(out))
+
+
+def _name_classes(ax: Axes, names: Sequence[str] | None, classes: int) -> None:
+    shown = [fitting(name, 1.1, 7) for name in names] if names is not None else [str(c) for c in range(classes)]
+    thin_ticks(ax, "y", shown, _MANY if names is not None else 20)
+
+
+def _heat_map(counts: NDArray[np.int64], names: Sequence[str] | None, title: str, width: float) -> Figure:
+    classes = counts.shape[1]
+    fig, ax = _blank(width, min(max(1.0 + 0.14 * classes, 2.4), 8.0))
+    shown = ax.imshow(counts.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+    ax.set(xlabel="client", ylabel="class")
+    ax.set_title(fitting(title, width - 1.2))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if classes <= _MANY:
+        _name_classes(ax, names, classes)
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    fig.colorbar(shown, ax=ax, label="samples")
+    return fig
+
+
+@styled
+def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Our results against the published ones, one dot per cell, colored by group, and the diagonal."""
+    fig, ax = _blank(5.0, 5.0)
+    ends = [value for found in pairs.values() for pair in found for value in pair] or [0.0, 100.0]
+    low, high = min(ends) - 2, max(ends) + 2
+    ax.plot([low, high], [low, high], color=INK, lw=0.8, alpha=0.5)
+    for i, (name, found) in enumerate(pairs.items()):
+        x, y = zip(*found, strict=True)
+        ax.plot(x, y, "o", ms=4, color=COLORS[i % len(COLORS)], alpha=0.8, mew=0, label=f"{name} ({len(found)})")
+    ax.set(xlabel="published (%)", ylabel="ours (%)", xlim=(low, high), ylim=(low, high), aspect="equal")
+    ax.grid()
+    if pairs:
+        ax.legend()
+    return fig
+
+
+def _blank(width: float, height: float) -> tuple[Figure, Axes]:
+    fig = Figure(figsize=(width, height), layout="constrained")
+    fig.patch.set_alpha(0)
+    ax = fig.add_subplot()
+    ax.patch.set_alpha(0)
+    return fig, ax

@@ -1,0 +1,195 @@
+"""The board: the report's page, served on this machine and kept up to date while runs go on."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedhead.core.system.errors import BadInput
+from fedhead.report.compare.study_trials import study_folders
+from fedhead.report.page.content import Content
+from fedhead.report.page.page import Page, page
+from fedhead.runs.read_runs import Run, load_run
+from fedhead.runs.run_folder import CONFIG
+from fedhead.studies.tune.trials import TRIALS
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from uvicorn import Server
+
+SECONDS = 2.0  # between two questions of a page for news
+SHARE = 0.1  # of the time goes into making pages at most: the runs need the machine too
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class Watched:
+    """The runs below some folders; what has not changed on the disk is not read again.
+
+    Args:
+        paths: Run folders, or folders in which runs are or will be.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = paths
+        self._read: dict[Path, tuple[Stamp, Run | str]] = {}
+        self._page: tuple[object, Page] | None = None
+        self._next = 0.0  # when the page may be made anew
+        self._lock = threading.Lock()  # the server answers in several threads
+
+    def page(self) -> Page:
+        """Return the page as of now."""
+        with self._lock:
+            if self._page is not None and time.monotonic() < self._next:
+                return self._page[1]
+            begin = time.monotonic()
+            found = {place: self._run(place) for place in self._places()}
+            self._read = {place: self._read[place] for place in found}
+            running = any(isinstance(run, Run) and not run.finished for run in found.values())
+            studies = study_folders(self.paths)
+            stamp = [
+                *((place, self._read[place][0]) for place in found),
+                *((place, _stamp(place)) for place in studies),
+            ]
+            if self._page is None or running or self._page[0] != stamp:  # of a run that goes on the time left changes
+                runs = [run for run in found.values() if isinstance(run, Run)]
+                broken = {place: run for place, run in found.items() if isinstance(run, str)}
+                self._page = stamp, page(Content(runs, broken, live=True, studies=studies))
+            took = time.monotonic() - begin
+            self._next = begin + took + took / SHARE
+            return self._page[1]
+
+    def _places(self) -> list[Path]:
+        found = (p.parent for path in self.paths for p in (path.glob(f"**/{CONFIG}") if path.is_dir() else ()))
+        return sorted(dict.fromkeys(found))
+
+    def _run(self, place: Path) -> Run | str:
+        """Return a run, or why it can't be read."""
+        stamp = _stamp(place)
+        known = self._read.get(place)
+        if known is None or known[0] != stamp:
+            try:
+                run: Run | str = load_run(place)
+            except BadInput as error:  # damaged, or just being written: the next question tells
+                run = str(error)
+            known = self._read[place] = stamp, run
+        return known[1]
+
+
+def _stamp(place: Path) -> Stamp:
+    files = [
+        *place.glob("*.json*"),
+        *place.glob("*.yaml"),
+        *place.glob("*.npz"),
+        *place.glob("analysis/*"),
+        place / TRIALS,
+    ]
+    found = []
+    for file in sorted(files):
+        try:
+            status = file.stat()
+        except OSError:  # it was replaced meanwhile
+            continue
+        found.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def application(paths: Sequence[Path], hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
+    """Return the board as a web application.
+
+    Args:
+        paths: Run folders, or folders in which runs are or will be.
+        hosts: Names by which it may be asked; others are refused, so that no foreign page can read it.
+
+    Raises:
+        BadInput: If `fedhead[board]` is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.responses import HTMLResponse, JSONResponse
+        from starlette.routing import Route
+    except ImportError as error:
+        raise BadInput("board needs Starlette and uvicorn: install them with pip install 'fedhead[board]'") from error
+    watched = Watched(paths)
+
+    def whole(request: Request) -> Response:
+        return HTMLResponse(watched.page().html(SECONDS), headers=_HEADERS)
+
+    def sections(request: Request) -> Response:
+        now = watched.page()
+        content = {
+            "title": f"{now.title} – fedhead",
+            "header": now.header,
+            "navigation": now.navigation,
+            "sections": [{"id": s.id, "digest": s.digest, "html": s.html} for s in now.sections],
+        }
+        return JSONResponse(content, headers=_HEADERS)
+
+    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=[Route("/", whole), Route("/sections", sections)], middleware=[trusted])
+
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+
+
+def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080) -> None:
+    """Serve the board until it is interrupted.
+
+    Args:
+        paths: Run folders, or folders in which runs are or will be.
+        host: Address to listen at. Whoever can reach it can read the runs.
+        port: Port to listen at; 0: a free one.
+
+    Raises:
+        BadInput: If a folder does not exist, the address can't be used, or `fedhead[board]` is not installed.
+    """
+    for path in paths:
+        if not path.is_dir():
+            raise BadInput(f"{path} is no folder: give one in which runs are or will be, such as runs/")
+    hosts = ["localhost", "127.0.0.1", "[::1]", host] if _is_loopback(host) else ["*"]
+    server = server_of(application(paths, hosts))
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"board: http://{shown}:{listening.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
+    if not _is_loopback(host):
+        print("it can be read by everyone who reaches this address", flush=True)
+    with listening:
+        server.run(sockets=[listening])
+
+
+def server_of(app: Starlette) -> Server:
+    """Return a server of the board, which has nothing to start and speaks HTTP alone."""
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", server_header=False))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"board: {host}:{port} is no address of this machine: {error}") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen()
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise BadInput(f"board: can't listen at {host}:{port} ({error}): select another --port, or --port 0") from error
+    return listening

@@ -1,0 +1,163 @@
+"""What the sections of a page are made of: the runs, arranged once by method and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from fedhead.metrics.records import Row
+from fedhead.report.compare import tables
+from fedhead.report.compare.comparison_table import ComparisonTable, compare
+from fedhead.report.compare.measured import Measured, of_runs
+from fedhead.report.compare.pivot import Arrangement, arrange
+from fedhead.report.compare.study_trials import study_folders
+from fedhead.report.metric_names import METRICS, metric_label
+from fedhead.report.page.charts import SYMBOLS, Style, style
+from fedhead.runs.read_runs import FoundRuns, Run, code_versions, empty_folders, find_runs
+from fedhead.runs.run_folder import CONFIG
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method, possibly followed by a stage, in one setting.
+
+    Args:
+        label: The method with its stage.
+        method: The method without.
+        column: The setting.
+        stage: The stage; "" for the end of the rounds.
+        runs: The finished runs, one per seed and split.
+        unfinished: Runs that were stopped, go on or diverged, one per seed and split without a finished one.
+    """
+
+    label: str
+    method: str
+    column: str
+    stage: str
+    runs: list[Run]
+    unfinished: list[Run]
+
+    def records(self) -> list[Row]:
+        """Return the final records of the finished runs, or of their stage."""
+        found = [run.result or {} for run in self.runs]
+        return found if not self.stage else [(record.get("stages") or {}).get(self.stage) or {} for record in found]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a page is about.
+
+    Args:
+        runs: The runs.
+        broken: Run folders that can't be read, with why.
+        empty: Folders in which no run began.
+        live: Whether runs may go on while the page is shown.
+        studies: Folders of searches.
+    """
+
+    runs: Sequence[Run]
+    broken: Mapping[Path, str] = field(default_factory=dict)
+    empty: Sequence[Path] = ()
+    live: bool = False
+    studies: Sequence[Path] = ()
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """What tells methods and settings apart."""
+        return arrange([run.recipe for run in self.runs])
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Methods and their stages by setting, each method followed by its stages."""
+        found: dict[str, dict[tuple[str, str], Entry]] = {}
+        for run in sorted(self.runs, key=lambda run: not run.finished):  # a stable sort: the finished first
+            method, column = self.arrangement.row(run.recipe), self.arrangement.column(run.recipe)
+            for stage in ("", *(((run.result or {}).get("stages") or {}) if run.finished else ())):
+                label = self.arrangement.row(run.recipe, stage)
+                entry = Entry(label, method, column, stage, [], [])
+                entry = found.setdefault(method, {}).setdefault((label, column), entry)
+                if not any(_replicate(run) == _replicate(other) for other in (*entry.runs, *entry.unfinished)):
+                    (entry.runs if run.finished else entry.unfinished).append(run)
+        order = {method: i for i, method in enumerate(dict.fromkeys(map(self._method, self.runs)))}
+        return [entry for method in sorted(found, key=lambda m: order[m]) for entry in found[method].values()]
+
+    def _method(self, run: Run) -> str:
+        return self.arrangement.row(run.recipe)
+
+    @cached_property
+    def methods(self) -> list[Entry]:
+        """The entries after the rounds."""
+        return [entry for entry in self.entries if not entry.stage]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The settings, in their order."""
+        return self.arrangement.ordered(entry.column for entry in self.entries)
+
+    def of(self, column: str) -> list[Entry]:
+        """Return the entries of a setting."""
+        return [entry for entry in self.entries if entry.column == column]
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """Color and dashes of each method, the same in every chart."""
+        return {method: style(i) for i, method in enumerate(dict.fromkeys(entry.method for entry in self.entries))}
+
+    @cached_property
+    def symbols(self) -> dict[str, str]:
+        """The mark of each stage, the same in every chart."""
+        stages = dict.fromkeys(entry.stage for entry in self.entries if entry.stage)
+        return {stage: SYMBOLS[i % len(SYMBOLS)] for i, stage in enumerate(stages)}
+
+    @cached_property
+    def measured(self) -> list[Measured]:
+        """What the finished runs measured."""
+        return of_runs([run for run in self.runs if run.finished])
+
+    @cached_property
+    def metrics(self) -> dict[str, str]:
+        """The metrics of finished runs, with the labels that are shown."""
+        values = {name for m in self.measured for name in m.values}
+        own = dict.fromkeys(name for run in self.runs for row in run.rows for name in row.get("metrics") or {})
+        last = any(run.recipe.last_rounds > 1 for run in self.runs)
+        names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
+        return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
+
+    def compared(self, metric: str, baseline: str | None = None, gains: bool = True) -> ComparisonTable:
+        """Return the comparison of the methods by a metric, with the gains over a baseline or without."""
+        return compare(self.measured, metric, baseline, arrangement=self.arrangement, gains=gains)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader must know: folders that do not count, and why."""
+        counted = [run for run in self.runs if run.finished or not self.live]  # those that go on are no mistake
+        found = tables.notes(tables.group_by_seed(counted), self.empty)
+        return [
+            *found,
+            *code_versions(self.runs),
+            *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
+        ]
+
+
+def load(paths: Sequence[str | Path]) -> Content:
+    """Read the runs below some folders, and find the studies.
+
+    Raises:
+        BadInput: If there is no run that can be read, and no study.
+    """
+    studies = study_folders(paths)
+    if studies:  # a search that is not trained finally has no run
+        paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
+    found = find_runs(paths) if paths else FoundRuns([], {})
+    return Content(found.runs, found.broken, empty_folders(paths), studies=studies)
+
+
+def first_words(why: str) -> str:
+    """Return the first words of an error, of which some list all that is known."""
+    return why if len(why) <= 180 else f"{why[:179]}…"
+
+
+def _replicate(run: Run) -> tuple[int, int | None]:
+    return run.recipe.seed, run.recipe.partition_seed

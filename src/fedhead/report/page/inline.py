@@ -1,0 +1,40 @@
+"""The report's page inside a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from fedhead.report.page.content import Content
+from fedhead.report.page.page import Page, page, save
+from fedhead.runs.read_runs import Run
+
+
+class Report:
+    """A page about runs, as `fedhead report` writes it; notebooks show it inline.
+
+    Args:
+        runs: The runs.
+        height: Height of the frame in a notebook, in pixels.
+    """
+
+    def __init__(self, runs: Sequence[Run], height: int = 640):
+        self._runs, self.height = runs, height
+
+    @property
+    def page(self) -> Page:
+        """The page."""
+        return page(Content(self._runs))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to an HTML file, and return its path."""
+        return save(self.page, path)
+
+    def __repr__(self) -> str:
+        """Say what it is about, where nothing can show it."""
+        return f"Report({len(self._runs)} runs; save it with .save('report.html'))"
+
+    def _repr_html_(self) -> str:
+        frame = f"width:100%;height:{self.height}px;border:1px solid #ccc"
+        return f'<iframe style="{frame}" title="fedhead report" srcdoc="{escape(self.page.html())}"></iframe>'

@@ -1,0 +1,213 @@
+"""The page's building blocks as HTML: sections, tables, charts, choices and legends; every text is escaped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fedhead.report.page.charts import Chart, Style, plain
+from fedhead.report.text_table import shorten
+
+LONGEST = 100  # characters of a label that are shown
+
+_PATTERNS = {"solid": "", "dash": "7 5", "dot": "2 4", "dashdot": "7 4 2 4"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Args:
+        id: Its place in the page's address, `#id`.
+        title: Its heading.
+        body: Its HTML.
+    """
+
+    id: str
+    title: str
+    body: str
+
+    @property
+    def digest(self) -> str:
+        """What changes when the section does."""
+        return hashlib.blake2b(self.body.encode(), digest_size=8).hexdigest()
+
+    @property
+    def html(self) -> str:
+        """The section with its heading, which is a link to itself."""
+        return (
+            f'<section id="{self.id}" data-digest="{self.digest}" aria-labelledby="{self.id}-title">'
+            f'<h2 id="{self.id}-title"><a href="#{self.id}">{escape(self.title)}</a></h2>\n{self.body}\n</section>'
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: What it shows.
+        value: What it is sorted by; None: the text.
+        best: Whether it is the best of its column.
+        note: What stands below in small letters.
+        html: HTML in place of the text.
+    """
+
+    text: str
+    value: float | None = None
+    best: bool = False
+    note: str = ""
+    html: str = ""
+
+
+def words(user_text: object, longest: int = LONGEST) -> str:
+    """Return a text as HTML; its direction, left to right or right to left, does not change that of its surroundings.
+
+    A very long one is shortened, and whole where the pointer rests on it.
+
+    >>> words("a < b")
+    '<bdi>a &lt; b</bdi>'
+    """
+    text = str(user_text)
+    short = shorten(text, longest)
+    title = f' title="{escape(text)}"' if short != text else ""
+    return f"<bdi{title}>{escape(short)}</bdi>"
+
+
+def table(
+    id: str, head: Sequence[str], body: Sequence[Sequence[Cell | str]], caption: str = "", wordy: Iterable[int] = ()
+) -> str:
+    """Return a table that can be sorted and filtered; it scrolls sideways where it is wider than the page.
+
+    Args:
+        id: Its identifier in the page.
+        head: Names of the columns.
+        body: The rows; the first cell of each names it.
+        caption: What stands above.
+        wordy: Columns of texts, which are wrapped.
+    """
+    wrapped = set(wordy)
+    left = ['class="text" ' if j in wrapped else "" for j in range(len(head))]
+    top = "".join(f'<th {place}scope="col">{words(word)}</th>' for place, word in zip(left, head, strict=True))
+    rows = "\n".join(
+        "<tr>" + "".join(_cell(cell, j, j in wrapped) for j, cell in enumerate(line)) + "</tr>" for line in body
+    )
+    # not a <caption>: that would be as wide as the table, and cut off where the table is
+    above = f'<p class="caption" id="{id}-caption">{escape(caption)}</p>' if caption else ""
+    named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(head))}"'
+    return (
+        f'{above}<div class="wide" tabindex="0" role="region" {named}><table class="sortable" id="{id}" {named}>'
+        f"<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell | str, column: int, wordy: bool) -> str:
+    cell = Cell(cell) if isinstance(cell, str) else cell
+    tag, attributes = ("th", ' scope="row"') if column == 0 else ("td", "")
+    names = [name for name, there in (("best", cell.best), ("text", wordy)) if there and column]
+    attributes += f' class="{" ".join(names)}"' if names else ""
+    attributes += "" if cell.value is None else f' data-value="{cell.value!r}"'
+    note = f"<small>{words(cell.note, 200)}</small>" if cell.note else ""
+    return f"<{tag}{attributes}>{cell.html or words(cell.text, 200 if wordy else LONGEST)}{note}</{tag}>"
+
+
+def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "", caption: str = "") -> str:
+    """Return a chart, or several of which one is chosen.
+
+    Args:
+        id: Its identifier in the page.
+        group: The group of choices and legends that act on it.
+        charts: The charts by the name under which they are chosen.
+        label: What it shows, for readers who can't see it.
+        title: A heading.
+        caption: What stands below.
+    """
+    content = json.dumps(
+        {name: {"data": plain(c.data), "layout": plain(c.layout)} for name, c in charts.items()},
+        separators=(",", ":"),
+    ).replace("<", "\\u003c")
+    height = next(iter(charts.values())).layout.get("height", 330)
+    above = f"<h3>{words(title)}</h3>" if title else ""
+    below = f"<figcaption>{words(caption)}</figcaption>" if caption else ""
+    return (
+        f'<figure class="chart" id="{id}" data-group="{escape(group)}" aria-label="{escape(label)}">{above}'
+        f'<div class="plot" style="min-height:{height}px"></div>{below}'
+        f'<script type="application/json">{content}</script></figure>'
+    )
+
+
+def folded(id: str, summary: str, content: str) -> str:
+    """Return content that is shown on demand."""
+    return f'<details id="{id}"><summary>{escape(summary)}</summary>{content}</details>'
+
+
+def panels(figures: Sequence[str]) -> str:
+    """Put figures side by side, as many as fit."""
+    single = " single" if len(figures) == 1 else ""
+    return f'<div class="panels{single}">{"".join(figures)}</div>'
+
+
+def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> str:
+    """Return a selection that decides what the charts and blocks of a group show; none where there is one name only.
+
+    Args:
+        group: The group.
+        label: What is chosen.
+        names: The names, or what is shown by name.
+    """
+    shown = names if isinstance(names, Mapping) else {name: name for name in names}
+    if len(shown) < 2:
+        return ""
+    options = "".join(f'<option value="{escape(k)}">{escape(shorten(v, 90))}</option>' for k, v in shown.items())
+    return (
+        f'<div class="controls"><label for="{group}-choice">{escape(label)}</label>'
+        f'<select id="{group}-choice" data-choose="{escape(group)}">{options}</select></div>'
+    )
+
+
+def blocks(group: str, contents: Mapping[str, str]) -> str:
+    """Return blocks of HTML of which the chosen one is shown; the first at first."""
+    return "".join(
+        f'<div data-group="{escape(group)}" data-choice="{escape(name)}"{" hidden" if i else ""}>{content}</div>'
+        for i, (name, content) in enumerate(contents.items())
+    )
+
+
+def legend(group: str, styles: Mapping[str, Style]) -> str:
+    """Return the legend of a group of charts: a click hides or shows one, a double click shows it alone."""
+    if len(styles) < 2:
+        return ""
+    items = "".join(
+        f'<li><button type="button" id="{group}-legend-{i}" data-group="{escape(group)}" data-key="{escape(name)}" '
+        f'aria-pressed="true" title="Click: hide or show; double or Shift click: alone">{_sample(look)}'
+        f"{words(name)}</button></li>"
+        for i, (name, look) in enumerate(styles.items())
+    )
+    return f'<ul class="legend" aria-label="Legend">{items}</ul>'
+
+
+def _sample(look: Style) -> str:
+    pattern = f' stroke-dasharray="{_PATTERNS[look.dash]}"' if _PATTERNS[look.dash] else ""
+    return (
+        '<svg width="30" height="8" aria-hidden="true"><line x1="0" x2="30" y1="4" y2="4" stroke-width="3" '
+        f'stroke="{look.color}"{pattern}/></svg>'
+    )
+
+
+def notes(lines: Iterable[str]) -> str:
+    """Return a list of remarks, nothing where there are none."""
+    items = "".join(f"<li>{words(line, 400)}</li>" for line in lines)
+    return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+def identifier(*parts: object) -> str:
+    """Return an identifier of the page from any texts.
+
+    >>> identifier("curve", "a b/c")
+    'curve-a-b-c'
+    """
+    return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(map(str, parts))).strip("-")

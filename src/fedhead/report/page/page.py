@@ -1,0 +1,116 @@
+"""The report: one self-contained HTML file that needs no network, on a screen, a phone or paper, light or dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from fedhead.core.tree.treefile import atomic
+from fedhead.report.page import markup
+from fedhead.report.page.content import Content, load
+from fedhead.report.page.markup import Section
+from fedhead.report.page.sections import every
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
+# Whatever a run's texts hold, the page may fetch nothing; a board alone answers its own page.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Args:
+        title: Its title, as plain text.
+        header: The HTML above the sections.
+        sections: The sections.
+    """
+
+    title: str
+    header: str
+    sections: Sequence[Section]
+
+    @property
+    def navigation(self) -> str:
+        """Links to the sections."""
+        return "".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in self.sections)
+
+    def html(self, seconds: float | None = None) -> str:
+        """Return the whole page.
+
+        Args:
+            seconds: How often a page that a board serves asks for news; None: the page is a file.
+        """
+        live = "" if seconds is None else f' data-live="{int(1000 * seconds)}"'
+        policy = POLICY if seconds is None else f"{POLICY}; connect-src 'self'"
+        status = "" if seconds is None else '<span id="status" role="status">live</span>'
+        main = "\n".join(section.html for section in self.sections)
+        return (
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{escape(self.title)} – fedhead</title>\n"
+            f'<link rel="icon" href="data:,">\n<style>{_asset("page.css")}</style>\n</head>\n<body{live}>\n'
+            f"<header>{self.header}</header>\n"
+            f'<div class="bar"><div><nav aria-label="Sections" tabindex="0">{self.navigation}</nav>{status}'
+            f'<button type="button" id="theme">Dark</button></div></div>\n<main>\n{main}\n</main>\n'
+            + "\n".join(f"<script>{_asset(name)}</script>" for name in SCRIPTS)
+            + "\n</body>\n</html>\n"
+        )
+
+
+def write(paths: Sequence[str | Path], out: str | Path) -> Path:
+    """Write the report about runs.
+
+    Args:
+        paths: Run folders, or folders that contain them.
+        out: HTML file to write.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        BadInput: If there is no run that can be read.
+    """
+    return save(page(load(paths)), out)
+
+
+def save(made: Page, out: str | Path) -> Path:
+    """Write a page to a file, and return its path."""
+    out, html = Path(out), made.html()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(out) as draft:
+        draft.write_text(html, encoding="utf-8")
+    return out
+
+
+def page(content: Content) -> Page:
+    """Return the page about runs."""
+    recipes = [run.recipe for run in content.runs]
+    data = ", ".join(sorted({r.dataset for r in recipes}))
+    partitions = sorted({r.partition for r in recipes})
+    title = " · ".join(filter(None, [data, ", ".join(partitions[:4]) + (" …" if len(partitions) > 4 else "")]))
+    finished = sum(run.finished for run in content.runs)
+    others = len(content.runs) - finished
+    counts = [f"{finished} finished", *([f"{others} not finished"] if others else [])]
+    counts += [f"{len(content.broken)} broken"] if content.broken else []
+    seeds = sorted({r.seed for r in recipes})
+    said = f"seeds {', '.join(map(str, seeds[:8]))}{' …' if len(seeds) > 8 else ''}" if seeds else "no run yet"
+    title = title or ("Tuning" if content.studies else "")
+    said += f". Studies: {len(content.studies)}" if content.studies else ""
+    header = (
+        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>Runs: {', '.join(counts)}; {said}. Accuracies in per "
+        f"cent; only finished runs count in means.</p>{markup.notes(content.notes)}"
+    )
+    return Page(title or "no run yet", header, every(content))
+
+
+@cache
+def _asset(name: str) -> str:
+    text = (ASSETS / name).read_text(encoding="utf-8")
+    assert "</script" not in text, "it would end the script"
+    return text

@@ -1,0 +1,35 @@
+"""The sections of a page, in their order; each is left out where its data are not there."""
+
+from __future__ import annotations
+
+from fedhead.report.page.content import Content
+from fedhead.report.page.markup import Section
+from fedhead.report.page.sections import (
+    analyses,
+    classes,
+    clients,
+    costs,
+    curves,
+    listing,
+    partitions,
+    progress,
+    results,
+    tuning,
+)
+
+
+def every(content: Content) -> list[Section]:
+    """Return the sections of a page."""
+    before = [
+        progress.section(content),
+        results.section(content),
+        results.gains_section(content),
+        curves.section(content),
+        partitions.section(content),
+        classes.section(content),
+        classes.confusion_section(content),
+        clients.section(content),
+        tuning.section(content),
+    ]
+    after = [costs.traffic_section(content), costs.time_section(content), listing.section(content)]
+    return [section for section in [*before, *analyses.sections(content), *after] if section is not None]

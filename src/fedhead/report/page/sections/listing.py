@@ -1,0 +1,83 @@
+"""Every run: how far it came, its recipe, versions and seeds, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from html import escape
+
+from fedhead.report.metric_names import metric_label
+from fedhead.report.page.content import Content, first_words
+from fedhead.report.page.markup import Cell, Section, folded, identifier, table, words
+from fedhead.report.page.sections import progress
+from fedhead.runs.read_runs import Run
+
+FEW = 6  # runs whose details are listed one below the other
+
+
+def section(content: Content, now: float | None = None) -> Section | None:
+    """Return a table of all runs, those that are unfinished or broken too, and the details of each.
+
+    Args:
+        content: The page's runs.
+        now: The time by the clock; None: now.
+    """
+    now = time.time() if now is None else now
+    states = [progress.state_of(run, now)[0] if content.live else run.state for run in content.runs]
+    metric = next(iter(content.metrics), "accuracy")
+    body: list[list[Cell | str]] = []
+    for run, state in zip(content.runs, states, strict=True):
+        found = run.last(metric)
+        value = Cell("–") if found is None else Cell(f"{found:.4g}", found)
+        r = run.recipe
+        body.append(
+            [
+                str(run.folder.path),
+                r.method,
+                f"{r.dataset}, {r.partition}",
+                Cell(str(r.seed), r.seed),
+                state,
+                Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
+                value,
+                _version(run),
+            ]
+        )
+    for path, why in content.broken.items():
+        body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
+    head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
+    listed = table("runs-table", head, body, wordy=(2, 4))
+    details = "".join(map(_details, content.runs, states))
+    if len(content.runs) > FEW:
+        details = folded("recipes", "Recipes, versions and the commands that repeat the runs", details)
+    return Section("runs", "Runs", listed + details)
+
+
+def _version(run: Run) -> str:
+    versions = run.environment.get("versions")
+    return str(versions.get("fedhead") or "–") if isinstance(versions, dict) else "–"
+
+
+def _details(run: Run, state: str) -> str:
+    env = run.environment
+    versions = env["versions"] if isinstance(env.get("versions"), dict) else {}
+    facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
+    facts += [f"precision {env['precision']}"] if env.get("precision") else []
+    facts += [f"compiled from round {env['compiled_from']} on"] if env.get("compiled_from") else []
+    facts += [
+        f"{name} {version}" for name, version in (versions.items() if isinstance(versions, dict) else ()) if version
+    ]
+    facts += [f"commit {env['commit']}"] if env.get("commit") else []
+    path = str(run.folder.path)
+    if env.get("objects"):
+        given = ", ".join(map(str, env["objects"]))
+        repeat = (
+            f"<p>Begun in Python with objects that no recipe can hold ({words(given)}): repeat it with fedhead.run.</p>"
+        )
+    else:
+        command = f"fedhead run {shlex.quote(path + '/config.yaml')} --out {shlex.quote(path + '-again')}"
+        repeat = f'<p>Repeat it:</p><pre tabindex="0">{escape(command)}</pre>'
+    return (
+        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(state, 300)}</summary>'
+        f"<p>{words(', '.join(facts), 1000)}</p>{repeat}<p>Recipe, config.yaml:</p>"
+        f'<pre tabindex="0">{escape(run.recipe_text)}</pre></details>'
+    )

@@ -1,0 +1,136 @@
+"""Runs that go on: how far they are, when they will be done, and what each client does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedhead.report.page.charts import Chart, heat
+from fedhead.report.page.content import Content
+from fedhead.report.page.markup import Cell, Section, chart, choice, notes, panels, table
+from fedhead.runs.read_runs import Run
+
+RECENT = 10  # rounds from which the time that is left is estimated
+CLIENTS, ROUNDS = 200, 60  # that the map of the clients shows
+PATIENCE = 60.0  # seconds without a round after which a run is taken for stopped, where its rounds are short
+
+
+def section(content: Content, now: float | None = None) -> Section | None:
+    """Return the state of the runs that are not finished.
+
+    Args:
+        content: The page's runs.
+        now: The time by the clock; None: now.
+    """
+    now = time.time() if now is None else now
+    unfinished = [run for run in content.runs if not run.finished]
+    if not unfinished or not content.live:
+        return None
+    body: list[list[Cell | str]] = []
+    for run in unfinished:
+        done, rounds = len(run.rows), run.recipe.rounds
+        state, left = state_of(run, now)
+        bar = f'<progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress> {done} / {rounds}'
+        r = run.recipe
+        setting = f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"
+        each = _pace(run)
+        body.append(
+            [
+                str(run.folder.path),
+                setting,
+                state,
+                Cell("", done / max(rounds, 1), html=bar),
+                Cell("–" if each is None else f"{each:.2f}", each),
+                Cell("–" if left is None else duration(left), left),
+                *(_last(run, name) for name in ("accuracy", "personal", "train_loss")),
+            ]
+        )
+    head = ["run", "what", "state", "rounds", "s per round", "left", "accuracy", "personal", "training loss"]
+    listed = table("progress-table", head, body, wordy=(1, 2))
+    return Section("progress", "Progress", listed + _clients(unfinished) + notes(_troubles(unfinished)))
+
+
+def state_of(run: Run, now: float) -> tuple[str, float | None]:
+    """Return whether a run goes on, and the seconds that it still takes.
+
+    Args:
+        run: The run.
+        now: The time by the clock.
+    """
+    if run.finished or run.folder.diverged is not None:
+        return run.state, None
+    last = max(_changed(run.folder.path), default=0.0)
+    pace = _pace(run)
+    quiet = max(now - last, 0.0)
+    if quiet > max(PATIENCE, 5 * (pace or PATIENCE)):
+        return f"no news for {duration(quiet)}: stopped, or in its stages", None
+    return "running", None if pace is None else pace * (run.recipe.rounds - len(run.rows))
+
+
+def _changed(folder: Path) -> Iterator[float]:
+    """Yield when each file of a folder was written; some are replaced or removed meanwhile."""
+    with suppress(OSError):
+        for file in folder.iterdir():
+            with suppress(OSError):
+                yield file.stat().st_mtime
+
+
+def _pace(run: Run) -> float | None:
+    recent = [row["seconds"] for row in run.rows[-RECENT:]]
+    return statistics.median(recent) if recent else None
+
+
+def duration(seconds: float) -> str:
+    """Write a time.
+
+    >>> duration(42), duration(150), duration(9000)
+    ('42 s', '2 min 30 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _last(run: Run, name: str) -> Cell:
+    value = run.last(name)
+    return Cell("–") if value is None else Cell(f"{value:.4g}", value)
+
+
+def _clients(runs: list[Run]) -> str:
+    """Return the clients' training losses by round: who took part, and how it went."""
+    charts: dict[str, Chart] = {}
+    for run in runs:
+        rows = [row for row in run.rows[-ROUNDS:] if row.get("client_train_loss")]
+        clients = sorted({k for row in rows for k in row["client_train_loss"]}, key=lambda k: (len(k), k))[:CLIENTS]
+        if rows and clients:
+            z = [[row["client_train_loss"].get(k) for row in rows] for k in clients]
+            height = min(160 + 9 * len(clients), 620)
+            names: dict[str, Any] = {
+                "row_names": clients,
+                "column_names": [str(row["round"]) for row in rows],
+            }
+            charts[str(run.folder.path)] = heat(
+                z, rows="client", columns="round", value="training loss", height=height, **names
+            )
+    if not charts:
+        return ""
+    figure = chart("client-state", "client-state", charts, "Training loss of each client by round", "Clients")
+    remark = "<p>Training loss by client and round; empty where a client took no part.</p>"
+    return choice("client-state", "Run", list(charts)) + panels([figure]) + remark
+
+
+def _troubles(runs: list[Run]) -> list[str]:
+    """Return which clients failed, were absent or were left out in the last round of each run."""
+    out = []
+    for run in runs:
+        for word in ("failed", "absent", "left_out"):
+            found = run.rows[-1].get(word) if run.rows else None
+            if found:
+                what = ", ".join(f"{k}: {v}" for k, v in found.items()) if isinstance(found, dict) else found
+                out.append(f"{run.folder.path}, round {run.rows[-1]['round']}, {word.replace('_', ' ')}: {what}")
+    return out

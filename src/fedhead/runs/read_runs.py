@@ -1,0 +1,215 @@
+"""The runs that a report is about: found below folders and read, broken ones named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.special_files import read_text
+from fedhead.metrics.records import Row, final_rows
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.run_folder_schema import check_totals
+from fedhead.runs.run_folder import CONFIG, METRICS, RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """The data of one run that a report uses."""
+
+    folder: RunFolder
+    rows: list[Row]
+    result: Row | None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.folder.recipe
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result is not None
+
+    @property
+    def status(self) -> str:
+        """How far the run came, in one word: finished, diverged or unfinished."""
+        if self.finished:
+            return "finished"
+        return "unfinished" if self.folder.diverged is None else "diverged"
+
+    @property
+    def state(self) -> str:
+        """How far the run came, with why or where it ended."""
+        if self.status == "finished":
+            return "finished"
+        if self.status == "diverged":
+            return f"diverged ({self.folder.diverged})"
+        return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
+
+    def last(self, name: str) -> Any:
+        """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
+        return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class; None if the run was stopped before it split its data."""
+        return self.folder.partition.counts()
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if they have such."""
+        return self.folder.partition.class_names()
+
+    @cached_property
+    def recipe_text(self) -> str:
+        """The recipe as the run folder has it."""
+        file = self.folder.path / CONFIG
+        return read_text(file) if file.is_file() else self.recipe.to_yaml()
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the run ran on."""
+        return self.folder.environment()
+
+
+@dataclass(frozen=True)
+class UnsavedRun(Run):
+    """A run that has no folder: what `fedhead.run` returned without `out`.
+
+    Args:
+        split: Training samples by client and class.
+        names: Names of the classes, if they have such.
+    """
+
+    split: NDArray[np.int64] | None = None
+    names: tuple[str, ...] | None = None
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class."""
+        return self.split
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if they have such."""
+        return self.names
+
+
+class FoundRuns(NamedTuple):
+    """The runs below some folders, and the run folders that can't be read, with why."""
+
+    runs: list[Run]
+    broken: dict[Path, str]
+
+
+def load_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Load runs from their folders; a folder that contains run folders stands for all of them.
+
+    Empty folders are passed over, see `empty_folders`.
+
+    Raises:
+        BadInput: If a folder does not exist, or contains something but no run, or all are empty, or a run is damaged.
+    """
+    found = [load_run(place) for place in run_folders(paths)]
+    if not found:
+        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
+    return found
+
+
+def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
+    """Load runs as `load_runs` does; one that is damaged, or of a version that this one can't read, is named.
+
+    Raises:
+        BadInput: As `load_runs`; if no run at all can be read, with what is wrong with the first.
+    """
+    found = FoundRuns([], {})
+    for place in run_folders(paths):
+        try:
+            found.runs.append(load_run(place))
+        except BadInput as error:
+            found.broken[place] = str(error)
+    if found.broken and not found.runs:
+        raise BadInput(next(iter(found.broken.values())))
+    if not found.runs:
+        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
+    return found
+
+
+def load_run(place: Path) -> Run:
+    """Load one run, with everything of it that a report shows.
+
+    Raises:
+        BadInput: If it is damaged.
+    """
+    folder = RunFolder.open(place)
+    run = Run(folder, folder.metrics(), folder.result())
+    check_totals(run.rows, str(place / METRICS))
+    _check_whole(run)
+    _ = run.state, run.counts, run.class_names, run.environment  # read now: what is damaged is found here
+    return run
+
+
+def _check_whole(run: Run) -> None:
+    """Refuse a finished run that lacks rounds: its numbers would be of an earlier one."""
+    trained = (run.result or {}).get("trained_rounds", run.recipe.rounds)
+    if run.finished and isinstance(trained, int) and len(run.rows) < trained:
+        there = f"{len(run.rows)} of {trained} rounds"
+        raise BadInput(f"{run.path / METRICS} holds {there}, though the run is finished: it was cut")
+
+
+def run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the run folders among those given and below them, each once.
+
+    Raises:
+        BadInput: If a folder does not exist, or contains something but no run.
+    """
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise BadInput(f"{path} does not exist: give run folders, such as runs/*")
+        inner = [path] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))
+        if not inner and not _empty(path):
+            raise BadInput(f"{path} contains no run: give run folders, such as runs/*")
+        for place in inner:
+            found.setdefault(place.resolve(), place)
+    return list(found.values())
+
+
+def code_versions(runs: Iterable[Run]) -> list[str]:
+    """Return a line for each component of the user's own of which finished runs have several versions."""
+    found: dict[str, dict[str, str]] = {}
+    for run in runs:
+        for entry in run.environment.get("components", []) if run.finished else []:
+            if version := entry.get("digest") if "file" in entry else None:
+                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, str(run.folder.path))
+    return [
+        f"the runs are of {len(first)} versions of the {component} (one of each: {', '.join(first.values())})"
+        for component, first in found.items()
+        if len(first) > 1
+    ]
+
+
+def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
+    out: dict[Path, None] = {}
+    for path in map(Path, paths):
+        below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
+        inside = [p for p in below if not (p.parent / CONFIG).exists() and ".flower" not in str(p)]
+        out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
+    return list(out)
+
+
+def _empty(path: Path) -> bool:
+    return path.is_dir() and not RunFolder.holds_run(path)  # a killed process may leave a draft in it

@@ -1,0 +1,206 @@
+"""A trained run, opened again from its folder: to calibrate it, to analyse it, to run further stages on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import atomic
+from fedhead.data.federation.federation import Federation
+from fedhead.metrics.records import StageResult
+from fedhead.engine.rounds.rounds import run_stage
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors import select
+from fedhead.executors.client.base import Executor
+from fedhead.recipes import components
+from fedhead.runs import python_components
+from fedhead.recipes.recipe_data import Inputs
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.run_folder_schema import check_record, damaged, finite, read_object, round_of
+from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run as its checkpoint left it.
+
+    Args:
+        path: The run folder.
+        experiment: What was run.
+        simulation: The trained federation: data, model, states of server and clients.
+        round: The round after which the checkpoint was taken.
+    """
+
+    path: Path
+    experiment: Experiment
+    simulation: Simulation
+    round: int
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was run."""
+        return self.experiment.recipe
+
+    @property
+    def executor(self) -> Executor:
+        """Who trains its clients."""
+        return self.simulation.executor
+
+    def run(self, stage: Stage) -> StageResult:
+        """Run a stage; the trained run stays as it is.
+
+        Args:
+            stage: The stage.
+
+        Returns:
+            What the stage made of the run.
+        """
+        return run_stage(self.simulation, stage)
+
+
+def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[RunFolder, Experiment]:
+    """Open a run folder and build what was run.
+
+    Args:
+        path: The run folder.
+        inputs: What the samples look like; None: as those of the recipe's data.
+
+    Returns:
+        The folder and its experiment. Where the run's own code has changed since, that is logged.
+
+    Raises:
+        BadInput: If the folder holds no run, or its own code is missing: the error says what to install.
+    """
+    folder = RunFolder.open(path)
+    python_components.need(folder.path, folder.environment().get("objects", {}))
+    check_code(folder)
+    return folder, Experiment.from_recipe(folder.recipe, inputs)
+
+
+def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without: Collection[str] = ()) -> None:
+    """Refuse a run whose own code is missing; where it has changed since, that is logged.
+
+    Args:
+        folder: The run folder.
+        kinds: Only components of these kinds, such as "method"; None: of all.
+        without: Leave out components of these kinds, and those of a kind and name, as `components.sources` does.
+
+    Raises:
+        BadInput: With what to install, or where to put it.
+    """
+    recorded = folder.environment().get("components", [])
+    recorded = [one for one in recorded if (kinds is None or one["kind"] in kinds) and one["kind"] not in without]
+    components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
+    if lines := components.differing(recorded, components.sources(folder.recipe, kinds=kinds, without=without)):
+        warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
+
+
+def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
+    """Open a trained run for stages and analyses.
+
+    Args:
+        path: The run folder; it must have a checkpoint.
+        data: The folder of the data sets; None: the default one.
+        device: Where to compute.
+
+    Raises:
+        BadInput: If the run has no checkpoint, or its code or data are missing or have changed.
+    """
+    number, state = checkpoint_state(RunFolder.open(path))
+    folder, experiment = open_experiment(path)
+    # analyses look into the extractor's layers, which kept features pass by
+    experiment = replace(experiment, recipe=replace(experiment.recipe, cache_features=None))
+    simulation = restored(folder, experiment, experiment.federation(data), state, number, device)
+    return Trained(folder.path, experiment, simulation, number)
+
+
+def restored(
+    folder: RunFolder,
+    experiment: Experiment,
+    federation: Federation,
+    state: Tree,
+    number: int,
+    device: str,
+    assign: Sequence[int] | None = None,
+) -> Simulation:
+    """Return the simulation of a run as its checkpoint left it, with its data.
+
+    Args:
+        folder: The run folder.
+        experiment: What was run.
+        federation: The clients' data, refused where it is not that of the run.
+        state: The checkpoint's.
+        number: The round after which it was the state.
+        device: Where to compute.
+        assign: The number of each client's architecture.
+    """
+    begun = folder.environment()
+    simulation = experiment.simulation(federation, select.device(device), begun.get("precision") == "bf16", assign)
+    folder.partition.save(federation)  # refuses data that has changed since
+    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
+    return simulation.using(_executor(begun, simulation, folder.recipe.folders))
+
+
+def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequence[Path]) -> Executor:
+    """The executor that a run was begun with, or the loop where that one can't run here."""
+    name = str(begun.get("executor", "loop"))
+    # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
+    if name == "flower" or begun.get("device") != simulation.device.type:
+        name = "loop"
+    return select.by_name(name, simulation, begun.get("compile", "auto"), folders)
+
+
+def fresh(trained: Trained) -> Simulation:
+    """The same run before its first round."""
+    now = trained.simulation
+    return trained.experiment.simulation(now.federation, now.device, now.bf16)
+
+
+def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
+    """The round that a run ends with, or has come to, and the state after it: server and clients."""
+    path = folder.path / CHECKPOINT
+    if not path.exists() and folder.finished:
+        raise damaged(f"{folder.path} is finished and has no {CHECKPOINT} any more")
+    if not path.exists():
+        raise BadInput(
+            f"{folder.path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)"
+        )
+    state, metadata = folder.checkpoint()
+    kept = metadata.get("kept")
+    return (round_of(metadata, path), state) if kept is None else (kept, state.get("kept", state))
+
+
+# -- results of stages, kept beside the run -----------------------------------------------------------
+def stage_file(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """Where the result of a stage with these settings is kept; defaults are to be among them, as they may change."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
+    return run / f"stage-{own}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
+
+
+def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result: StageResult) -> None:
+    """Keep a stage's results, whole or not at all."""
+    entry = {"stage": name, "parameters": dict(settings), "metrics": result.metrics}
+    with atomic(path) as draft:
+        draft.write_text(json.dumps(finite(entry), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def load_stage_result(path: Path) -> dict[str, Any] | None:
+    """A stage's results, or None if it was not run yet."""
+    fix = "delete it, then the stage is run again"
+    found = read_object(path, fix)
+    if found is None:
+        return None
+    metrics = found.get("metrics")
+    if not isinstance(metrics, dict):
+        raise damaged(f"{path} holds no results of a stage", fix)
+    return check_record(metrics, str(path))

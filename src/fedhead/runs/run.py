@@ -1,0 +1,286 @@
+"""Run a recipe in a run folder, from the start or from where it was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhead.core.training import per_client_counts
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation.federation import Federation
+from fedhead.data.sources.dataset_cache import read_once
+from fedhead.engine.rounds.callbacks import STOP
+from fedhead.metrics.records import Row
+from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors import select
+from fedhead.executors.client.base import Executor
+from fedhead.executors.compiling.process import start_ahead
+from fedhead.executors.joint.runs import run_together
+from fedhead.executors.stack.stack import Stack
+from fedhead.executors.client.stack_errors import CannotStack
+from fedhead.runs import environment
+from fedhead.recipes.experiment import Experiment
+from fedhead.loggers.base import Logger
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run_writer import RecordedRun, stored_clients
+from fedhead.runs.run_folder import RunFolder
+from fedhead.models.precision import check_precision
+from fedhead.models.split_model import SplitModel
+
+LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a recipe is run; it decides rounding and speed, not what is learned."""
+
+    data: str | Path | None = None
+    device: str = "auto"
+    executor: str | Executor = "auto"
+    precision: str = "fp32"
+    threads: int | None = None  # None: one for small models, torch's own choice for others
+    loggers: tuple[Logger, ...] = ()  # besides those of the recipe
+    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
+    compile: str = "auto"  # when steps are compiled on a GPU, as in `select.COMPILE`
+
+
+def execute(
+    recipe: Recipe,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> Row:
+    """Carry out a recipe in the folder `out` and return its final results.
+
+    With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
+    is. `on_row` learns each round's metrics, also those from before a resumption.
+    """
+    settings = settings or Settings()
+    asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
+    if asked is not None:
+        select.EXECUTORS.find(asked, recipe.folders)
+    run = RecordedRun(
+        recipe,
+        out,
+        resume=resume,
+        executor=None if asked in select.BUILT_IN else asked,
+        allow_changed_code=settings.allow_changed_code,
+        loggers=settings.loggers,
+    )
+    if run.result is None:
+        experiment = Experiment.from_recipe(run.recipe)
+        epochs = recipe.rounds * per_client_counts.mean(experiment.local.epochs)
+        if select.device(settings.device).type == "cuda" and epochs >= LONG:
+            start_ahead(settings.compile)  # while the data is read
+        carry_out(run, experiment, experiment.federation(settings.data), settings, on_row=on_row)
+    assert run.result is not None, "set when the run ends"
+    return run.result
+
+
+def carry_out(
+    run: RecordedRun,
+    experiment: Experiment,
+    federation: Federation,
+    settings: Settings,
+    *,
+    assign: Sequence[int] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    on_round: Callable[[Snapshot], Any] = lambda now: None,
+) -> FinishedRun:
+    """Simulate an experiment in its run folder, from the start or from where it was stopped.
+
+    Args:
+        run: The run folder, open for this recipe.
+        experiment: What is run.
+        federation: The clients' data.
+        settings: How and where to compute.
+        assign: The number of each client's architecture.
+        on_row: Called with the record of every round, also of those before a resumption.
+        on_round: Called with a snapshot after each round that is trained here; it may return `STOP`.
+
+    Returns:
+        The finished run; `run.result` has its final metrics.
+    """
+    device = select.device(settings.device)
+    chosen = _as_begun(run, settings, device)
+    torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
+    facts: dict[str, Any] = {}
+    if "executor" not in run.environment:
+        facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
+    with run.writing(facts, federation):
+        run.folder.checkpoints.in_background = device.type == "cuda"  # a CPU has no time to spare
+        if run.objects is not None:
+            experiment = run.with_initial_weights(experiment)
+        snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
+        if snapshot is not None:  # a run that was stopped goes on as it would have, also if it has to repeat rounds
+            snapshot = replace(snapshot, compiled_from=run.environment.get("compiled_from"))
+        for row in snapshot.history if snapshot else ():
+            on_row(row)
+
+        def begin(name: str) -> None:
+            compiled_from = None if snapshot is None else snapshot.compiled_from
+            run.folder.save_environment({"executor": name, "compiled_from": compiled_from})
+
+        def after_round(now: Snapshot) -> Any:
+            if now.compiled_from == now.round:  # before there is a checkpoint of it
+                run.folder.save_environment({"compiled_from": now.round})
+
+            def state() -> Tree:
+                return Tree(server=now.server, clients=stored_clients(now.clients))
+
+            run.after_round(now, state)
+            on_row(now.history[-1])
+            asked = on_round(now)
+            if asked is STOP:
+                run.save(now, state, final=True, stopped="on_round")
+            return asked
+
+        try:
+            result = experiment.simulate(
+                federation,
+                executor=chosen.executor,
+                device=chosen.device,
+                precision=chosen.precision,
+                compile=chosen.compile,
+                assign=assign,
+                resume=snapshot,
+                on_round=after_round,
+                on_start=begin,
+            )
+        except CannotStack:  # the error names another executor, which the run must then be free to take
+            run.folder.forget_executor()
+            raise
+        if not run.recipe.rounds:
+            run.save_first(result, Tree(server=result.server, clients=Tree()))
+        run.finish(result, federation.public)
+    return result
+
+
+def execute_together(
+    recipes: Sequence[Recipe],
+    outs: Sequence[Path],
+    settings: Settings,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Recipe, Row], None] = lambda recipe, row: None,
+) -> list[Row]:
+    """Run several recipes together, with their clients in one stack where they do the same work.
+
+    Each ends as it would alone, up to rounding, in its own folder, from which it can be resumed, alone or together
+    again. `on_row` is called with a run's recipe and the record of each of its rounds.
+    """
+    refuse_apart(settings)
+
+    def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
+        tell = partial(on_row, recipe)
+        return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=tell)
+
+    with read_once():
+        worker = _stack_for(recipes, outs, settings, resume)
+        return run_together(worker, [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
+
+
+def check_settings(settings: Settings, together: bool | None, folders: Sequence[Path]) -> None:
+    """Refuse, before any of several runs, settings that none of them could be run with.
+
+    Args:
+        settings: How and where to compute; the device is checked by whoever knows the machine.
+        together: Whether runs are to train together; None: where a stack is fastest.
+        folders: Where the file of an executor of the user's own is looked for.
+
+    Raises:
+        BadInput: There is no such executor, precision or `compile`, or the executor does not train runs together.
+    """
+    check_precision(settings.precision)
+    select.check_compile(settings.compile)
+    if isinstance(settings.executor, str) and settings.executor != "auto":
+        select.EXECUTORS.find(settings.executor, folders)
+    if together:
+        refuse_apart(settings)
+
+
+def check_executor(settings: Settings, device: torch.device) -> None:
+    """Refuse, before any run, an executor that can't run on the device where it will train."""
+    if isinstance(settings.executor, str):
+        select.check_device(settings.executor, device)
+
+
+def refuse_apart(settings: Settings) -> None:
+    """Refuse settings by which runs can't train together."""
+    if settings.executor not in ("auto", "stack"):
+        raise BadInput(f"runs train together in a stack: leave out --executor {settings.executor}")
+
+
+def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
+    """Whether a run with these settings would be run in a stack; `auto` is timed."""
+    if settings.executor != "auto":
+        return settings.executor == "stack"
+    return select.executor("auto", _simulation(recipe, settings)).name == "stack"
+
+
+def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Settings, resume: bool) -> Executor:
+    """A stack for runs that train together, compiled on a GPU if all of them take long enough."""
+    if select.device(settings.device).type != "cuda":
+        return Stack()
+    begun = {RunFolder.open(out).environment().get("compile") for out in outs if resume and RunFolder.holds_run(out)}
+    compile = begun.pop() if settings.compile == "auto" and len(begun) == 1 else None
+    simulation = _simulation(recipes[0], settings)
+    return select.by_name("stack", simulation, compile or settings.compile, runs=len(recipes))
+
+
+def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
+    experiment = Experiment.from_recipe(recipe)
+    device = select.device(settings.device)
+    return experiment.simulation(experiment.federation(settings.data), device, settings.precision == "bf16")
+
+
+def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Settings:
+    """Return the settings of the run: those it was begun with, if it was begun before."""
+    begun = run.environment
+    if "executor" not in begun:
+        check_executor(settings, device)  # before anything is written
+        return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
+    for name in ("executor", "device", "precision", "compile"):
+        value, begun_with = getattr(settings, name), begun.get(name, "auto")
+        asked = value.name if isinstance(value, Executor) else value
+        if name == "device":
+            asked = asked.partition(":")[0]  # whichever GPU
+        if asked not in ("auto", begun_with) and not (name == "precision" and asked == "fp32"):
+            raise BadInput(
+                f"{run.out} was begun with {name} {begun_with}, and another one rounds differently: "
+                f"leave --{name} out to resume, or start a new run"
+            )
+    if begun["device"] == "cuda" and device.type != "cuda":
+        device = select.device("cuda")  # refuses where there is none
+    executor = settings.executor if isinstance(settings.executor, Executor) else begun["executor"]
+    return replace(
+        settings,
+        executor=_executor(executor, run.recipe),
+        device=str(device) if device.type == begun["device"] else begun["device"],
+        precision=begun["precision"],
+        threads=begun["threads"],
+        compile=begun.get("compile", "auto"),
+    )
+
+
+def _executor(asked: str | Executor, recipe: Recipe) -> str | Executor:
+    """Return the user's own executor, made once; built-in ones are made when there is work to choose them for."""
+    if isinstance(asked, Executor) or asked == "auto" or asked in select.BUILT_IN:
+        return asked
+    return select.own(asked, recipe.folders)
+
+
+def threads_for(models: Sequence[SplitModel]) -> int:
+    """One thread for small models without convolutions: their steps are too short to be shared, and waiting costs."""
+    small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
+    convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
+    return 1 if small and not convolves else torch.get_num_threads()

@@ -1,0 +1,266 @@
+"""One run in its folder, from opening it to its result: a simulation and Flower's server leave the same files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import tensors_of
+from fedhead.core.tree.tree import Tree
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.federation.federation import Federation
+from fedhead.metrics.records import Row
+from fedhead.engine.rounds.rounds import FinishedRun, Kept, Snapshot
+from fedhead.recipes import components
+from fedhead.recipes import initial_weights
+from fedhead.recipes import inputs_record
+from fedhead.runs import python_components as python_objects
+from fedhead.recipes.search_paths import with_relative
+from fedhead.recipes.experiment import Experiment
+from fedhead.runs.folder_lock import in_use
+from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
+from fedhead.loggers.base import make as make_logger
+from fedhead.runs.python_components import Objects
+from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.run_folder_schema import check_totals, finite
+from fedhead.runs.run_folder import METRICS, RESULT, RunFolder
+from fedhead.models.split_model import load, weights
+
+
+class RecordedRun:
+    """A run that is begun in a new folder, or resumed in its own.
+
+    Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.
+
+    Args:
+        recipe: What is run.
+        out: The run folder.
+        resume: Continue the run that was stopped there, if there is one.
+        executor: The user's own executor by name, if one was chosen.
+        loggers: What carries the records elsewhere; those of the recipe come first.
+        allow_changed_code: Resume also where the user's own code differs from what the run began with.
+        objects: What was given in Python and no recipe can hold (`objects.described`); None: the recipe says all.
+
+    Attributes:
+        recipe: The recipe, which finds the user's own code also where it was when the run began.
+        out: The run folder's path.
+        environment: What the run that is resumed was begun with; empty for a new one.
+        folder: The run folder, once `writing` has opened it.
+        result: The final metrics once the run is finished; None before.
+
+    Raises:
+        BadInput: The folder holds something else, or the run's own code is missing or has changed.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: str | Path,
+        *,
+        resume: bool = False,
+        executor: str | None = None,
+        allow_changed_code: bool = False,
+        objects: Objects | None = None,
+        loggers: Sequence[Logger] = (),
+    ):
+        self.out = Path(out)
+        self.objects = objects
+        made = [make_logger(text, recipe.folders) for text in recipe.loggers]
+        self.loggers = LoggerGroup([*made, *loggers], self.out)  # refuses before there is a folder
+        self.recipe = recipe
+        self.environment: Mapping[str, Any] = {}
+        self.result: Row | None = None
+        self._existing: RunFolder | None = None
+        self._executor = executor
+        self._resume = resume
+        if not (resume and RunFolder.holds_run(self.out)):
+            RunFolder.refuse_taken(self.out)
+            return
+        again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
+        self._existing = RunFolder.open(self.out, recipe, again)
+        python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
+        self.result = self._existing.result() if self._existing.recipe == recipe else None
+        if self.result is not None:
+            check_totals([self.result], str(self.out / RESULT))
+            return
+        self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
+        self.environment = self._existing.environment()
+        if recipe.weights is not None and self.environment.get("weights", "") not in ("", self._weights_digest()):
+            raise BadInput(f"weights: {recipe.weights} changed since {self.out} was begun: put the old file back")
+        recorded = self.environment.get("components", [])
+        self._executor = executor = executor or components.own_executor(recorded)
+        components.check_present(self.recipe, recorded, self.out, executor)
+        if self._existing.checkpoint_round():  # before the first one there are no results that could be mixed
+            components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
+
+    def _weights_digest(self) -> str | None:
+        found = self.recipe.weights
+        return None if found is None else initial_weights.digest(found, self.recipe.folders)
+
+    @property
+    def _left_out(self) -> set[str]:
+        """The kinds of components that are objects, which no registry knows."""
+        return python_objects.kinds(self.objects or {})
+
+    @contextmanager
+    def writing(self, facts: Mapping[str, Any], federation: Federation | None = None) -> Iterator[None]:
+        """Hold the folder for writing, creating it if need be.
+
+        Args:
+            facts: What the environment records, besides where the components come from.
+            federation: The data whose split is stored, or compared with the stored one.
+        """
+        self.folder = self._existing or self._create()
+        if self.folder.recipe != self.recipe:
+            with self.folder.locked():
+                self._refuse_others()
+                self.folder.extend(self.recipe)
+                self.environment = self.folder.environment()
+        with self.folder.locked():
+            self._refuse_others(self.folder.finished)
+            if federation is not None:
+                self.folder.partition.save(federation)
+                facts = {**facts, "inputs": inputs_record.describe(federation)}
+            if self.recipe.weights is not None:
+                facts = {**facts, "weights": self._weights_digest()}
+            if self.objects is not None:
+                facts = {**facts, "objects": self.objects}
+            sources = components.sources(self.recipe, self._executor, without=self._left_out)
+            self.folder.save_environment({**facts, "components": with_relative(sources, self.folder.path)})
+            try:
+                yield
+            finally:
+                self.loggers.close()
+
+    def _create(self) -> RunFolder:
+        try:
+            return RunFolder.create(self.out, self.recipe)
+        except BadInput as error:
+            if self._resume and RunFolder.holds_run(self.out):  # it held none when this run looked for one to resume
+                raise in_use(self.out, "another process began a run in it meanwhile") from error
+            raise
+
+    def _refuse_others(self, finished: bool = False) -> None:
+        if finished or self.folder.environment() != self.environment:
+            raise in_use(self.out, "another process went on in it meanwhile")
+
+    def with_initial_weights(self, experiment: Experiment) -> Experiment:
+        """Return the experiment with the models' first weights: those of now in a new folder, else the folder's."""
+        models = [copy.deepcopy(model) for model in experiment.models]
+        for model, w in zip(models, self.folder.initial_weights([weights(m) for m in models]), strict=True):
+            load(model, w)
+        return replace(experiment, models=tuple(models))
+
+    def snapshot(self, clients: Callable[[Tree], Mapping[int, Any]]) -> Snapshot | None:
+        """Go back to the last checkpoint; None if there is none yet.
+
+        Args:
+            clients: Returns what `Snapshot.clients` holds from the state that `after_round` was given.
+        """
+        found = self.folder.rewind()
+        self.loggers.start(RunInfo(self.recipe.flat(), self.out, found[2] if found is not None else ()))
+        if found is None:
+            return None
+        number, state, history = found
+        check_totals(history, str(self.out / METRICS))
+        facts = self.folder.checkpoint_facts()
+        kept = None
+        if (best := facts.get("kept")) is not None:
+            held = state.get("kept", state)  # where the kept round is the last one, it is stored once
+            kept = Kept(best, held["server"], dict(clients(held)))
+        memories, stopped = facts.get("memories", []), facts.get("stopped")
+        return Snapshot(number, state["server"], dict(clients(state)), history, memories, kept, stopped)
+
+    def after_round(self, now: Snapshot, state: Callable[[], Tree], *, checkpoint: bool = False) -> None:
+        """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
+        self.folder.record(now.history[-1])
+        self.loggers.log_round(now.history[-1])
+        self.save(now, state, checkpoint or now.round == self.recipe.rounds or now.stopped is not None)
+
+    def save_first(self, result: FinishedRun, state: Tree) -> None:
+        """Save the states before the first round, of a run that has none: what its stages started from.
+
+        Args:
+            result: The run.
+            state: The states of server and clients.
+        """
+        self.save(Snapshot(0, result.server, {}, []), lambda: state, final=True)
+
+    def save(self, now: Snapshot, state: Callable[[], Tree], final: bool, stopped: str | None = None) -> None:
+        """Save the state after a round with what the callbacks remember and keep.
+
+        Args:
+            now: The round.
+            state: Returns the states of server and clients; only called if they are saved.
+            final: Whether to save it however long ago the last checkpoint is.
+            stopped: Who stopped the run after the round was recorded.
+        """
+        if not self.folder.checkpoints.is_due(final):
+            return
+        held = state()
+        facts: dict[str, Any] = {"memories": now.memories} if now.memories else {}
+        if (who := now.stopped or stopped) is not None:
+            facts["stopped"] = who
+        if now.kept is not None:
+            facts["kept"] = now.kept.round
+            if now.kept.round != now.round:
+                held = held.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
+        self.folder.save_checkpoint(now.round, held, final=final, facts=facts)
+
+    def finish(self, result: FinishedRun, public: Samples | None) -> Row:
+        """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
+        if result.stages:
+            self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
+        found: Row = finite(final_metrics(str(self.out), self.recipe, result))
+        found["public_bytes"] = 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))
+        self.folder.finish(found)
+        self.loggers.log_result(found)
+        self.result = found
+        return found
+
+
+def stored_clients(clients: Mapping[int, Tree]) -> Tree:
+    """Return the clients' states as a checkpoint holds them."""
+    return Tree({str(k): state for k, state in clients.items()})
+
+
+def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
+    """Return the results of a finished run, as `result.json` holds them."""
+    ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
+    last = next((row for row in reversed(ends_with) if "accuracy" in row), {})
+    chosen = {"best_round": result.best_round, "trained_rounds": len(result.rows)} if recipe.callbacks else {}
+    if result.rows and "stopped" in result.rows[-1]:
+        chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
+    return {
+        "run": out,
+        "dataset": recipe.dataset,
+        "partition": recipe.partition,
+        "method": recipe.method,
+        "model": recipe.model,
+        "seed": recipe.seed,
+        "rounds": recipe.rounds,
+        **chosen,
+        "accuracy": result.accuracy,
+        "accuracy_mean": result.accuracy_mean,
+        "metrics": result.metrics,
+        "train_loss": result.train_loss,
+        "test_loss": result.test_loss,
+        "personal": result.personal,
+        "per_class": last.get("per_class"),
+        "confusion": result.confusion,
+        "notes": last.get("notes", {}),
+        "clients": last.get("clients"),
+        "stages": {name: stage.metrics for name, stage in result.stages.items()},
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "client_bytes": result.client_bytes,
+        "seconds": result.seconds,
+        "preparing": result.preparing,
+        "compiled_from": result.compiled_from,
+        "executor": result.executor,
+    }

@@ -1,0 +1,1 @@
+"""Studies: many runs as a sweep or a search."""

@@ -1,0 +1,1 @@
+"""Sweeps: the runs of a grid of recipe keys."""

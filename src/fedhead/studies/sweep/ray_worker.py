@@ -1,0 +1,67 @@
+"""What a Ray worker does with a bundle: run it in a folder of its machine, and stream the changes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs.run import Settings
+from fedhead.runs.run_transfer import ChangedFiles, Files, place
+from fedhead.studies.sweep.sweep_runs import run_bundle
+
+EVERY = 1.0  # seconds between two looks at what has changed
+
+
+def run_streaming(
+    name: str,
+    recipes: Mapping[str, Recipe],
+    held: Mapping[str, Files],
+    together: bool | None,
+    settings: Settings,
+) -> Iterator[tuple[dict[str, Files], dict[str, str]]]:
+    """Run a bundle, and yield what has changed in its run folders while it does.
+
+    Args:
+        name: Name of the folder to work in; one that a lost worker left on this machine is removed.
+        recipes: The runs, by the names of their folders.
+        held: What the folders hold already.
+        together: Whether runs train together; None: where a stack is fastest.
+        settings: How and where to compute.
+
+    Yields:
+        Changed files by folder, and why runs failed.
+    """
+    root = Path(tempfile.gettempdir()) / name
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        for folder, files in held.items():
+            place(files, root / folder)
+        changes = {folder: ChangedFiles(root / folder) for folder in recipes}
+        failures: dict[Path, str] = {}
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                bundle = {root / folder: recipe for folder, recipe in recipes.items()}
+                failures.update(run_bundle(bundle, together, settings))
+            except BaseException as error:  # raised below, in the task's own thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        alive = True
+        while alive:
+            thread.join(EVERY)
+            alive = thread.is_alive()
+            changed = {folder: files for folder, one in changes.items() if (files := one.take())}
+            if changed:
+                yield changed, {}
+        if errors:
+            raise errors[0]
+        yield {}, {path.relative_to(root).as_posix(): reason for path, reason in failures.items()}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,49 @@
+"""What is checked of a table's or a sweep's file when it is read: its keys, and the axes and choices that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from fedhead.core.system.errors import unknown
+
+
+def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse keys that are not known, naming the nearest one."""
+    for key in given:
+        if key not in known:
+            raise unknown(f"key in {where}", str(key), known)
+
+
+def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse unknown keys of choices, rules and variants, and conditions on axes or choices that there are not.
+
+    Args:
+        name: What the table is called in an error.
+        content: The table, with its axes.
+        known: The keys that a choice or a rule may have.
+
+    Raises:
+        BadInput: Naming what is unknown, and the nearest that is not.
+    """
+    axes = content["axes"]
+    for axis, choices in axes.items():
+        for choice, layer in choices.items():
+            refuse_unknown(f"{name}, {axis} {choice}", layer or {}, known)
+    for rule in content.get("rules", []):
+        refuse_unknown(f"{name}, a rule", rule, known | {"when"})
+    variants = content.get("variants", {})
+    for variant, layer in variants.items():
+        keys = {"all_of"} if "all_of" in layer else {"when", "set", "small", "stage"}
+        refuse_unknown(f"{name}, variant {variant}", layer, keys)
+        for part in layer.get("all_of", []):
+            if "all_of" in variants.get(part, {"all_of": None}):
+                raise unknown(f"variant in {name}, variant {variant}", part, [v for v in variants if v != variant])
+    conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
+    for when in [*conditions, *content.get("skip", [])]:
+        for axis, wanted in when.items():
+            if axis not in axes:
+                raise unknown(f"axis of {name}", axis, axes)
+            for choice in [wanted] if isinstance(wanted, str) else wanted:
+                if choice not in axes[axis]:
+                    raise unknown(f"choice of {name}'s axis {axis}", choice, axes[axis])

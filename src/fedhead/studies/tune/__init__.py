@@ -1,0 +1,1 @@
+"""Tuning: a search for the best values of recipe keys."""

@@ -1,0 +1,208 @@
+"""Tuning: search for the settings of a recipe on validation samples, and train the best one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.metrics.records import Row
+from fedhead.recipes.recipe import Recipe, load
+from fedhead.recipes.search_space import read_space, with_settings, with_values
+from fedhead.runs.rerun_warnings import warn_of_changes
+from fedhead.runs.run import Settings, check_settings, execute
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.time_budget import MOST_MINUTES, TimeBudget
+from fedhead.studies.tune.study import MOST_SEED, Study
+from fedhead.studies.tune.trial_queue import LocalTrials, TrialEngine, TrialQueue
+from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
+from fedhead.studies.tune.trials import TrialRecord
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a search has found.
+
+    Args:
+        folder: The study's folder.
+        recipe: The best setting; `best.yaml` in the folder holds the same.
+        best: The trial that reached the best value, the first of several.
+        direction: Whether high or low values are good, `maximize` or `minimize`.
+        trials: All trials.
+        final: Results of the final training on all training samples, tested on the test samples; None: there was none.
+    """
+
+    folder: Path
+    recipe: Recipe
+    best: TrialRecord
+    direction: Direction
+    trials: list[TrialRecord]
+    final: Row | None = None
+
+    @property
+    def value(self) -> float:
+        """What the best setting reached on validation samples."""
+        assert self.best.value is not None, "of a complete trial"
+        return self.best.value
+
+    @property
+    def failed(self) -> list[TrialRecord]:
+        """The trials that failed, without those in whose place another was tried."""
+        return [one for one in self.trials if one.state == "failed"]
+
+
+def tune(
+    recipe: str | Path | Recipe,
+    *assignments: str,
+    out: str | Path,
+    trials: int = 20,
+    objective: str = "accuracy",
+    direction: Direction | None = None,
+    sampler: str = "tpe",
+    pruner: str = "median",
+    validation: float | None = None,
+    concurrent_trials: int | None = None,
+    allow_changed_code: bool = False,
+    minutes: float | None = None,
+    stop_on_error: bool = False,
+    final: bool = False,
+    seed: int = 0,
+    settings: Settings | None = None,
+    engine: Literal["local", "ray"] = "local",
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
+    on_trial: Callable[[TrialRecord], None] = lambda trial: None,
+) -> TuneResult:
+    """Search for the settings of a recipe that are best on validation samples.
+
+    Test samples are never read by the search: a share of each client's training samples is held back and tested on
+    (the protocol of CCVR), and given back in the final training. The study lies in an SQLite file in `out`; the same
+    call resumes one that was stopped, and joins one that another process works on.
+
+    Args:
+        recipe: A recipe, its built-in name, or its file.
+        *assignments: `key=value`, or what is searched: `key=log(1e-4, 1e-1)`, `key=uniform(0, 1)`, `key=int(1, 10)`,
+            `key=choice(a, b)`.
+        out: The study's folder.
+        trials: How many trials the study is to have, of all processes together.
+        objective: `accuracy` (of the global model), `personal` (the mean over clients of their own models), `loss`,
+            `personal_loss`, or a metric.
+        direction: Whether high or low values are good; None: as the objective says.
+        sampler: `tpe`, `gp` (a Gaussian process) or `random`.
+        pruner: Which trials end early, by what they reach in a round: those below the `median` of the others, those
+            that successive `halving` leaves out, or `none`.
+        validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
+            given back in the final training, but for those that the recipe holds back for its callbacks.
+        concurrent_trials: How many trials train side by side; None: 8 where a stack is fastest, else 1.
+        allow_changed_code: Add trials also to those of an older version of your own code.
+        minutes: Begin no trial after so many minutes.
+        stop_on_error: Raise the first error of a trial; else it is recorded as failed, see `TuneResult.failed`, and the
+            others go on. A trial that diverges only fails in any case.
+        final: Train the best setting on all training samples, in the folder `final`.
+        seed: Seed of the sampler.
+        settings: Device, precision and data folder.
+        engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
+        cpus_per_worker: With Ray: the CPUs that trials which train side by side get.
+        gpus_per_worker: With Ray: the GPUs, or the share of one.
+        on_trial: Called with each trial that has ended here.
+
+    Returns:
+        The best setting, and all trials.
+
+    Raises:
+        BadInput: Something can't be used, nothing is searched, or the folder holds another study, or one of an older
+            version of your own code.
+        FedheadError: No trial has a result: all have failed, or ten have and none was better.
+    """
+    settings = settings or Settings()
+    settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
+    trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
+    check("trials", trials, Annotated[int, AtLeast(1)])
+    check("concurrent_trials", concurrent_trials, Annotated[int, AtLeast(1)] | None)
+    check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
+    check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
+    space, others = read_space(assignments)
+    base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
+    check_settings(settings, None, base.folders)  # here and below: else each trial would fail for the same reason
+    trial_engine.device(settings)
+    if not space:
+        raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
+    if base.seeds:
+        raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
+    asked = next(one for one in (validation, base.validation, VALIDATION) if one is not None)
+    share = check("validation", asked, Annotated[float, Above(0), Below(1)])
+    if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
+        base = replace(base, validation=None)
+    search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
+    if not isinstance(recipe, Recipe):
+        warn_of_changes(recipe, search.recipes(space))
+    direction = direction or search.direction
+    study = Study(
+        Path(out),
+        base,
+        space,
+        objective=objective,
+        direction=direction,
+        sampler=sampler,
+        pruner=pruner,
+        seed=seed,
+        share=share,
+    )
+    with closing(study):
+        study.check_code(search.code(space), trials, final=final, allow=settings.allow_changed_code)
+        queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
+        trial_engine.run(search, queue, concurrent_trials)
+        while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
+            time.sleep(1)
+            trial_engine.run(search, queue, concurrent_trials)
+        study.write()
+        best, all_trials = study.best, study.trials()
+    if best is None:
+        if not all_trials:
+            raise BadInput(f"minutes: no trial was begun within {minutes:g}; allow more")
+        raise FedheadError(f"{out}: {_without_result(all_trials, trials)}")
+    chosen = with_values(base, dict(best.values))
+    result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
+    return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+
+
+def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
+    """Say why a search has found nothing."""
+    ended = [one for one in all_trials if one.state in ("pruned", "failed")]
+    if not ended:
+        return "no trial has ended; give the same command again, which goes on with the study"
+    failed = [one for one in ended if one.state == "failed"]
+    told = next(iter(failed), ended[0])
+    how = f"all {len(ended)} trials failed" if len(failed) == len(ended) else "no trial has a result"
+    left = f" and the search stopped before the other {asked - len(ended)}" if len(ended) < asked else ""
+    return f"{how}{left} (trial {told.number}: {told.reason}); search other values, or look at its trials.csv"
+
+
+def _engine(name: str, cpus: float, gpus: float) -> TrialEngine:
+    """Return what trains the trials."""
+    if name not in ("local", "ray"):
+        raise BadInput(f"engine {name!r}: give 'local' or 'ray'")
+    if name == "ray":
+        from fedhead.studies.tune.ray_tuning import RayTrials
+
+        return RayTrials(cpus, gpus)
+    if (cpus, gpus) != (1, 0):
+        raise BadInput("cpus and gpus per worker are resources of a Ray cluster: add --engine ray (engine='ray')")
+    return LocalTrials()
+
+
+def _train_finally(recipe: Recipe, study: Study, settings: Settings) -> Row:
+    """Train the best setting, once for all workers; what was the best before keeps its run in another folder."""
+    place = study.folder / "final"
+    with study.locked("final"):
+        if RunFolder.holds_run(place) and RunFolder.open(place).recipe != recipe:
+            free = (study.folder / f"final-before-{number}" for number in itertools.count(1))
+            place.rename(next(path for path in free if not path.exists()))
+        return execute(recipe, place, settings, resume=True)

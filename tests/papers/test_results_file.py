@@ -1,0 +1,225 @@
+"""The file of measured results: damaged, with other headers, and written by two processes at once."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedhead.core.system.errors import BadInput
+from fedhead.papers.tables.results import FILE, Measurement, Results
+from fedhead.runs.folder_lock import wait_for
+
+ROW = Measurement(
+    *("ccvr/table2", "one", "", "abc", "full", 0, 0, "accuracy", 61.5, "none", 61.5, 60.0, None, None),
+    *(1, 2, 3.0, None, 1, "loop", "fp32", "cpu", "0.1.0", "", "2026-01-01"),
+)
+ADDS = """
+import dataclasses, sys
+from pathlib import Path
+from test_results_file import ROW
+from fedhead.papers.tables.results import Results
+own = Results(Path(sys.argv[1]))
+print("ready", flush=True)
+input()
+for seed in range(40):
+    own.add(dataclasses.replace(ROW, cell=sys.argv[2], digest=sys.argv[2], seed=seed))
+"""
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / FILE).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_is_added_in_the_order_of_the_columns_that_the_file_has(tmp_path: Path) -> None:
+    names = [*reversed(list(vars(ROW))), "remark"]
+    (tmp_path / FILE).write_text(",".join(names) + "\n")
+    Results(tmp_path).add(ROW)
+    assert (rows(tmp_path)[0]["accuracy"], rows(tmp_path)[0]["remark"]) == ("61.5", "")
+    assert list(Results(tmp_path)) == [ROW]
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_file_that_a_spreadsheet_has_written_is_read_and_continued(quote: str, tmp_path: Path) -> None:
+    Results(tmp_path).add(ROW)
+    header, _, row = (tmp_path / FILE).read_text().partition("\n")
+    header = ",".join(f"{quote}{name}{quote}" for name in header.split(","))
+    (tmp_path / FILE).write_text(f"\ufeff{header}\r\n{row[:-1]}\r\n", encoding="utf-8", newline="")
+    found, other = Results(tmp_path), replace(ROW, seed=1)
+    assert list(found) == [ROW]
+    found.add(other)
+    assert list(Results(tmp_path)) == [ROW, other]
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'ccvr/table2,"cut')
+    found.add(replace(ROW, seed=2))  # the cut row is removed: its place is counted with the mark
+    assert list(Results(tmp_path)) == [ROW, other, replace(ROW, seed=2)]
+
+
+def test_a_file_that_a_killed_process_left_empty_holds_no_rows(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    found = Results(tmp_path)
+    assert not list(found)
+    found.add(ROW)
+    assert list(Results(tmp_path)) == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("table,cell", "table,cel", "its first line has no column 'cell'; repair that line, or move the file away"),
+        ("value,stage", "value,stage,value", "has the column 'value' twice: remove one"),
+        ("61.5,none", "nan,none", "line 2, column value: 'nan' is not a number from 0 to 100; correct it, or remove"),
+        ("61.5,none", "sixty,none", "line 2, column value: 'sixty' is not a number from 0 to 100"),
+        ("61.5,none", ",none", "line 2, column value: '' is not a number from 0 to 100"),
+        ("61.5,none", "-3,none", "line 2, column value: '-3' is not a number from 0 to 100"),
+        ("none,61.5,60.0", "none,61.5,615", "line 2, column accuracy_mean: '615' is not a number from 0 to 100"),
+        ("full,0,0", "full,0,1.5", "line 2, column seed: '1.5' is not a whole number from 0 on; correct it, or remove"),
+        ("full,0,0", "full,0,-3", "line 2, column seed: '-3' is not a whole number from 0 on; correct it, or remove"),
+        ("full,0,0", f"full,{2**63},0", f"line 2, column split: '{2**63}' is not a whole number"),
+        ("full,0,0", "full,,0", "line 2, column split: '' is not a whole number"),
+        ("1,2,3.0", "1,2,inf", "line 2, column training_seconds: 'inf' is not a number;"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
+    Results(tmp_path).add(ROW)
+    text = (tmp_path / FILE).read_text()
+    assert before in text
+    (tmp_path / FILE).write_text(text.replace(before, after, 1))
+    with pytest.raises(BadInput, match=said):
+        Results(tmp_path)
+
+
+def test_a_row_that_was_cut_is_named_and_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Results(tmp_path).add(ROW)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text + text.splitlines()[1][:40])
+    assert list(Results(tmp_path)) == [ROW]
+    assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+
+
+QUOTED = replace(ROW, cell="two", overrides='partition=dirichlet(0.1, moon) note="x"', digest="def")
+
+
+@pytest.mark.parametrize("cut", [len('ccvr/table2,two,"parti'), len('ccvr/table2,two,"x'), 20, 3, -12])
+def test_a_row_that_was_cut_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+    own, third = Results(tmp_path), replace(QUOTED, digest="ghi", seed=3)
+    own.add(ROW)
+    sound = (tmp_path / FILE).read_text()
+    own.add(QUOTED)
+    whole = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(sound + whole[len(sound) :][:cut])  # a process was killed while it wrote
+    own.add(third)
+    assert f"{FILE}, line 3: the row was cut and is removed; what it held is to be measured again" in caplog.text
+    assert list(Results(tmp_path)) == [ROW, third]
+    (tmp_path / FILE).write_text(sound + whole[len(sound) :][:cut] + "\n" + whole[len(sound) :])  # and one went on
+    caplog.clear()
+    assert list(Results(tmp_path)) == [ROW, QUOTED]
+    assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+    Results(tmp_path).add(third)
+    assert list(Results(tmp_path)) == [ROW, QUOTED, third]
+
+
+def test_a_last_row_without_a_newline_and_a_remark_of_two_lines_are_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Results(tmp_path).add(ROW)
+    header, row = (tmp_path / FILE).read_text().splitlines()
+    text = f'{header},remark\r\n{row},"said ""so"",\r\nand so on"\r\n\r\n{row.replace("abc", "def")},'
+    (tmp_path / FILE).write_text(text, newline="")
+    third = replace(ROW, digest="ghi")
+    Results(tmp_path).add(third)
+    assert list(Results(tmp_path)) == [ROW, replace(ROW, digest="def"), third]
+    assert not caplog.messages
+
+
+def test_a_row_without_a_value_is_named_and_not_entered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = Results(tmp_path)
+    found.add(replace(ROW, value=None))
+    assert "ccvr/table2, one: seed 0 on split 0 has no accuracy: no result" in caplog.text
+    assert not list(found)
+    found.add(replace(ROW, metric="bytes per client and round", value=22528.0))  # no accuracy
+    assert [row.value for row in Results(tmp_path)] == [22528.0]
+
+
+def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    start = f"import sys; sys.path.insert(0, {here!r})\n{ADDS}"
+    words = [sys.executable, "-c", start, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    both = [subprocess.Popen([*words, name], **pipes, text=True) for name in ("one", "two")]
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert len(rows(tmp_path)) == len(list(Results(tmp_path))) == 80
+
+
+def test_of_two_processes_that_find_no_file_one_waits_for_the_header_of_the_other(tmp_path: Path) -> None:
+    import fcntl
+
+    start = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{ADDS}"
+    words = [sys.executable, "-c", start.replace("range(40)", "range(1)"), str(tmp_path), "two"]
+    second = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert second.stdin is not None
+    assert second.stdout is not None
+    assert second.stdout.readline() == "ready\n"  # it has read that there is nothing
+    second.stdout.close()
+    first = (tmp_path / FILE).open("a+")
+    fcntl.flock(first, fcntl.LOCK_EX)
+    second.stdin.write("\n")
+    second.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(3)
+    first.write(",".join(vars(ROW)) + "\n")
+    first.close()
+    assert second.wait(60) == 0
+    assert [row["cell"] for row in rows(tmp_path)] == ["two"]
+
+
+def test_a_row_that_another_process_has_entered_meanwhile_is_not_entered_again(tmp_path: Path) -> None:
+    one, other = Results(tmp_path), Results(tmp_path)
+    one.add(ROW)
+    other.add(ROW)
+    assert len((tmp_path / FILE).read_text().splitlines()) == 2  # the header, and it
+
+
+def test_a_row_that_another_process_is_adding_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Results(tmp_path).add(ROW)
+    line = (tmp_path / FILE).read_text().splitlines()[1].replace("abc", "def")
+    with (tmp_path / FILE).open("a") as file:
+        wait_for(file)
+        file.write(line[:40])
+        file.flush()
+
+        def end() -> None:
+            file.write(f"{line[40:]}\n")
+            file.close()
+
+        timer = threading.Timer(0.3, end)
+        timer.start()
+        found = list(Results(tmp_path))
+        timer.join()
+    assert found == [ROW, replace(ROW, digest="def")]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_results_are_read_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    Results(tmp_path).add(ROW)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert list(Results(tmp_path)) == [ROW]

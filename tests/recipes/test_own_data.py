@@ -1,0 +1,75 @@
+"""The user's own files and folders in recipes: read as the recipe says, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes import recipe_data
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+
+
+def test_folders_of_mixed_sizes_need_a_size(tmp_path: Path) -> None:
+    for name, side in (("cat", 6), ("dog", 9)):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.new("RGB", (side, side), (i, 0, 0)).save(tmp_path / name / f"{i}.png")
+    recipe = Recipe(dataset=str(tmp_path), partition="iid", clients=2)
+    with pytest.raises(BadInput, match=r"an image of 9x9 among others of 6x6; give a size \(size=64, in a recipe"):
+        recipe_data.federation(recipe)
+    fed = recipe_data.federation(recipe.override(["size=4", "test=0.34", "augment=flip"]))
+    assert fed.input_shape == (3, 4, 4)
+    assert fed.transform.augment == ("flip",)
+    assert fed.test is not None
+    assert len(fed.test.y) == 2
+    with pytest.raises(BadInput, match=r"size: 0 is out of range"):
+        recipe.override(["size=0"])
+    with pytest.raises(BadInput, match=r"layout: this is for \.npz files"):
+        recipe_data.federation(recipe.override(["size=4", "layout=nhwc"]))
+
+
+def test_a_file_with_natural_clients(tmp_path: Path) -> None:
+    path = tmp_path / "clinics.npz"
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    x[3, 1] = np.nan
+    np.savez(path, x=x, y=np.arange(60) % 2, site=np.arange(60) // 20, column_names=list("abcd"))
+    recipe = Recipe(dataset=str(path), partition="natural", clients=3, test=0.25)
+    with pytest.raises(BadInput, match=r"holds NaN .* missing="):
+        Experiment.from_recipe(recipe)
+    made = Experiment.from_recipe(recipe.override(["missing=mean", "normalize=standard", "subset=30"]))
+    fed = made.federation()
+    assert (fed.input_shape, sum(fed.sizes)) == ((5,), 30)
+    assert len(fed.transform.mean) == 5
+    with pytest.raises(BadInput, match=r"3 groups, not 4; set clients=3 \(in a recipe clients is 10 unless given\)"):
+        recipe_data.federation(recipe.override(["missing=mean", "clients=4"]))
+    with pytest.raises(BadInput, match="missing: 'median' is not one of"):
+        recipe.override(["missing=median"])
+    with pytest.raises(BadInput, match="public: your own data comes with its own"):
+        recipe_data.federation(recipe.override(["missing=mean", "public=digits"]))
+
+
+def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
+    path = tmp_path / "words.npz"
+    np.savez(path, x=np.arange(80).reshape(20, 4) % 7, y=np.arange(20) % 2)
+    (tmp_path / "net.py").write_text(
+        "import fedhead as fh\nfrom torch import nn\n"
+        "def words(input_shape):\n"
+        "    return fh.Body(nn.Sequential(nn.Embedding(7, 3), nn.Flatten()), 3 * input_shape[0])\n"
+    )
+    keys = {"dataset": str(path), "partition": "iid", "clients": 2, "model": "net.py:words"}
+    with pytest.raises(BadInput, match='state layout="features" or layout="tokens"'):
+        Experiment.from_recipe(Recipe.from_flat(keys, [tmp_path]))
+    made = Experiment.from_recipe(Recipe.from_flat({**keys, "layout": "tokens", "rounds": 1}, [tmp_path]))
+    result = made.simulate(made.federation(), executor="stack", device="cpu")
+    assert all(torch.isfinite(value).all() for value in result.server["model"].values())
+
+
+def test_a_missing_file_is_no_unknown_data_set(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere\.npz: no such file$"):
+        Experiment.from_recipe(Recipe(dataset=str(tmp_path / "nowhere.npz")))

@@ -1,0 +1,122 @@
+"""A damaged run folder is the failure of one run: the others are run, and the error says what to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_table import CPU, tiny
+
+from fedhead.core.system.errors import BadInput
+from fedhead.papers.tables.reproduce import reproduce
+from fedhead.recipes.recipe import load
+from fedhead.runs import training_groups
+from fedhead.runs.reopen import reopen
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
+from fedhead.studies.sweep.sweep import run_sweep
+from fedhead.studies.sweep.sweep_file import plan
+
+AGAIN = "put the run's own file back, or delete its folder and run it again"
+
+
+def drop(name: str) -> Callable[[Path], object]:
+    return lambda run: (run / name).unlink()
+
+
+def spoil(name: str) -> Callable[[Path], object]:
+    return lambda run: [path.write_text("{") for path in run.glob(name)]
+
+
+def runs_of(out: Path) -> list[Path]:
+    return sorted(path.parent for path in out.rglob(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [
+        (drop(CONFIG), AGAIN),
+        (spoil(CONFIG), AGAIN),
+        (spoil(ENVIRONMENT), AGAIN),
+        (spoil(RESULT), "delete it: the run then goes on from its checkpoint and writes it again"),
+        (spoil("stage-*.json"), "delete it, then the stage is run again"),
+    ],
+    ids=["no config", "config", "environment", "result", "stage"],
+)
+def test_the_other_runs_of_a_table_are_run(
+    tmp_path: Path, damage: Callable[[Path], object], advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pick = ["mild fedavg ccvr"]
+    reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    (run,) = runs_of(tmp_path)
+    damage(run)
+    for table in tmp_path.glob("table.*"):
+        table.unlink()
+    found = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, settings=CPU)
+    assert [cell.mean is None for cell in found.cells] == [True, False]
+    (reason,) = found.failures.values()
+    assert str(run) in reason
+    assert reason.endswith(advice)
+    assert "train together" not in caplog.text
+    shutil.rmtree(run)
+    again = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, settings=CPU)
+    assert (all(cell.mean is not None for cell in again.cells), again.failures) == (True, {})
+
+
+def test_a_checkpoint_of_another_run_is_refused_for_its_stages(tmp_path: Path) -> None:
+    pick = ["mild fedavg", "hard fedavg"]
+    reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    one, other = runs_of(tmp_path)
+    shutil.copyfile(one / CHECKPOINT, other / CHECKPOINT)
+    for file in other.glob("stage-*.json"):
+        file.unlink()
+    found = reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    (reason,) = found.failures.values()
+    assert f"{other / CHECKPOINT} is of another run: its " in reason
+    assert reason.endswith(AGAIN)
+    assert sum(cell.mean is None for cell in found.cells) == 1
+
+
+def test_the_other_runs_of_a_sweep_are_run(tmp_path: Path) -> None:
+    keys = {"method": ["fedavg", "fedprox"], "rounds": 2, "clients": 3, "subset": 120}
+    table = plan("digits", keys)
+    run_sweep(table, tmp_path, settings=CPU)
+    first, second = runs_of(tmp_path)
+    for name in (CONFIG, RESULT):
+        kept = (first / name).read_text()
+        (first / name).write_text("{")
+        (second / RESULT).unlink()
+        found = run_sweep(table, tmp_path, settings=CPU)
+        assert len(found.failures) == 1, name
+        assert RunFolder.open(second).finished
+        (first / name).write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(CHECKPOINT, "{"), (METRICS, "{\n"), (METRICS, '{"round": 2}\n'), (METRICS, "")],
+    ids=["checkpoint", "metrics", "another round", "no metrics"],
+)
+def test_a_damaged_folder_does_not_keep_others_from_training_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str
+) -> None:
+    small = ["rounds=2", "clients=2", "subset=60"]
+    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
+    settings = Settings(device="cpu", executor="stack")
+    first = next(iter(runs))
+    execute(runs[first], first, settings)
+    (first / RESULT).unlink()
+    (first / name).write_text(content)
+    errors = training_groups.train(runs, True, settings)
+    assert list(errors) == [first]
+    assert str(errors[first]).endswith(AGAIN)
+    assert "train together failed" not in caplog.text
+
+
+def test_a_finished_run_without_its_checkpoint_is_not_told_to_go_on(tmp_path: Path) -> None:
+    execute(load("digits", ["rounds=1", "clients=2", "subset=60"]), tmp_path / "run", CPU)
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    with pytest.raises(BadInput, match=f"is finished and has no {CHECKPOINT} any more; {AGAIN}"):
+        reopen(tmp_path / "run")

@@ -1,0 +1,98 @@
+"""A run opened again: where its checkpoint left it, on the data and with the rounding that it was made with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedhead.core.system.errors import BadInput
+from fedhead.recipes import recipe_data as recipe_data
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import load
+from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
+from fedhead.runs.run import Settings, execute
+from fedhead.runs.run_folder import CHECKPOINT, PARTITION, RESULT, RunFolder
+
+RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participation=0.5", "subset=200"]).override(
+    ["method=scaffold", "momentum=0", "lr=0.01"]
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reopen") / "run"
+    execute(RECIPE, path, Settings(executor="stack", device="cpu"))
+    return path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def test_server_and_clients_stand_where_the_run_ended(run: Path) -> None:
+    trained = reopen(run, device="cpu")
+    number, state, _ = RunFolder.open(run).rewind() or (0, {}, [])
+    assert trained.round == number == 2
+    now, before = trained.simulation, fresh(trained)
+    assert now.states.kept.keys() == {int(k) for k in state["clients"]}
+    assert not before.states.kept
+    for k, kept in state["clients"].items():
+        for name, value in kept.leaves().items():
+            assert torch.equal(now.states[int(k)].leaves()[name], value)
+    for name, value in state["server"].leaves().items():
+        assert torch.equal(now.server.leaves()[name], value)
+    assert any(not torch.equal(value, now.server.leaves()[name]) for name, value in before.server.leaves().items())
+
+
+def test_it_goes_on_with_the_executor_and_the_precision_of_the_run_where_it_can(run: Path) -> None:
+    assert reopen(run, device="cpu").executor.name == "stack"
+    assert not reopen(run, device="cpu").simulation.bf16
+    RunFolder.open(run).save_environment({"device": "cuda", "executor": "lanes", "precision": "bf16"})
+    moved = reopen(run, device="cpu")  # a run of a GPU, on a machine without one
+    assert moved.executor.name == "loop"
+    assert moved.simulation.bf16
+    assert fresh(moved).bf16
+
+
+def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None:
+    other = recipe_data.federation(RECIPE.override(["partition_seed=9"]), None)
+    assert not np.array_equal(other.rows[0], recipe_data.federation(RECIPE, None).rows[0])
+    (run / PARTITION).unlink()
+    RunFolder.open(run).partition.save(other)
+    with pytest.raises(BadInput, match="the data has changed"):
+        reopen(run, device="cpu")
+    (run / CHECKPOINT).unlink()
+    (run / RESULT).unlink()
+    with pytest.raises(BadInput, match=f"no {CHECKPOINT} yet: let the run come to its end first"):
+        reopen(run, device="cpu")
+
+
+def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) -> None:
+    file = stage_file(tmp_path, "ccvr", {"samples": 5, "epochs": 1})
+    assert file == stage_file(tmp_path, "ccvr", {"epochs": 1, "samples": 5})
+    others = [("ccvr", {"samples": 6, "epochs": 1}), ("ccvr", {}), ("finetune", {"samples": 5, "epochs": 1})]
+    assert len({file, *(stage_file(tmp_path, *other) for other in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("begun", "device", "name"),
+    [
+        ({"executor": "stack", "device": "cpu"}, "cpu", "stack"),
+        ({"executor": "lanes", "device": "cuda"}, "cpu", "loop"),
+        ({"executor": "flower", "device": "cpu"}, "cpu", "loop"),
+        ({}, "cpu", "loop"),
+    ],
+)
+def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
+    experiment = Experiment.from_recipe(RECIPE)
+    simulation = experiment.simulation(experiment.federation(), torch.device(device), bf16=False)
+    assert _executor(begun, simulation, ()).name == name
+
+
+def test_the_outcome_of_a_stage_named_by_its_path_is_kept_in_the_run_folder(tmp_path: Path) -> None:
+    assert stage_file(tmp_path, "plugins/mine.py:Shrink", {}).parent == tmp_path
