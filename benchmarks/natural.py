@@ -4,7 +4,7 @@
 
 reads every .npz file of a folder (the layout is in docs/data.md), writes one CSV row per file as soon as it is done,
 and prints the table in Markdown; docs/natural.md holds what it printed. A file that can't be measured is named, and the
-others go on. Settings belong to a kind of data (`KINDS` of natural_files.py), not to a file.
+others go on. Compute belong to a kind of data (`KINDS` of natural_files.py), not to a file.
 """
 
 from __future__ import annotations

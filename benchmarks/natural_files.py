@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Compute:
     """How the federations of one kind are read and trained."""
 
     model: str
@@ -40,17 +40,17 @@ class Settings:
 SMALL = 700  # samples of the largest client: below it a round is too few steps at the usual settings
 TABLE = {"missing": "mean", "normalize": "standard"}
 KINDS = {
-    "table": Settings("mlp(hidden=[64, 64])", reading=TABLE),
-    "series": Settings("mlp(hidden=[128, 64])", reading={"normalize": "standard"}),
-    "text": Settings("mlp(hidden=[64])", rounds=10, reading={"encode": "hashing(2048)"}),
-    "small texts": Settings("mlp(hidden=[64])", rounds=10, lr=1e-2, reading={"encode": "hashing(2048)"}),
-    "sound": Settings("mlp(hidden=[128, 64])", reading={"encode": "spectrogram(1.0)", "normalize": "standard"}),
-    "images": Settings("digitscnn", rounds=15, reading={"normalize": "standard"}),
-    "files": Settings(
+    "table": Compute("mlp(hidden=[64, 64])", reading=TABLE),
+    "series": Compute("mlp(hidden=[128, 64])", reading={"normalize": "standard"}),
+    "text": Compute("mlp(hidden=[64])", rounds=10, reading={"encode": "hashing(2048)"}),
+    "small texts": Compute("mlp(hidden=[64])", rounds=10, lr=1e-2, reading={"encode": "hashing(2048)"}),
+    "sound": Compute("mlp(hidden=[128, 64])", reading={"encode": "spectrogram(1.0)", "normalize": "standard"}),
+    "images": Compute("digitscnn", rounds=15, reading={"normalize": "standard"}),
+    "files": Compute(
         "digitscnn(channels=32)", rounds=20, reading={"size": 32, "normalize": "standard", "augment": "flip"}
     ),
     # Short windows, so that there are many of them; how often a character occurs is a part of the task.
-    "characters": Settings(
+    "characters": Compute(
         "characters",
         rounds=12,
         lr=1e-2,

@@ -25,7 +25,7 @@ import fedhead as fh
 from fedhead.core.tree.treefile import atomic
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.report.compare.statistics import interval
-from fedhead.runs.run import Settings, execute_together
+from fedhead.runs.run import Compute, execute_together
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "tuning" / "digits", ROOT / "docs" / "leaderboard.md"
@@ -111,7 +111,7 @@ def search(entry: Entry, runs: Path) -> Recipe:
     """Return the best setting that a study found; the study is made where there is none."""
     if not (entry.folder / "best.yaml").exists():
         place = runs / f"{entry.objective}-{entry.method}"
-        settings = Settings(device="cpu")
+        settings = Compute(device="cpu")
         out, objective = place / "study", entry.objective
         fh.tune("digits", *entry.assignments, out=out, trials=TRIALS, objective=objective, settings=settings)
         entry.folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def train(entry: Entry, setting: str, recipe: Recipe, runs: Path) -> Iterator[di
     place.mkdir(parents=True, exist_ok=True)
     outs = [place / f"seed-{seed}" for seed in SEEDS]
     recipes = [replace(recipe, seed=seed) for seed in SEEDS]
-    found = execute_together(recipes, outs, Settings(device="cpu"), resume=True)
+    found = execute_together(recipes, outs, Compute(device="cpu"), resume=True)
     for seed, result in zip(SEEDS, found, strict=True):
         value = f"{result[entry.objective]:.3f}"
         yield dict(zip(COLUMNS, (entry.objective, entry.method, setting, seed, value), strict=True))

@@ -20,7 +20,7 @@ from tuned import RANGES, ROOT
 
 import fedhead as fh
 from fedhead.recipes.recipe import assignment
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.studies.sweep import tables
 from fedhead.studies.tune.trials import TrialRecord
 
@@ -61,7 +61,7 @@ def main() -> None:
         concurrent_trials=asked.concurrent_trials,
         minutes=asked.minutes,
         final=asked.final,
-        settings=Settings(asked.data, asked.device, "auto", asked.precision),
+        settings=Compute(asked.data, asked.device, "auto", asked.precision),
         on_trial=tell,
     )
     kept = ROOT / "results" / "tuning" / place

@@ -1,4 +1,4 @@
-"""Settings for all tests."""
+"""Compute for all tests."""
 
 import matplotlib
 import pytest

@@ -32,7 +32,7 @@ NEEDS = {
 }
 PARAGRAPH = "\n\n"
 HOOKS = {word for base in (Algorithm, Method, Stage) for word, value in vars(base).items() if inspect.isfunction(value)}
-HOOKS -= {"check", "check_reply", "check_head", "check_counts", "digest", "unlike_others", "add", "after"}
+HOOKS -= {"check", "check_reply", "check_head", "check_counts", "digest", "find_inconsistent_replies", "add", "after"}
 
 
 def pages() -> dict[str, str]:

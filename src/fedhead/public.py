@@ -25,7 +25,7 @@ from fedhead.algorithm.task import LocalTraining as LocalTraining
 from fedhead.algorithm.task import Task as Task
 from fedhead.algorithm.upload import UPLOADS as UPLOADS
 from fedhead.algorithm.upload import Clip as Clip
-from fedhead.algorithm.upload import Half as Half
+from fedhead.algorithm.upload import Float16Upload as Float16Upload
 from fedhead.algorithm.upload import Upload as Upload
 from fedhead.algorithm.upload import upload as upload
 from fedhead.api.calibrate import calibrate as calibrate
@@ -129,7 +129,7 @@ from fedhead.models.heads import HEADS as HEADS
 from fedhead.models.heads import head as head
 from fedhead.models.quadratic_head import QuadraticHead as QuadraticHead
 from fedhead.models.registry import MODELS as MODELS
-from fedhead.models.registry import Body as Body
+from fedhead.models.registry import FeatureExtractor as FeatureExtractor
 from fedhead.models.registry import Preprocessing as Preprocessing
 from fedhead.models.registry import build as build
 from fedhead.models.registry import register as register_model

@@ -33,7 +33,7 @@ def line(*values: float) -> list[Tree]:
 
 
 def combined(rule: Aggregator, updates: list[Tree], previous: Tree | None = None) -> list[float]:
-    assert len(updates) >= rule.fewest()
+    assert len(updates) >= rule.min_clients()
     return torch.cat(list(rule.combine(updates, previous).values())).tolist()
 
 
@@ -46,7 +46,7 @@ def test_the_median_is_that_of_each_coordinate() -> None:
 def test_the_trimmed_mean_leaves_out_both_ends() -> None:
     assert combined(TrimmedMean(1), line(3, 100, 1, 2, -50)) == [2]  # the mean of 1, 2, 3
     assert combined(TrimmedMean(2), line(3, 100, 1, 2.5, -50)) == [2.5]
-    assert TrimmedMean(2).fewest() == 5
+    assert TrimmedMean(2).min_clients() == 5
 
 
 def test_krum_takes_the_update_with_the_nearest_neighbours() -> None:
@@ -55,7 +55,7 @@ def test_krum_takes_the_update_with_the_nearest_neighbours() -> None:
     updates = line(0, 100, 2.5, 1, 4.5)
     assert combined(Krum(1), updates) == [1]
     assert combined(MultiKrum(1), updates) == [2]  # the mean of the four others than 100
-    assert Krum(2).fewest() == MultiKrum(2).fewest() == 7
+    assert Krum(2).min_clients() == MultiKrum(2).min_clients() == 7
 
 
 def test_the_geometric_median_of_a_quadrilateral_is_where_its_diagonals_cross() -> None:

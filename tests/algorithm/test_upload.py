@@ -13,7 +13,7 @@ from small import federation, network
 import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.algorithm.upload import Clip, Half, Upload
+from fedhead.algorithm.upload import Clip, Float16Upload, Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
@@ -26,7 +26,7 @@ from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.stages import STAGES
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, 0.9))
@@ -73,7 +73,7 @@ def test_clipping_scales_an_update_down_to_the_norm_and_leaves_a_smaller_one_alo
 
 
 def test_half_precision_halves_the_bytes_of_a_model_and_spares_sums() -> None:
-    plain, half = (simulate("fednh", uploads, dtype=torch.float32) for uploads in ([], [Half()]))
+    plain, half = (simulate("fednh", uploads, dtype=torch.float32) for uploads in ([], [Float16Upload()]))
     for k, reply in replies(half).items():
         assert {t.dtype for t in reply["model"].params.values()} == {torch.float16}
         assert reply["model"].nbytes * 2 == replies(plain)[k]["model"].nbytes
@@ -104,7 +104,7 @@ def test_stages_pass_the_uploads_too(name: str) -> None:
     method = "fedetf" if STAGES[name].head == "etf" else "fedavg"
     results = []
     for executor in (Loop(), Stack()):
-        simulation = simulate(method, [Clip(1.0), Half()], executor)
+        simulation = simulate(method, [Clip(1.0), Float16Upload()], executor)
         small = {"samples": 20, "epochs": 2, "iterations": 1}
         stage = STAGES[name](**{word: v for word, v in small.items() if word in STAGES[name].__dataclass_fields__})
         results.append(run_stage(simulation, stage).server)
@@ -172,17 +172,19 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
 def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> None:
     recipe = Recipe(rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
     clipped = recipe.override(["uploads=[clip(0.2), half]"])
-    assert build.uploads(clipped) == (Clip(0.2), Half()) == (build.upload("clip(norm=0.2)"), build.upload("half"))
+    assert (
+        build.uploads(clipped) == (Clip(0.2), Float16Upload()) == (build.upload("clip(norm=0.2)"), build.upload("half"))
+    )
     assert Recipe.from_yaml(clipped.to_yaml()) == clipped
     plain, less = (
-        execute(one, tmp_path / str(k), Settings(executor="loop", device="cpu"))
+        execute(one, tmp_path / str(k), Compute(executor="loop", device="cpu"))
         for k, one in enumerate((recipe, clipped))
     )
     assert less["bytes_up"] < plain["bytes_up"]
     fed = federation()
     settings = {"rounds": 1, "executor": "loop", "device": "cpu"}
     by_name = fh.run(fed, network("group"), uploads=["clip(0.2)", "half"], **settings)
-    by_object = fh.run(fed, network("group"), uploads=[fh.Clip(0.2), fh.Half()], **settings)
+    by_object = fh.run(fed, network("group"), uploads=[fh.Clip(0.2), fh.Float16Upload()], **settings)
     mine = fh.run(fed, network("group"), uploads=[Shift()], **settings)
     assert by_name.bytes_up == by_object.bytes_up < mine.bytes_up
     for name, t in by_name.server.leaves().items():

@@ -61,10 +61,10 @@ def test_heads_that_cannot_be_computed_are_named_or_refused(monkeypatch: pytest.
 
 def test_what_a_backbone_wants_is_done_to_the_images() -> None:
     @fh.model("tests-wants", preprocessing=fh.Preprocessing(12, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
-    def wants(shape: tuple[int, ...]) -> fh.Body:
+    def wants(shape: tuple[int, ...]) -> fh.FeatureExtractor:
         """Average each channel."""
         assert tuple(shape[1:]) == (12, 12)
-        return fh.Body(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()), shape[0])
+        return fh.FeatureExtractor(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()), shape[0])
 
     x = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
     federation = fh.Federation.from_arrays(x, torch.arange(30) % 2, clients=2, layout="nchw", test=0.2)

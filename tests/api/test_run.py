@@ -22,8 +22,8 @@ class Own(fedhead.Executor):
         return fedhead.Loop().run(job)
 
 
-def net(shape: Any, width: int = 4) -> fedhead.Body:
-    return fedhead.Body(nn.Linear(2, width), width)
+def net(shape: Any, width: int = 4) -> fedhead.FeatureExtractor:
+    return fedhead.FeatureExtractor(nn.Linear(2, width), width)
 
 
 def recall(confusion: Any, of: int = 0) -> float:
@@ -40,7 +40,7 @@ def test_objects_stand_for_names() -> None:
         [net, functools.partial(net, width=4)],
         fedhead.FedProx,
         stages=[fedhead.CCVR],
-        uploads=[fedhead.Half],
+        uploads=[fedhead.Float16Upload],
         executor=Own,
         **settings,
     )

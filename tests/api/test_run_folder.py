@@ -17,7 +17,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import federation as recipe_federation
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 
@@ -61,7 +61,7 @@ def rows(result: fh.Result) -> list[dict[str, Any]]:
 
 def test_python_and_the_command_line_write_the_same_run(tmp_path: Path) -> None:
     recipe = Recipe(clients=3, subset=120, rounds=2, lr=0.1, method="fedprox", method_parameters={"mu": 0.1})
-    execute(recipe, tmp_path / "recipe", Settings(executor="loop", device="cpu"))
+    execute(recipe, tmp_path / "recipe", Compute(executor="loop", device="cpu"))
     made = fh.run(
         recipe_federation(recipe),
         "mlp",

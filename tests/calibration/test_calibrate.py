@@ -23,7 +23,7 @@ from fedhead.cli import call
 from fedhead.core.tree.treefile import save_tree
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 
 class Net(nn.Module):
@@ -257,7 +257,7 @@ def test_a_thousand_clients_are_merged_in_seconds_and_in_the_memory_of_two() -> 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("standalone") / "run"
     recipe = Recipe(rounds=2, local_epochs=2, lr=0.05, batch_size=32, model_parameters={"hidden": [16]})
-    execute(recipe, path, Settings(device="cpu", executor="loop"))
+    execute(recipe, path, Compute(device="cpu", executor="loop"))
     return path
 
 
@@ -349,7 +349,7 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
     out = tmp_path / "calibrated.safetensors"
     for head, code in (("normalized", 0), ("etf", 2)):
         recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
-        execute(recipe, tmp_path / head, Settings(device="cpu", executor="loop"))
+        execute(recipe, tmp_path / head, Compute(device="cpu", executor="loop"))
         assert call(["calibrate", str(tmp_path / head), "--out", str(out), "--samples", "20", "--epochs", "1"]) == code
     assert "ETFHead" in capsys.readouterr().err
 

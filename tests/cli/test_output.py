@@ -55,14 +55,14 @@ def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatc
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Ctrl-C come in the third round."""
-    record = run.RecordedRun.after_round
+    record = run.RunWriter.after_round
 
-    def stop(self: run.RecordedRun, now: run.Snapshot, state: run.Tree) -> None:
+    def stop(self: run.RunWriter, now: run.Snapshot, state: run.Tree) -> None:
         if now.round == 3:
             raise KeyboardInterrupt
         record(self, now, state)
 
-    monkeypatch.setattr(run.RecordedRun, "after_round", stop)
+    monkeypatch.setattr(run.RunWriter, "after_round", stop)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -85,9 +85,9 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
 def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run.RecordedRun.after_round
+    record = run.RunWriter.after_round
 
-    def stop(self: run.RecordedRun, now: run.Snapshot, state: run.Tree) -> None:
+    def stop(self: run.RunWriter, now: run.Snapshot, state: run.Tree) -> None:
         record(self, now, state)
         raise KeyboardInterrupt
 
@@ -96,7 +96,7 @@ def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
     words += ["--out", str(tmp_path / "run")]
     for number in (1, 2):
         with monkeypatch.context() as patch:
-            patch.setattr(run.RecordedRun, "after_round", stop)
+            patch.setattr(run.RunWriter, "after_round", stop)
             assert call([*words, *(["--resume"] if number > 1 else [])]) == 130
         shown = capsys.readouterr().err
         assert shown.startswith(f"stopped after round {number} of 3; go on with: fedhead run digits rounds=3 ")

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedhead.data.partitions.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Partition, Skewed
 from fedhead.methods import METHODS
-from fedhead.models.registry import Body, build
+from fedhead.models.registry import FeatureExtractor, build
 from fedhead.stages import STAGES
 from fedhead.testing import check_method, check_model, check_partition, check_stage
 
@@ -45,9 +45,9 @@ def test_a_model_and_a_function_that_builds_one() -> None:
     check_model(plain_function, input_shape=(4,))
 
 
-def plain_function(input_shape: tuple[int, ...], width: int = 5) -> Body:
+def plain_function(input_shape: tuple[int, ...], width: int = 5) -> FeatureExtractor:
     """As plugins write models."""
-    return Body(nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU()), width)
+    return FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU()), width)
 
 
 def test_a_partition_that_is_a_function() -> None:

@@ -185,7 +185,7 @@ def after_stage(method: Method, stage: Stage, lacking: bool = False) -> Left:
     except BadInput:
         return {}
     recorded = torch.tensor(len(result.metrics.get("steps", {})))  # type: ignore[arg-type]  # a row's values are objects
-    return left(simulation, stage.after(method), result.server, result.states, recorded=recorded)
+    return left(simulation, stage.on_method(method), result.server, result.states, recorded=recorded)
 
 
 def differ(one: Left, other: Left) -> bool:

@@ -35,7 +35,7 @@ def test_a_wrong_method(tmp_path: Path, code: str) -> None:
 
 def test_a_wrong_stage(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        HEADER + "class Mine(fh.Method): ...\nclass Other(fh.Stage):\n    def earlier(self, x): ..."
+        HEADER + "class Mine(fh.Method): ...\nclass Other(fh.Stage):\n    def prerequisite(self, x): ..."
     )
     with pytest.raises(BadInput, match=r"no stage: let Mine inherit from fedhead.Stage"):
         STAGES.find("mine.py:Mine", [tmp_path])

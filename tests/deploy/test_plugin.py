@@ -18,7 +18,7 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(900)]
@@ -74,7 +74,7 @@ def test_an_installed_plugin_is_deployed_with_tls_and_equals_a_simulation(instal
     run = project.path / "run"
     found = json.loads((run / "result.json").read_text())
     torch.set_num_threads(1)
-    expected = execute(project.server().recipe_of_run(), tmp_path / "sim", Settings(executor="loop", threads=1))
+    expected = execute(project.server().recipe_of_run(), tmp_path / "sim", Compute(executor="loop", threads=1))
     assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert found["metrics"].keys() == {"first_recall"}
     assert found["stages"].keys() == expected["stages"].keys() == {"Shrink"}

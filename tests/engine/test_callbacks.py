@@ -17,10 +17,10 @@ from fedhead.flower.config import ServerFile
 from fedhead.flower.factory import run_spec
 from fedhead.metrics.registry import find
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 
-LOOP = Settings(executor="loop")  # what auto chooses depends on the time that each takes
+LOOP = Compute(executor="loop")  # what auto chooses depends on the time that each takes
 
 
 def federation(client_test: float | None = None) -> fh.Federation:

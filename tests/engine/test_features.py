@@ -23,7 +23,7 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.models.module_digest import module_digest
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.testing.inprocess import InProcessFederation
 
 
@@ -220,9 +220,9 @@ def test_features_of_a_federation(digits: fh.Federation, tmp_path: Path) -> None
 
 def test_a_run_folder_is_resumed_on_features_and_analysed_without_them(tmp_path: Path) -> None:
     words = ["clients=2", "subset=60", "model.hidden=[6]", "freeze=[extractor]", f"cache_features={tmp_path / 'kept'}"]
-    whole = execute(load("digits", [*words, "rounds=2"]), tmp_path / "whole", Settings(executor="loop"))
-    execute(load("digits", [*words, "rounds=1"]), tmp_path / "part", Settings(executor="loop"))
-    longer = execute(load("digits", [*words, "rounds=2"]), tmp_path / "part", Settings(executor="loop"), resume=True)
+    whole = execute(load("digits", [*words, "rounds=2"]), tmp_path / "whole", Compute(executor="loop"))
+    execute(load("digits", [*words, "rounds=1"]), tmp_path / "part", Compute(executor="loop"))
+    longer = execute(load("digits", [*words, "rounds=2"]), tmp_path / "part", Compute(executor="loop"), resume=True)
     assert longer["accuracy"] == whole["accuracy"]
     assert len(list((tmp_path / "kept").iterdir())) == 2  # training and test samples, found again each time
     opened = reopen(tmp_path / "part")

@@ -12,7 +12,7 @@ from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
-from fedhead.algorithm.upload import Half
+from fedhead.algorithm.upload import Float16Upload
 from fedhead.calibration import statistics
 from fedhead.calibration.symmetric import pack
 from fedhead.core.tree.tree import Tree
@@ -102,10 +102,14 @@ def test_prototypes_that_are_too_long_leave_one_client_out() -> None:
 
 
 def test_an_upload_that_spares_sums_lets_them_be_checked() -> None:
-    row = simulated(LIES["negative"][0], stage=CCVR(samples=5, epochs=1), uploads=[Half()]).stages["ccvr"].metrics
+    row = (
+        simulated(LIES["negative"][0], stage=CCVR(samples=5, epochs=1), uploads=[Float16Upload()])
+        .stages["ccvr"]
+        .metrics
+    )
     assert list(row["failed"]) == ["3"]
     rounded = CCVR(samples=5, epochs=1, covariance="low-rank", rank=2)  # no sums: half precision rounds them
-    assert "failed" not in simulated(lambda send: send, stage=rounded, uploads=[Half()]).stages["ccvr"].metrics
+    assert "failed" not in simulated(lambda send: send, stage=rounded, uploads=[Float16Upload()]).stages["ccvr"].metrics
 
 
 # -- small classes ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.models.build_many import build_many
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 
 
@@ -32,7 +32,7 @@ def test_a_recipe_names_several_models() -> None:
 
 
 def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> None:
-    figures = execute(RECIPE, tmp_path / "run", Settings(device="cpu", executor="loop"))
+    figures = execute(RECIPE, tmp_path / "run", Compute(device="cpu", executor="loop"))
     classifier = 4 * (24 * 10 + 10)
     assert figures["bytes_up"] == figures["bytes_down"] == 2 * 6 * classifier
     assert figures["client_bytes"] == {"up": classifier, "down": classifier}
@@ -45,7 +45,7 @@ def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> N
 @pytest.mark.parametrize("method", ["ktpfl", "fedproto", "local"])
 def test_the_alternatives_run_on_the_same_federation(method: str, tmp_path: Path) -> None:
     recipe = RECIPE.override([f"method={method}", "public=digits", "public_samples=40"])
-    figures = execute(recipe, tmp_path / "run", Settings(device="cpu", executor="loop"))
+    figures = execute(recipe, tmp_path / "run", Compute(device="cpu", executor="loop"))
     assert 0 < figures["personal"] <= 100
 
 
@@ -58,7 +58,7 @@ def test_a_stopped_run_of_a_mixed_federation_ends_as_if_it_had_not_been(method: 
     recipe = RECIPE.override(
         [f"method={method}", "public=digits", "public_samples=40", "rounds=3", "participation=0.5"]
     )
-    settings = Settings(device="cpu", executor="loop")
+    settings = Compute(device="cpu", executor="loop")
 
     def stop(row: dict[str, object]) -> None:
         raise Stopped
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(override: str, message: st
 
 def test_ktpfl_without_public_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="ktpfl needs public data"):
-        execute(RECIPE.override(["method=ktpfl"]), tmp_path / "run", Settings(device="cpu", executor="loop"))
+        execute(RECIPE.override(["method=ktpfl"]), tmp_path / "run", Compute(device="cpu", executor="loop"))
 
 
 def test_bad_assignments_and_modules_are_refused() -> None:

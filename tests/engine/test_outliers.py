@@ -12,7 +12,7 @@ from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
-from fedhead.algorithm.upload import Half
+from fedhead.algorithm.upload import Float16Upload
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
@@ -149,7 +149,7 @@ def test_uploads_are_undone_first() -> None:
     def grow(reply: ClientReply, server: Tree) -> ClientReply:
         return reply._replace(send=reply.send.map(lambda t: t * 100))
 
-    found = simulated(grow, "drop(norm=5)", uploads=[Half()])
+    found = simulated(grow, "drop(norm=5)", uploads=[Float16Upload()])
     assert list(found.rows[0]["failed"]) == ["3"]
 
 

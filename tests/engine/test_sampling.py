@@ -17,7 +17,7 @@ from fedhead.engine.rounds.rounds import Snapshot, run, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9))
@@ -127,7 +127,7 @@ def test_a_recipe_names_a_sampler_of_a_file_and_is_resumed(tmp_path: Path, monke
     (tmp_path / "mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     recipe = load("digits", [*SMALL, "sampler=mine.py:Fixed(first=1)"])
-    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    execute(recipe, tmp_path / "run", Compute(executor="loop"))
     rows = RunFolder.open(tmp_path / "run").metrics()
     assert [list(row["client_train_loss"]) for row in rows] == [["1", "2"]] * 3
     assert "sampler" in {entry["kind"] for entry in RunFolder.open(tmp_path / "run").environment()["components"]}

@@ -17,7 +17,7 @@ from fedhead.executors.stack.stack import Stack
 from fedhead.metrics.records import StageResult
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute, execute_together
+from fedhead.runs.run import Compute, execute, execute_together
 from fedhead.runs.run_folder import RunFolder
 
 DECAY = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 8}
@@ -117,7 +117,7 @@ class StopAfter(fh.Callback):
     def after_round(self, row, memory):
         return fh.STOP if row["round"] == self.round else None
 """
-STACK = Settings(executor="stack", device="cpu")
+STACK = Compute(executor="stack", device="cpu")
 
 
 def recipe(folder: Path, *words: str) -> Recipe:

@@ -228,7 +228,7 @@ def test_where_a_client_s_samples_do_not_fit_fewer_are_tested_at_once(
 
 def test_where_a_client_s_samples_do_not_fit_its_statistics_take_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulate("fedavg", [network("group")])
-    stage = CCVR().after(simulation.method)
+    stage = CCVR().on_method(simulation.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
     expected = Loop().run(job)
     hold_samples(monkeypatch, 2)
@@ -292,7 +292,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
     covariance: str, models: Callable[[], list[SplitModel]]
 ) -> None:
     simulation = simulate("fedclassavg", models())
-    stage = CCVR(covariance=covariance, rank=8).after(simulation.method)  # type: ignore[arg-type]  # a literal above
+    stage = CCVR(covariance=covariance, rank=8).on_method(simulation.method)  # type: ignore[arg-type]  # a literal above
     jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
 
     def whole(reply: Reply) -> Tensor:
@@ -309,7 +309,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
 
 def test_statistics_of_a_model_that_cannot_be_stacked(caplog: pytest.LogCaptureFixture) -> None:
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
-    stage = CCVR().after(simulation.method)
+    stage = CCVR().on_method(simulation.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
     for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])

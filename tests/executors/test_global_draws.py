@@ -31,7 +31,7 @@ from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def trained(method: fh.Method, executor: Executor, rounds: int = 2, seed: int = 
 def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DRAWS)
     words = ["rounds=3", "clients=3", "subset=90", f"method={tmp_path / 'mine.py'}:Draws"]
-    recipe, settings = load("digits", words), Settings(executor="loop")
+    recipe, settings = load("digits", words), Compute(executor="loop")
 
     def stop(row: Any) -> None:
         if row["round"] == 2:

@@ -224,7 +224,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_phases_that_train_the_same_parameters_share_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("group", METHODS["fedetf"].head)
     made = Simulation(federation(), [model], fh.FedETF(), rounds=2, local=LocalTraining(epochs=1, batch_size=4))
-    stage = fh.FineTuneETF(iterations=5).after(made.method)
+    stage = fh.FineTuneETF(iterations=5).on_method(made.method)
     (job,) = made.jobs(stage, made.server, made.states, made.holders, 2)
     job = job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0])))
     run = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))

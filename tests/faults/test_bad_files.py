@@ -136,7 +136,7 @@ def test_the_exit_code_says_whether_the_user_or_the_machine_failed(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(running, "RecordedRun", fail)
+    monkeypatch.setattr(running, "RunWriter", fail)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == code
     said = capsys.readouterr().err
     assert said.startswith("error: ")

@@ -22,13 +22,13 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint_writer, environment
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 WORDS = ["rounds=3", "local_epochs=1", "model.hidden=[6]", "clients=3", "subset=90", "client_test=0.2"]
 WORDS += ["method=scaffold", "momentum=0", "stages=[ccvr]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1"]
-LOOP = Settings(executor="loop", device="cpu")
+LOOP = Compute(executor="loop", device="cpu")
 RECIPE = load("digits", WORDS)
 NOWHERE = 10**9
 

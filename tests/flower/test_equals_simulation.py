@@ -14,7 +14,7 @@ from small import federation, network
 
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.algorithm.upload import Clip, Half
+from fedhead.algorithm.upload import Clip, Float16Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
@@ -137,7 +137,7 @@ def test_uploads(name: str, tmp_path: Path) -> None:
     model, method, stages = model_for(name), METHODS[name](), [STAGES["finetune"]()]
     if method.head is None:
         stages.append(STAGES["ccvr"](samples=20, epochs=1))
-    settings = {**SETTINGS, "uploads": [Clip(0.1), Half()]}
+    settings = {**SETTINGS, "uploads": [Clip(0.1), Float16Upload()]}
     world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
     compare(world, Simulation(federation(), [model], method, **settings), stages)
 

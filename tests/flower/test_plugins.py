@@ -17,7 +17,7 @@ from fedhead.deploy.project import Project
 from fedhead.flower import factory
 from fedhead.flower.config import SiteFile
 from fedhead.flower.server_run import serve
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.testing.inprocess import InProcess
 
@@ -67,7 +67,7 @@ def test_the_user_s_own_code_equals_a_simulation(
     assert all(file.allow == allowed for file in made.sites().values())
     found = serve(made.server(), grid(made), log=lambda line: None)
     torch.set_num_threads(1)
-    expected = execute(made.server().recipe_of_run(), tmp_path / "sim", Settings(executor="loop", threads=1))
+    expected = execute(made.server().recipe_of_run(), tmp_path / "sim", Compute(executor="loop", threads=1))
     assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert found["stages"].keys() == expected["stages"].keys()
     for name, stage in expected["stages"].items():

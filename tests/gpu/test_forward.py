@@ -53,7 +53,7 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
 
 def test_statistics() -> None:
     simulation = trained("fedavg", "batch")
-    stage, passes = CCVR().after(simulation.method), ForwardExecutor()
+    stage, passes = CCVR().on_method(simulation.method), ForwardExecutor()
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
     for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
         for name, value in alone.send["statistics"].items():

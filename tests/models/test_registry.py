@@ -14,7 +14,7 @@ from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS, build, register, weights
 from fedhead.models.build_many import build_many
-from fedhead.models.registry import Body, with_head
+from fedhead.models.registry import FeatureExtractor, with_head
 
 
 def same(a: Any, b: Any) -> bool:
@@ -93,16 +93,16 @@ def test_the_smallest_images_work(name: str, side: int, options: Any) -> None:
 def test_a_name_is_registered_once() -> None:
     before = dict(MODELS)
     with pytest.raises(BadInput, match=r"'mlp' is taken already by fedhead\.models\.mlp:mlp"):
-        register("mlp", "again")(lambda shape: Body(torch.nn.Flatten(), 1))
+        register("mlp", "again")(lambda shape: FeatureExtractor(torch.nn.Flatten(), 1))
     assert before == MODELS
     assert all(entry.description for entry in MODELS.values())
 
 
 def test_a_model_of_ones_own() -> None:
     @register("tiny", "one layer, for this test")
-    def tiny(shape: tuple[int, ...], width: float = 1.5, mode: str = "plain", extra: object = None) -> Body:
+    def tiny(shape: tuple[int, ...], width: float = 1.5, mode: str = "plain", extra: object = None) -> FeatureExtractor:
         layer = torch.nn.Linear(shape[0], int(4 * width))
-        return Body(layer, int(4 * width))
+        return FeatureExtractor(layer, int(4 * width))
 
     try:
         assert build("tiny", (3,), 2, width=2, extra=[None]).features == 8
@@ -121,8 +121,8 @@ def test_models_built_in_several_threads_start_as_they_would_alone() -> None:
             assert torch.equal(value, found[name]), (place, name)
 
 
-def own_net(shape: Any, width: int = 5) -> Body:
-    return Body(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, width)), width)
+def own_net(shape: Any, width: int = 5) -> FeatureExtractor:
+    return FeatureExtractor(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, width)), width)
 
 
 class OwnHead(torch.nn.Linear):

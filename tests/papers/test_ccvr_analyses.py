@@ -23,7 +23,7 @@ from fedhead.papers.analyses.client_models import local_models, replay
 from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.reopen import fresh, reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 RECIPE = Recipe(
     dataset="digits",
@@ -42,7 +42,7 @@ RECIPE = Recipe(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("analysis") / "run"
-    execute(RECIPE, path, Settings(device="cpu", executor="loop"))
+    execute(RECIPE, path, Compute(device="cpu", executor="loop"))
     return path
 
 
@@ -242,7 +242,7 @@ def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pyte
 def test_calibration_has_the_settings_of_the_runs_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run"
     stage = ["stages=[ccvr, recalibrate]", "stage.ccvr.epochs=0", "stage.ccvr.tukey=real", "stage.recalibrate.epochs=0"]
-    result = execute(RECIPE.override(stage), path, Settings(device="cpu", executor="loop"))
+    result = execute(RECIPE.override(stage), path, Compute(device="cpu", executor="loop"))
     look = ["--device", "cpu", "--json"]
     assert call(["analyse", "norms", str(path), *look]) == 0
     calibration = json.loads(capsys.readouterr().out)["calibration"]

@@ -22,7 +22,7 @@ from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.run_cells import folder
 from fedhead.recipes import build
 from fedhead.runs.reopen import checkpoint_state
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.tables import parse
@@ -108,7 +108,7 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
 def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
     said: list[str] = []
-    outcome = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"), log=said.append)
+    outcome = reproduce(table, tmp_path, scale="small", settings=Compute(device="cpu"), log=said.append)
     assert len(said) == 2 * 2 * 2  # data, methods, seeds: stages train nothing
     assert len(outcome.cells) == 10  # one combination is skipped for each method
     assert all(f.mean is not None and len(f.values) == 2 and f.deviation is not None for f in outcome.cells)
@@ -116,7 +116,7 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
     assert "NOT comparable" in outcome.note()
     assert outcome.cells[0].published == 68.62
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
-    again = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"))
+    again = reproduce(table, tmp_path, scale="small", settings=Compute(device="cpu"))
     assert again == outcome
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
     with (tmp_path / "table.csv").open() as file:
@@ -128,7 +128,7 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
 
 def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
-    outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, settings=Settings(device="cpu"))
+    outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, settings=Compute(device="cpu"))
     (result,) = outcome.cells
     assert result.cell == "mild fedavg few"
     assert result.mean is not None
@@ -157,7 +157,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> None:
-    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
+    table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu", executor="stack")
     said: list[str] = []
     apart = reproduce(table, tmp_path / "apart", pick=PICK, settings=settings, together=False)
     joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, log=said.append)
@@ -173,7 +173,7 @@ def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> No
 
 
 def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -> None:
-    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
+    table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu", executor="stack")
     pick, said = ["mild fedavg before", "hard fedavg before", "hard fedprox before"], list[str]()
     reproduce(table, tmp_path / "apart", pick=pick, seeds=2, settings=settings, together=False)
     reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, log=said.append)
@@ -188,7 +188,7 @@ def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -
 
 
 def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu")
+    table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu")
     whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings, together=True)
     record = RunFolder.record
 
@@ -222,18 +222,18 @@ def test_what_was_begun_one_by_one_goes_on_so_and_the_others_together(
         raise Stopped
 
     with pytest.raises(Stopped):
-        execute(first, begun, Settings(device="cpu", executor="loop"), on_row=stop)
-    reproduce(table, tmp_path, pick=PICK, settings=Settings(device="cpu"), together=True)
+        execute(first, begun, Compute(device="cpu", executor="loop"), on_row=stop)
+    reproduce(table, tmp_path, pick=PICK, settings=Compute(device="cpu"), together=True)
     used = {path.parent.name: json.loads(path.read_text())["executor"] for path in tmp_path.rglob("result.json")}
     assert used == {"seed-0": "loop", "seed-1": "stack", "seed-2": "stack"}
 
 
 def test_one_by_one_is_the_way_on_a_cpu_and_together_needs_a_stack(tmp_path: Path) -> None:
     table, said = parse("paper/tiny", TINY.lstrip()), list[str]()
-    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Settings(device="cpu"), log=said.append)
+    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Compute(device="cpu"), log=said.append)
     assert [line.split(" ")[0] for line in said] == ["[1/2]", "[2/2]"]
     with pytest.raises(BadInput, match="train together in a stack"):
-        reproduce(table, tmp_path / "t", settings=Settings(device="cpu", executor="loop"), together=True)
+        reproduce(table, tmp_path / "t", settings=Compute(device="cpu", executor="loop"), together=True)
     assert not (tmp_path / "t").exists()
 
 

@@ -27,7 +27,7 @@ from fedhead.papers.analyses import collapse
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.reopen import Trained, reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
 
@@ -119,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     out = tmp_path_factory.mktemp("runs")
     for name in ("fedavg", "fedetf"):
         recipe = Recipe(method=name, rounds=2, clients=4, lr=0.05, subset=300, model_parameters={"hidden": (16,)})
-        execute(recipe, out / name, Settings(executor="loop", device="cpu"))
+        execute(recipe, out / name, Compute(executor="loop", device="cpu"))
     return [reopen(out / name, device="cpu") for name in ("fedavg", "fedetf")]
 
 

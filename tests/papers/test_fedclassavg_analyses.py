@@ -19,13 +19,13 @@ from fedhead.papers.analyses.personal import agreement, personal_models
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.runs.read_runs import load_run
 from fedhead.runs.reopen import Trained, reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = tmp_path_factory.mktemp("runs") / "run"
-    execute(RECIPE.override(["evaluate_every=1"]), path, Settings(device="cpu", executor="loop"))
+    execute(RECIPE.override(["evaluate_every=1"]), path, Compute(device="cpu", executor="loop"))
     return reopen(path, device="cpu")
 
 
@@ -98,7 +98,7 @@ def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
 
 def test_conductance_says_that_clients_share_one_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recipe = RECIPE.override(["method=fedavg", "model=mlp(hidden=[8])", "rounds=1"])
-    execute(recipe, tmp_path / "run", Settings(device="cpu", executor="loop"))
+    execute(recipe, tmp_path / "run", Compute(device="cpu", executor="loop"))
     with caplog.at_level("WARNING", logger="fedhead"):
         report = ANALYSES["conductance"].run([reopen(tmp_path / "run", device="cpu")], AnalysisOptions(samples=20))
     (numbers,) = report.numbers.values()

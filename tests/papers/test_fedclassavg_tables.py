@@ -18,7 +18,7 @@ from fedhead.methods.ktpfl import KTpFL
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.studies.sweep import tables
 
 TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fedclassavg/table5"]
@@ -57,7 +57,7 @@ def test_full_cells_fit_their_data(choice: str) -> None:
 
 def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     outcome = reproduce(
-        tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Settings(device="cpu", executor="loop")
+        tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Compute(device="cpu", executor="loop")
     )
     found = {result.choices["what"]: result.mean for result in outcome.cells}
     classifier = 4 * (512 * 10 + 10)
@@ -70,7 +70,7 @@ def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
 
 def test_table_3_measures_local_models_after_training_for_every_method(tmp_path: Path) -> None:
     """No method has an epoch more than the others: FedAvg's last one is the stage's, after one round less."""
-    settings = Settings(device="cpu", executor="stack")
+    settings = Compute(device="cpu", executor="stack")
     table = tables.load("fedclassavg/table3")
     for cell in table.cells():
         recipe = cell.recipe(0)

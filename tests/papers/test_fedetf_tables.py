@@ -19,7 +19,7 @@ from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes import build
 from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTuneCCVR, FineTuneETF
 from fedhead.studies.sweep import tables
@@ -89,14 +89,14 @@ def test_the_papers_settings() -> None:
         assert cells[f"{method} cifar10-0.1 general"].keys["method.absent"] == "mask"
     assert (calibrated.samples, calibrated.epochs, calibrated.batch_size) == (10, 100, 128)
     assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
-    assert calibrated == tuned.earlier()  # what is tuned for Personal. is the model that is tested for General.
+    assert calibrated == tuned.prerequisite()  # what is tuned for Personal. is the model that is tested for General.
     ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
     (model,) = Experiment.from_recipe(ablation["no-projection digits-for-cifar10-0.1"].recipe(0)).models
     assert model.features == 200  # the ETF stands in the extractor's own dimension
 
 
 def test_a_table_of_few_cells(tmp_path: Path) -> None:
-    pick, settings = ["d-9", "step-global", "step-20"], Settings(executor="stack")
+    pick, settings = ["d-9", "step-global", "step-20"], Compute(executor="stack")
     outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, settings=settings)
     found = {result.cell: result.mean for result in outcome.cells}
     assert found.keys() == {"d-9", "step-global", "step-20"}

@@ -19,7 +19,7 @@ from fedhead.papers.tables.results import Measurement, value_at
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import training_groups
 from fedhead.runs.failures import raise_if_fatal
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.sweep.tables import load as table
 from fedhead.studies.sweep.tables import names, parse
@@ -30,7 +30,7 @@ CELL = replace(
     deviation="seeds",
 )
 RECIPE = load("digits", ["clients=30"])
-CPU = Settings(device="cpu")
+CPU = Compute(device="cpu")
 
 
 def row(value: float | None, deviation: float | None = None, seed: int = 0) -> Measurement:
@@ -183,7 +183,7 @@ def test_runs_whose_common_stack_fails_are_each_tried_alone(
 
     monkeypatch.setattr(training_groups, "execute_together", fails)
     monkeypatch.setattr(training_groups, "execute", fails_once)
-    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
     assert {path: str(error) for path, error in errors.items()} == {lost: "alone it fails too"}
     assert [RunFolder.open(path).finished for path in runs if path != lost] == [True, True]
     assert "runs that train together failed, each goes on alone" in caplog.text
@@ -193,7 +193,7 @@ def test_runs_whose_common_stack_fails_are_each_tried_alone(
 def test_a_run_that_diverged_in_the_common_stack_is_not_trained_again(tmp_path: Path) -> None:
     small = ["rounds=1", "clients=2", "subset=60", "lr=1e30"]
     runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(2)}
-    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
     assert list(errors) == list(runs)
     assert all(isinstance(error, Diverged) for error in errors.values())
 
@@ -205,7 +205,7 @@ def test_a_run_that_was_left_out_of_the_stack_is_tried_again_though_it_diverged_
     folder = RunFolder.create(first, runs[first])
     folder.save_environment({"executor": "loop"})
     (first / "diverged.json").write_text(json.dumps({"reason": "client 0, round 1: not finite"}))
-    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
     assert not any(isinstance(error, Diverged) for error in errors.values())
 
 

@@ -60,7 +60,7 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import fedhead as fh\nfrom torch import nn\n"
         "def words(input_shape):\n"
-        "    return fh.Body(nn.Sequential(nn.Embedding(7, 3), nn.Flatten()), 3 * input_shape[0])\n"
+        "    return fh.FeatureExtractor(nn.Sequential(nn.Embedding(7, 3), nn.Flatten()), 3 * input_shape[0])\n"
     )
     keys = {"dataset": str(path), "partition": "iid", "clients": 2, "model": "net.py:words"}
     with pytest.raises(BadInput, match='state layout="features" or layout="tokens"'):

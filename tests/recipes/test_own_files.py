@@ -25,7 +25,7 @@ class Mine(fh.Method):
         return super().loss(w, batch, client) * self.factor
 
 @dataclass(frozen=True)
-class Half(fh.Upload):
+class Float16Upload(fh.Upload):
     'Changes nothing.'
     def encode(self, send, client):
         return send
@@ -71,7 +71,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(OWN)
-    upload, _ = load_object("b/mine.py:Half", "upload")
+    upload, _ = load_object("b/mine.py:Float16Upload", "upload")
     fh.run(small(), "mlp", "a/mine.py:Mine", rounds=1, uploads=[upload()], out="run", executor="loop")
     recipe = RunFolder.open(Path("run")).recipe
-    assert (recipe.method, recipe.uploads) == ("mine.py:Mine", (f"{tmp_path}/b/mine.py:Half",))
+    assert (recipe.method, recipe.uploads) == ("mine.py:Mine", (f"{tmp_path}/b/mine.py:Float16Upload",))

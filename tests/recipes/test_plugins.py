@@ -27,10 +27,10 @@ from fedhead.core.system.errors import BadInput
 from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import METRICS, RunFolder
 
-LOOP = Settings(executor="loop")
+LOOP = Compute(executor="loop")
 RECIPE = """
 dataset: {0}moons
 partition: {0}halves(0.4)
@@ -301,7 +301,7 @@ BROKEN = {
     "import fedhead\n\ndef f():\n    1 / 0\n\nf()": ("method=own.py:A", "own.py, line 4, does not import (ZeroDiv"),
     "A = 3": ("method=own.py:A", "own.py:A is of type int, not a class"),
     "def A(shape, width): ...": ("model=own.py:A", "own.py:A takes (shape, width), a model is called with"),
-    "def A(shape): return 3": ("model=own.py:A", "model 'own.py:A' made int: return fedhead.Body"),
+    "def A(shape): return 3": ("model=own.py:A", "model 'own.py:A' made int: return fedhead.FeatureExtractor"),
     "def A(): return 1, 2": ("dataset=own.py:A", "must return (x, y, x_test, y_test)"),
     "def A(): raise KeyError('no disk')": ("dataset=own.py:A", "the function raised KeyError: 'no disk'"),
     "A = 4": ("dataset=own.py:A", "own.py:A is int, no data set"),

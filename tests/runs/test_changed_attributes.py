@@ -15,7 +15,7 @@ from fedhead.methods import METHODS
 from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import reopen
-from fedhead.runs.run import Settings, execute, execute_together
+from fedhead.runs.run import Compute, execute, execute_together
 from fedhead.runs.run_folder import METRICS
 
 OWN = """
@@ -135,7 +135,7 @@ def losses(folder: Path) -> list[Any]:
 @pytest.mark.parametrize("name", ["Growing", "GrowingTensor"])
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_a_resumed_run_goes_on_with_what_its_method_has_changed(tmp_path: Path, name: str, executor: str) -> None:
-    recipe, settings = recipe_of(tmp_path, name), Settings(executor=executor)
+    recipe, settings = recipe_of(tmp_path, name), Compute(executor=executor)
     whole = execute(recipe, tmp_path / "whole", settings)
     with pytest.raises(Stopped):
         execute(recipe, tmp_path / "stopped", settings, on_row=stop_after(2))
@@ -147,7 +147,7 @@ def test_a_resumed_run_goes_on_with_what_its_method_has_changed(tmp_path: Path, 
 def test_a_resumed_run_goes_on_with_what_its_aggregator_has_changed(tmp_path: Path) -> None:
     recipe, settings = (
         recipe_of(tmp_path, "Cached", f"aggregator={tmp_path / 'mine.py'}:Slower"),
-        Settings(executor="loop"),
+        Compute(executor="loop"),
     )
     whole = execute(recipe, tmp_path / "whole", settings)
     with pytest.raises(Stopped):
@@ -171,7 +171,7 @@ def test_a_run_begun_in_python_can_be_loaded_without_its_sampler(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "python", "several"])
 def test_a_generator_that_was_drawn_from_is_named_and_not_resumed(tmp_path: Path, kind: str, caplog: Any) -> None:
-    recipe, settings = recipe_of(tmp_path, "OwnGenerator", f"method.kind={kind}"), Settings(executor="loop")
+    recipe, settings = recipe_of(tmp_path, "OwnGenerator", f"method.kind={kind}"), Compute(executor="loop")
     warn_once.cache_clear()
     with pytest.raises(Stopped):
         execute(recipe, tmp_path / "run", settings, on_row=stop_after(2))
@@ -182,17 +182,17 @@ def test_a_generator_that_was_drawn_from_is_named_and_not_resumed(tmp_path: Path
 
 def test_joined_runs_go_on_with_what_each_method_has_changed(tmp_path: Path) -> None:
     recipes = [recipe_of(tmp_path, "Growing", f"seed={seed}") for seed in (0, 1)]
-    whole = execute_together(recipes, [tmp_path / "a", tmp_path / "b"], Settings())
+    whole = execute_together(recipes, [tmp_path / "a", tmp_path / "b"], Compute())
     stopped = [tmp_path / "c", tmp_path / "d"]
     stop = stop_after(2)
     with pytest.raises(Stopped):
-        execute_together(recipes, stopped, Settings(), on_row=lambda recipe, row: stop(row))
-    resumed = execute_together(recipes, stopped, Settings(), resume=True)
+        execute_together(recipes, stopped, Compute(), on_row=lambda recipe, row: stop(row))
+    resumed = execute_together(recipes, stopped, Compute(), resume=True)
     assert [row["test_loss"] for row in resumed] == [row["test_loss"] for row in whole]
 
 
 def test_a_run_that_is_opened_again_has_what_its_method_has_changed(tmp_path: Path) -> None:
-    execute(recipe_of(tmp_path, "Growing", "method.mu=0.1"), tmp_path / "run", Settings())
+    execute(recipe_of(tmp_path, "Growing", "method.mu=0.1"), tmp_path / "run", Compute())
     method: Any = reopen.reopen(tmp_path / "run").simulation.method
     assert method.mu == pytest.approx(2.1)
 
@@ -233,20 +233,20 @@ def test_going_on_with_a_method_that_the_run_has_changed_says_to_build_it_anew(t
 def test_what_no_checkpoint_can_hold_is_named_and_not_resumed(tmp_path: Path, caplog: Any) -> None:
     recipe = recipe_of(tmp_path, "Lost")
     with caplog.at_level(logging.WARNING, "fedhead"), pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", Settings(executor="loop"), on_row=stop_after(2))
+        execute(recipe, tmp_path / "run", Compute(executor="loop"), on_row=stop_after(2))
     assert "Lost.seen changes during the run" in caplog.text
     with pytest.raises(BadInput, match=r"can't be resumed: Lost\.seen changed .* keep it in the server's state"):
-        execute(recipe, tmp_path / "run", Settings(), resume=True)
+        execute(recipe, tmp_path / "run", Compute(), resume=True)
 
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_what_a_hook_keeps_to_look_at_does_not_stop_the_run(tmp_path: Path, executor: str) -> None:
-    execute(recipe_of(tmp_path, "Looks"), tmp_path / "run", Settings(executor=executor))
+    execute(recipe_of(tmp_path, "Looks"), tmp_path / "run", Compute(executor=executor))
     assert len(losses(tmp_path / "run")) == 4
 
 
 def test_a_cached_property_is_no_change(tmp_path: Path, caplog: Any) -> None:
-    recipe, settings = recipe_of(tmp_path, "Cached"), Settings(executor="loop")
+    recipe, settings = recipe_of(tmp_path, "Cached"), Compute(executor="loop")
     with pytest.raises(Stopped):
         execute(recipe, tmp_path / "run", settings, on_row=stop_after(2))
     execute(recipe, tmp_path / "run", settings, resume=True)

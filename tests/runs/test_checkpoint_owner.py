@@ -12,10 +12,10 @@ from fedhead.core.tree.treefile import load_tree, save_tree
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.checkpoint_owner import SETTINGS, settings
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, RESULT
 
-CPU = Settings(device="cpu", executor="loop")
+CPU = Compute(device="cpu", executor="loop")
 RECIPE = load("digits", ["rounds=2", "clients=3", "subset=90", "model.hidden=[8]"])
 
 

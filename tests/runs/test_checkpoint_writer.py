@@ -98,5 +98,5 @@ def test_states_are_only_collected_where_they_are_saved(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(run, "stored_clients", noted)
     monkeypatch.setattr(checkpoint_writer, "SHARE", 1e-9)
-    run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", run.Settings())
+    run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", run.Compute())
     assert collected == [3, 3], "the first and the last round"

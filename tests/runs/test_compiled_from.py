@@ -25,7 +25,7 @@ from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.recipes.recipe import load
 from fedhead.recipes.run_folder_schema import check_environment
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 RECIPE = load("digits", ["rounds=4", "model.hidden=[8]", "clients=3", "subset=120", "evaluate_every=4"])
 
@@ -65,11 +65,11 @@ def stop_at(number: int) -> Any:
 def test_a_resumed_run_is_compiled_from_the_same_round_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fedhead")
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Settings(executor=Compiling(ready=2)), on_row=stop_at(3))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=2)), on_row=stop_at(3))
     assert environment(tmp_path)["compiled_from"] == 2
     assert "round 2: steps are compiled from here on" in caplog.text
     again = Compiling(ready=99)
-    assert execute(RECIPE, tmp_path, Settings(executor=again), resume=True)["compiled_from"] == 2
+    assert execute(RECIPE, tmp_path, Compute(executor=again), resume=True)["compiled_from"] == 2
     assert again.asked == dict.fromkeys(again.asked, True)
     assert max(again.asked) == 4
     assert fh.load(tmp_path).compiled_from == 2
@@ -77,29 +77,29 @@ def test_a_resumed_run_is_compiled_from_the_same_round_on(tmp_path: Path, caplog
 
 def test_a_run_that_has_to_repeat_rounds_is_not_compiled_before(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Settings(executor=Compiling(ready=9)), on_row=stop_at(1))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), on_row=stop_at(1))
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({**environment(tmp_path), "compiled_from": 3}))  # as if killed in round 3
     again = Compiling(ready=1)
-    assert execute(RECIPE, tmp_path, Settings(executor=again), resume=True)["compiled_from"] == 3
+    assert execute(RECIPE, tmp_path, Compute(executor=again), resume=True)["compiled_from"] == 3
     assert again.asked == {2: False, 3: True, 4: True}
 
 
 def test_a_run_that_was_not_compiled_yet_says_so_and_may_be_later(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Settings(executor=Compiling(ready=9)), on_row=stop_at(2))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), on_row=stop_at(2))
     assert environment(tmp_path)["compiled_from"] is None
     again = Compiling(ready=1)
-    found = execute(RECIPE, tmp_path, Settings(executor=again), resume=True)
+    found = execute(RECIPE, tmp_path, Compute(executor=again), resume=True)
     assert found["compiled_from"] == min(again.asked) > 1
 
 
 def test_the_mode_is_kept_on_resuming_and_another_one_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Settings(executor="loop", compile="never"), on_row=stop_at(1))
+        execute(RECIPE, tmp_path, Compute(executor="loop", compile="never"), on_row=stop_at(1))
     assert environment(tmp_path)["compile"] == "never"
     with pytest.raises(BadInput, match="was begun with compile never"):
-        execute(RECIPE, tmp_path, Settings(compile="wait"), resume=True)
+        execute(RECIPE, tmp_path, Compute(compile="wait"), resume=True)
     assert execute(RECIPE, tmp_path, resume=True)["compiled_from"] is None
 
 
@@ -148,7 +148,7 @@ def test_the_mode_decides_how_a_stack_is_compiled(
 
 
 def test_a_stage_after_the_run_is_compiled_when_the_run_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute(replace(RECIPE, rounds=1), tmp_path, Settings(device="cpu", executor="stack", compile="never"))
+    execute(replace(RECIPE, rounds=1), tmp_path, Compute(device="cpu", executor="stack", compile="never"))
     asked: list[object] = []
     monkeypatch.setattr(select, "_built_in", lambda name, simulation, compile, runs: asked.append(compile) or Stack())
     fh.load(tmp_path).calibrate(fh.CCVR(samples=10, epochs=1))

@@ -14,7 +14,7 @@ from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.recipe import load
 from fedhead.runs import training_groups
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
@@ -104,7 +104,7 @@ def test_a_damaged_folder_does_not_keep_others_from_training_together(
 ) -> None:
     small = ["rounds=2", "clients=2", "subset=60"]
     runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
-    settings = Settings(device="cpu", executor="stack")
+    settings = Compute(device="cpu", executor="stack")
     first = next(iter(runs))
     execute(runs[first], first, settings)
     (first / RESULT).unlink()

@@ -14,7 +14,7 @@ from fedhead.recipes import recipe_data as recipe_data
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, PARTITION, RESULT, RunFolder
 
 RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participation=0.5", "subset=200"]).override(
@@ -25,7 +25,7 @@ RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participa
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("reopen") / "run"
-    execute(RECIPE, path, Settings(executor="stack", device="cpu"))
+    execute(RECIPE, path, Compute(executor="stack", device="cpu"))
     return path
 
 

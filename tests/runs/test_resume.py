@@ -17,7 +17,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
 
 SMALL = [
@@ -76,7 +76,7 @@ class Stopped(BaseException):
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str) -> None:
     recipe = load("digits", [*SMALL, *words])
-    settings = Settings(executor=executor)
+    settings = Compute(executor=executor)
     execute(recipe, tmp_path / "whole", settings)
     for stop in (1, 3, 4):
 
@@ -103,8 +103,8 @@ def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str
 def test_more_rounds_end_as_a_run_that_had_them_from_the_start(tmp_path: Path, words: list[str]) -> None:
     recipe = load("digits", [*SMALL, *words])
     longer = recipe.override(["rounds=6", f"stages=[{', '.join([*recipe.stages, 'finetune'])}]"])
-    execute(longer, tmp_path / "whole", Settings(executor="loop"))
-    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    execute(longer, tmp_path / "whole", Compute(executor="loop"))
+    execute(recipe, tmp_path / "run", Compute(executor="loop"))
     execute(longer, tmp_path / "run", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "run")
     results = [RunFolder.open(tmp_path / name).result() or {} for name in ("whole", "run")]
@@ -117,8 +117,8 @@ def test_more_rounds_end_as_a_run_that_had_them_from_the_start(tmp_path: Path, w
 def test_killed_while_rounds_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load("digits", SMALL)
     longer = recipe.override(["rounds=5"])
-    execute(longer, tmp_path / "whole", Settings(executor="loop"))
-    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    execute(longer, tmp_path / "whole", Compute(executor="loop"))
+    execute(recipe, tmp_path / "run", Compute(executor="loop"))
     write = RunFolder._write
 
     def killed(self: RunFolder, name: str, text: str) -> None:
@@ -137,15 +137,15 @@ def test_killed_while_rounds_are_added(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_stopped_before_the_first_checkpoint(tmp_path: Path) -> None:
     recipe = load("digits", SMALL)
-    execute(recipe, tmp_path / "whole", Settings(executor="loop"))
+    execute(recipe, tmp_path / "whole", Compute(executor="loop"))
     folder = RunFolder.create(tmp_path / "early", recipe)
-    execute(recipe, folder.path, Settings(executor="loop"), resume=True)
+    execute(recipe, folder.path, Compute(executor="loop"), resume=True)
     assert_same(tmp_path / "whole", folder.path)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     recipe = load("digits", SMALL)
-    first = execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    first = execute(recipe, tmp_path / "run", Compute(executor="loop"))
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     assert execute(recipe, tmp_path / "run", resume=True) == first
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
@@ -158,12 +158,12 @@ def test_resuming_otherwise_than_begun_is_refused(tmp_path: Path) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", Settings(executor="loop"), on_row=interrupt)
+        execute(recipe, tmp_path / "run", Compute(executor="loop"), on_row=interrupt)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     with pytest.raises(BadInput, match="begun with executor loop"):
-        execute(recipe, tmp_path / "run", Settings(executor="stack"), resume=True)
+        execute(recipe, tmp_path / "run", Compute(executor="stack"), resume=True)
     with pytest.raises(BadInput, match="begun with precision fp32"):
-        execute(recipe, tmp_path / "run", Settings(precision="bf16"), resume=True)
+        execute(recipe, tmp_path / "run", Compute(precision="bf16"), resume=True)
     with pytest.raises(BadInput, match=r"lr was 0\.05 and is now 0\.5"):
         execute(recipe.override(["lr=0.5"]), tmp_path / "run", resume=True)
     with pytest.raises(BadInput, match="unfinished run"):
@@ -189,8 +189,8 @@ def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Pat
     recipe = load("digits", [*words, f"method={tmp_path}/reads.py:Reads"])
     for executor in ("loop", "auto"):
         with pytest.raises(BadInput, match="use executor=loop"):
-            execute(recipe, tmp_path / executor, Settings(executor="stack"), resume=True)
-        assert execute(recipe, tmp_path / executor, Settings(executor=executor), resume=True)["accuracy"]
+            execute(recipe, tmp_path / executor, Compute(executor="stack"), resume=True)
+        assert execute(recipe, tmp_path / executor, Compute(executor=executor), resume=True)["accuracy"]
         assert RunFolder.open(tmp_path / executor).environment()["executor"] == "loop"
     together = ["sweep", "digits", *words, f"method={tmp_path}/reads.py:Reads", "lr=[0.1]", "--seeds", "2"]
     assert call([*together, "--together", "--out", str(tmp_path / "grid")]) == 0  # each for itself
@@ -199,7 +199,7 @@ def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Pat
 def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="an optional extra")
     recipe = load("digits", SMALL)
-    settings = Settings(executor="loop", loggers=(TensorBoard(),))
+    settings = Compute(executor="loop", loggers=(TensorBoard(),))
 
     def interrupt(row: dict[str, Any]) -> None:
         if row["round"] == 2:

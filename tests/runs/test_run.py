@@ -24,9 +24,9 @@ from fedhead.recipes import recipe_data
 from fedhead.recipes.recipe import load
 from fedhead.runs import run
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Settings, execute, execute_together
+from fedhead.runs.run import Compute, execute, execute_together
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_writer import RecordedRun
+from fedhead.runs.run_writer import RunWriter
 from fedhead.runs.seeds import execute_seeds
 
 RECIPE = load("digits", ["rounds=3", "model.hidden=[8]", "clients=3", "subset=120"])
@@ -52,7 +52,7 @@ def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path)
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(RECIPE, tmp_path / "run", Settings(executor="loop", threads=2), on_row=note)
+        execute(RECIPE, tmp_path / "run", Compute(executor="loop", threads=2), on_row=note)
     execute(RECIPE, tmp_path / "run", resume=True, on_row=note)
     assert seen == [(1, 2), (2, 2), (1, 2), (2, 2), (3, 2)]
 
@@ -67,15 +67,15 @@ def test_small_models_without_convolutions_take_one_thread() -> None:
 
 def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_path: Path) -> None:
     out, cpu = tmp_path / "run", torch.device("cpu")
-    fresh = run._as_begun(RecordedRun(RECIPE, out), Settings(executor="loop", precision="bf16"), cpu)
+    fresh = run._as_begun(RunWriter(RECIPE, out), Compute(executor="loop", precision="bf16"), cpu)
     assert (fresh.executor, fresh.precision, fresh.device, fresh.threads) == ("loop", "bf16", "cpu", None)
     facts = {"executor": "loop", "threads": 2, "precision": "bf16", "device": "cpu"}
     RunFolder.create(out, RECIPE).save_environment(facts)
-    begun = RecordedRun(RECIPE, out, resume=True)
-    for settings in (Settings(), Settings(executor="loop", device="cpu", precision="bf16"), Settings(precision="fp32")):
+    begun = RunWriter(RECIPE, out, resume=True)
+    for settings in (Compute(), Compute(executor="loop", device="cpu", precision="bf16"), Compute(precision="fp32")):
         again = run._as_begun(begun, settings, cpu)
         assert {name: getattr(again, name) for name in facts} == facts
-    for settings, words in ((Settings(executor="stack"), "executor loop"), (Settings(device="cuda"), "device cpu")):
+    for settings, words in ((Compute(executor="stack"), "executor loop"), (Compute(device="cuda"), "device cpu")):
         with pytest.raises(BadInput, match=f"was begun with {words}"):
             run._as_begun(begun, settings, cpu)
 
@@ -84,12 +84,12 @@ def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_
 def test_every_component_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     recipe, out = RECIPE.override(["stages=[ccvr]", "uploads=[half]"]), tmp_path / "run"
     if command == "reopen":
-        execute(recipe, out, Settings(executor="loop"))
+        execute(recipe, out, Compute(executor="loop"))
     made: list[str] = []
     for name in ("algorithms", "uploads", "local", "architectures"):
         original = getattr(components, name)
         monkeypatch.setattr(components, name, lambda *a, f=original, n=name, **k: (made.append(n), f(*a, **k))[1])
-    execute(recipe, out, Settings(executor="loop")) if command == "execute" else reopen(out)
+    execute(recipe, out, Compute(executor="loop")) if command == "execute" else reopen(out)
     assert sorted(made) == ["algorithms", "architectures", "local", "uploads"]
 
 
@@ -113,7 +113,7 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
     (here / "recipe.yaml").write_text(RECIPE.override(["rounds=2"]).to_yaml())
     monkeypatch.chdir(elsewhere)
     recipe, out = load(here / "recipe.yaml"), tmp_path / "run"
-    settings = Settings(executor="mine.py:Slow")
+    settings = Compute(executor="mine.py:Slow")
 
     def stop(row: Row) -> None:
         raise KeyboardInterrupt
@@ -135,13 +135,13 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
 def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
     asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "loggers": (CSVLogger(),)}
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
-        local_run.execute(RECIPE, tmp_path / "run", Settings(**{name: asked[name]}))
+        local_run.execute(RECIPE, tmp_path / "run", Compute(**{name: asked[name]}))
     assert not (tmp_path / "run").exists()
 
 
 def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="train together in a stack"):
-        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"))
+        execute_together([RECIPE], [tmp_path / "run"], Compute(executor="loop"))
     assert not (tmp_path / "run").exists()
 
 
@@ -151,12 +151,12 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
     monkeypatch.setattr(recipe_data, "federation", lambda *_: pytest.fail("data was read"))
     RunFolder.create(tmp_path / "run", RECIPE)
     with pytest.raises(BadInput, match="holds an unfinished run already"):
-        execute(RECIPE, tmp_path / "run", Settings(device="cpu"))
+        execute(RECIPE, tmp_path / "run", Compute(device="cpu"))
 
 
 def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"])
-    found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda recipe, row: None)
+    found = execute_seeds(recipe, tmp_path / "run", Compute(executor="loop"), on_row=lambda recipe, row: None)
     each = [run["metrics"]["f1"] for run in found["runs"]]
     assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 
@@ -166,7 +166,7 @@ def test_a_run_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Pat
     out.mkdir()
     (out / ".config.yaml.abc").write_text("half")
     assert not RunFolder.holds_run(out)
-    assert execute(RECIPE.override(["rounds=1"]), out, Settings(executor="loop"), resume=True)["rounds"] == 1
+    assert execute(RECIPE.override(["rounds=1"]), out, Compute(executor="loop"), resume=True)["rounds"] == 1
     assert RunFolder.holds_run(out)
 
 

@@ -29,7 +29,7 @@ from fedhead.runs.run_folder import (
     STAGE_STATES,
     RunFolder,
 )
-from fedhead.runs.run_writer import RecordedRun
+from fedhead.runs.run_writer import RunWriter
 
 RECIPE = Recipe(rounds=5)
 
@@ -274,13 +274,13 @@ def test_of_processes_that_create_one_folder_at_once_one_wins(tmp_path: Path, mo
 
 def test_a_run_that_another_process_went_on_with_is_not_mixed_with_it(tmp_path: Path) -> None:
     recipe = load("digits", ["rounds=2", "clients=2", "subset=40", "model.hidden=[4]", "local_epochs=1"])
-    late = RecordedRun(recipe, tmp_path / "run", resume=True)  # has looked at the folder, which is not there yet
-    with RecordedRun(recipe, tmp_path / "run").writing({"executor": "loop"}):
+    late = RunWriter(recipe, tmp_path / "run", resume=True)  # has looked at the folder, which is not there yet
+    with RunWriter(recipe, tmp_path / "run").writing({"executor": "loop"}):
         pass  # meanwhile another process was there, and was killed
     said = "began a run in it meanwhile; give the same command again when that has ended, or select another folder"
     with pytest.raises(BadInput, match=said), late.writing({"executor": "stack"}):
         pass
-    late = RecordedRun(recipe, tmp_path / "run", resume=True)
+    late = RunWriter(recipe, tmp_path / "run", resume=True)
     RunFolder.open(tmp_path / "run").finish({"accuracy": 1.0})
     before = photograph(tmp_path)
     with pytest.raises(BadInput, match="another process went on"), late.writing({"executor": "stack"}):

@@ -47,7 +47,7 @@ def trained(method: Method | None = None, rounds: int = 2, models: list[SplitMod
 def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
     simulation = trained()
     stage = CCVR(covariance=covariance, rank=3, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
-    stage = stage.after(simulation.method)
+    stage = stage.on_method(simulation.method)
     loop, stack = (run_stage(simulation.using(worker), stage).server for worker in (Loop(), Stack()))
     found, other = (stage.global_model(server, simulation.task) for server in (loop, stack))
     assert found is not None
@@ -61,7 +61,7 @@ def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
 
 def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     simulation = trained()
-    stage = CCVR().after(simulation.method)
+    stage = CCVR().on_method(simulation.method)
     sent = []
     for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3):
         sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().run(job), strict=True)]
@@ -122,7 +122,7 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     assert outcome.accuracy is None
     assert outcome.personal is not None
     alone = [k for k in simulation.holders if simulation.assign[k] == 0]
-    stage = CCVR(**SMALL).after(simulation.method)
+    stage = CCVR(**SMALL).on_method(simulation.method)
     job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
     merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().run(job)]))
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
@@ -287,17 +287,17 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
 def test_recalibration_is_refused_where_the_data_is_elsewhere() -> None:
     simulation = trained()
     outside = dataclasses.replace(simulation.task, pool=None)
-    stage = Recalibrate().after(simulation.method)
+    stage = Recalibrate().on_method(simulation.method)
     with pytest.raises(BadInput, match="oracle for simulations"):
         stage.aggregate(simulation.server, Replies([], [], []), outside)
     with pytest.raises(BadInput, match="no global model"):
-        Recalibrate().after(HeadOnly())
+        Recalibrate().on_method(HeadOnly())
 
 
 # -- bad statistics from a client -----------------------------------------------------------------------
 def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     simulation = trained()
-    stage = CCVR(**SMALL).after(simulation.method)
+    stage = CCVR(**SMALL).on_method(simulation.method)
     jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3)
     replies = Loop().run(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}

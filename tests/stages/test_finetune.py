@@ -218,7 +218,7 @@ def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"])
         stage = FineTuneETF(iterations=iterations, variant=variant, record=False)
         shorter = run_stage(simulation.using(Loop()), stage)
         assert "steps" not in shorter.metrics
-        look = FineTuneETF(variant=variant, at=last).after(simulation.method)
+        look = FineTuneETF(variant=variant, at=last).on_method(simulation.method)
         job = simulation.jobs(look, result.server, result.states, [3], STAGE)[0]
         w = look.personal_model(job.program.client(job.inputs(0)))
         for name, value in shorter.states[3]["tuned"].items():
@@ -235,7 +235,7 @@ def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
 
 def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     simulation = trained(FedAvg())
-    calibrated = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5).earlier()).weights
+    calibrated = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5).prerequisite()).weights
     result = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5))
     assert calibrated is not None
     assert result.weights is not None
@@ -250,14 +250,14 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     )
     by_hand.server = simulation.server.replace(model=calibrated)
     job = by_hand.jobs(FedAvg(), by_hand.server, by_hand.states, [1], STAGE)[0]
-    stage = FineTuneCCVR().after(FedAvg())
+    stage = FineTuneCCVR().on_method(FedAvg())
     job = dataclasses.replace(job, program=dataclasses.replace(job.program, algorithm=stage))
     schedules = simulation.jobs(stage, by_hand.server, by_hand.states, [1], STAGE)[0].schedules
     (reply,) = Loop().run(dataclasses.replace(job, schedules=schedules))
     assert (reply.keep["tuned"] - result.states[1]["tuned"]).sq() < 1e-20
     assert result.metrics["bytes_up"] > 0  # the statistics
     with pytest.raises(BadInput, match=r"finetune_ccvr can't follow fedrep"):
-        FineTuneCCVR().after(FedRep())
+        FineTuneCCVR().on_method(FedRep())
     with pytest.raises(BadInput, match=r"ccvr"):
         run_stage(trained(FedETF()).using(Loop()), FineTuneCCVR())  # an ETF head is fixed
 

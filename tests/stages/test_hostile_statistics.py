@@ -55,7 +55,7 @@ def after(stage: Stage, attack: Attack) -> FinishedRun:
     simulation = HostileSimulation(
         federation(), [network("group")], made, hostile=[3], attack=attack, rounds=1, local=LOCAL
     ).using(Loop())
-    return run(simulation, stages=[stage.after(made)])
+    return run(simulation, stages=[stage.on_method(made)])
 
 
 @pytest.mark.parametrize("factor", [1e6, 1e100])

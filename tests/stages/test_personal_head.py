@@ -109,7 +109,7 @@ def test_many_clients_at_once_compute_the_same_heads(stage: PersonalHead, min_cl
     simulation = Simulation(
         federation(), [network("group")], FedAvg(), dtype=torch.float64, min_class_count=min_class_count, **SETTINGS
     )
-    bound = stage.after(simulation.method)
+    bound = stage.on_method(simulation.method)
     result = run_stage(simulation.using(Loop()), stage)
     downlink = make_downlink(bound, result.server, simulation.holders, simulation.task_of)
     (job,) = simulation.work(bound, downlink, simulation.states, 1)

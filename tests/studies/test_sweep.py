@@ -16,7 +16,7 @@ from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.runs import environment
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, METRICS, RESULT, STAGE_STATES, RunFolder
 from fedhead.runs.run_transfer import ChangedFiles, place, read_files
 from fedhead.studies.sweep import sweep_runs
@@ -24,7 +24,7 @@ from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
 
-LOOP = Settings(executor="loop", device="cpu")
+LOOP = Compute(executor="loop", device="cpu")
 TINY = {"clients": 3, "rounds": 1, "local_epochs": 1, "subset": 60, "model.hidden": [[6]]}
 STAGES = {"stages": [[], ["ccvr"]], "stage.ccvr.samples": 5, "stage.ccvr.epochs": 1}
 WORDS = ["clients=3", "rounds=1", "local_epochs=1", "subset=60", "model.hidden=[[6]]", "--executor", "loop"]
@@ -80,7 +80,7 @@ def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkey
     trained: list[Path] = []
     real = sweep_runs.train_one
 
-    def stop(path: Path, recipe: Any, settings: Settings) -> None:
+    def stop(path: Path, recipe: Any, settings: Compute) -> None:
         trained.append(path)
         real(path, recipe, settings)
         if len(trained) == 2:
@@ -138,7 +138,7 @@ def test_no_time_begins_nothing(tmp_path: Path) -> None:
 
 
 def test_seeds_that_train_together_end_as_alone(tmp_path: Path) -> None:
-    table, stack = plan("digits", {"lr": [0.1], **TINY}), Settings(executor="stack", device="cpu")
+    table, stack = plan("digits", {"lr": [0.1], **TINY}), Compute(executor="stack", device="cpu")
     run_sweep(table, tmp_path / "joined", seeds=2, settings=stack, together=True)
     for path, recipe in sweep_cells(table, 2)[0].runs.items():
         execute(recipe, tmp_path / path, stack)

@@ -17,14 +17,14 @@ import pytest
 
 from fedhead.core.tree.treefile import load_tree
 from fedhead.runs import environment
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, RESULT, RunFolder
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-LOOP = Settings(executor="loop", device="cpu")
+LOOP = Compute(executor="loop", device="cpu")
 AXES = {
     "method": ["fedavg", "fedprox(mu=0.1)", "scaffold"],
     "partition": ["dirichlet(0.1)", "dirichlet(0.5)"],

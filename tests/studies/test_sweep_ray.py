@@ -15,7 +15,7 @@ from ray_stub import Ray
 
 from fedhead.core.system.errors import BadInput
 from fedhead.runs import environment
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 from fedhead.runs.run_transfer import place, read_files
 from fedhead.studies.sweep import ray_cluster, ray_engine, ray_worker
@@ -24,7 +24,7 @@ from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
 
-LOOP = Settings(executor="loop", device="cpu")
+LOOP = Compute(executor="loop", device="cpu")
 TABLE = plan("digits", {"lr": [0.1, 0.2], "clients": 3, "rounds": 2, "local_epochs": 1, "subset": 60})
 
 
@@ -104,7 +104,7 @@ def test_what_ray_can_not_give_is_refused(
     with pytest.raises(BadInput, match=r"--cpus-per-cell 1: the Ray cluster has 0.5 CPUs in all"):
         run_sweep(TABLE, tmp_path / "a", settings=LOOP, engine=engine)
     with pytest.raises(BadInput, match="--device cuda: with Ray a cell has the GPUs that it is given"):
-        run_sweep(TABLE, tmp_path / "b", settings=Settings(device="cuda"), engine=engine)
+        run_sweep(TABLE, tmp_path / "b", settings=Compute(device="cuda"), engine=engine)
 
     def missing(name: str) -> None:
         raise ImportError(name)

@@ -29,7 +29,7 @@ from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import Inputs, search_federation
 from fedhead.recipes.search_space import Dimension, with_values
 from fedhead.report.figures import tuning_plots
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.studies.tune.study import Study, objective_of
 from fedhead.studies.tune.trials import Outcome
 from fedhead.studies.tune.tune import _train_finally
@@ -251,7 +251,7 @@ def test_a_better_setting_is_trained_finally_beside_the_one_before(tmp_path: Pat
     )  # fmt: skip
     study.close()
     for lr in (0.1, 0.2, 0.2):
-        _train_finally(replace(recipe, lr=lr), study, Settings())
+        _train_finally(replace(recipe, lr=lr), study, Compute())
     assert load(tmp_path / "final" / "config.yaml").lr == 0.2
     assert load(tmp_path / "final-before-1" / "config.yaml").lr == 0.1
     assert not (tmp_path / "final-before-2").exists()
@@ -263,7 +263,7 @@ def test_the_final_training_waits_for_the_trials_of_other_workers(
 ) -> None:
     trained: list[float] = []
 
-    def final(recipe: Recipe, study: Study, settings: Settings) -> dict[str, Any]:
+    def final(recipe: Recipe, study: Study, settings: Compute) -> dict[str, Any]:
         trained.append(recipe.lr)
         return {}
 

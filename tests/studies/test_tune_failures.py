@@ -15,7 +15,7 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import Dimension
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.studies.tune import trial_queue
 from fedhead.studies.tune.study import Study
 from fedhead.studies.tune.trial_training import TrialTraining
@@ -57,7 +57,7 @@ def tune(recipe: Recipe, *space: str, out: Path, **more: Any) -> fh.TuneResult:
         "concurrent_trials": 1,
         "seed": 7,
     }
-    return fh.tune(recipe, *space, out=out, settings=Settings(device="cpu", executor="stack"), **(usual | more))
+    return fh.tune(recipe, *space, out=out, settings=Compute(device="cpu", executor="stack"), **(usual | more))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -68,7 +68,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def outcomes(recipe: Recipe, *chosen: dict[str, Any]) -> list[Outcome]:
     """Train trials side by side, without a study."""
     ended: dict[int, Outcome] = {}
-    search = TrialTraining.make(recipe, [], "loss", 0.15, Settings(device="cpu", executor="stack"))
+    search = TrialTraining.make(recipe, [], "loss", 0.15, Compute(device="cpu", executor="stack"))
     search.run(chosen, lambda place, number, value: False, lambda place, outcome: ended.update({place: outcome}))
     return [ended[place] for place in range(len(chosen))]
 
@@ -247,5 +247,5 @@ def test_settings_that_no_trial_can_have_are_refused_before_the_first(
 ) -> None:
     recipe, asked = load("digits", SMALL), {"device": "cpu", **wrong}
     with pytest.raises(fh.BadInput, match=sentence):
-        fh.tune(recipe, "lr=log(1e-3, 1)", out=tmp_path / "study", settings=Settings(**asked))
+        fh.tune(recipe, "lr=log(1e-3, 1)", out=tmp_path / "study", settings=Compute(**asked))
     assert not (tmp_path / "study").exists()

@@ -19,7 +19,7 @@ from ray_stub import Ray
 
 import fedhead as fh
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.studies.sweep import ray_cluster
 from fedhead.studies.tune import ray_tuning
 from fedhead.studies.tune.study import Study
@@ -34,7 +34,7 @@ def _tune(out: Path, space: str = SPACE, **more: Any) -> fh.TuneResult:
         "sampler": "random",
         "pruner": "none",
         "concurrent_trials": 2,
-        "settings": Settings(device="cpu"),
+        "settings": Compute(device="cpu"),
     }
     return fh.tune(RECIPE, space, out=out, objective="loss", **(usual | more))
 
@@ -116,13 +116,13 @@ class Slow(fh.FedAvg):
 SCRIPT = """
 import fedhead as fh, ray
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 recipe = load("digits", ["subset=60", "rounds=6", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])",
                          "method=slow.py:Slow"])
 found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none", concurrent_trials=1,
-                engine="ray", settings=Settings(device="cpu"))
+                engine="ray", settings=Compute(device="cpu"))
 print(len(found.trials), Counter(one.state for one in found.trials))
 """
 

@@ -39,7 +39,7 @@ class Shrink(fh.Stage):
 
 def net(shape, width: int = 12):
     """One hidden layer."""
-    return fh.Body(nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), width), nn.Tanh()), width)
+    return fh.FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), width), nn.Tanh()), width)
 
 
 def whole_net(shape, classes, width: int = 12):

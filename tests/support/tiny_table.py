@@ -6,10 +6,10 @@ import csv
 from pathlib import Path
 
 from fedhead.papers.tables.results import FILE
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.studies.sweep.tables import Table, parse
 
-CPU = Settings(device="cpu", executor="loop")
+CPU = Compute(device="cpu", executor="loop")
 TINY = """
 # A tiny table
 paper: ccvr

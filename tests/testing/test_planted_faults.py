@@ -339,11 +339,11 @@ def unsplit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return MixesSamples()
 
 
-def random_start(input_shape: tuple[int, ...]) -> fh.Body:
+def random_start(input_shape: tuple[int, ...]) -> fh.FeatureExtractor:
     """Draws from a generator of its own, which no seed reaches."""
     layer = nn.Linear(36, 8)
     nn.init.normal_(layer.weight, generator=Shaken.generator)
-    return fh.Body(nn.Sequential(nn.Flatten(), layer), 8)
+    return fh.FeatureExtractor(nn.Sequential(nn.Flatten(), layer), 8)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,10 @@ def random_start(input_shape: tuple[int, ...]) -> fh.Body:
         ),
         (not_last_traced, r"^not_last_traced: classifier '1' is not the last layer applied in Sequential: name the"),
         (mixing, r"^mixing: in evaluation mode a sample's logits depend on the others of its batch: "),
-        (unsplit, r"^unsplit: model 'unsplit' made MixesSamples: return fedhead\.Body\(extractor, width\), or fedhead"),
+        (
+            unsplit,
+            r"^unsplit: model 'unsplit' made MixesSamples: return fedhead\.FeatureExtractor\(extractor, width\), or",
+        ),
         (MixesSamples(), r"^MixesSamples has no named parts: use fh\.split\(model, classifier="),
         (MixesSamples, r"^MixesSamples is the class MixesSamples, no model: name a function \(input_shape\) that"),
         (lambda shape, width: None, r"^lambda takes \(shape, width\), a model is called with \(input_shape\): give 'w"),

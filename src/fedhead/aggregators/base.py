@@ -37,7 +37,7 @@ class Aggregator(Checked):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def fewest(self) -> int:
+    def min_clients(self) -> int:
         """Return the smallest number of updates that the rule is defined for.
 
         Returns:
@@ -49,7 +49,7 @@ class Aggregator(Checked):
         """Return one update for all; pure.
 
         Args:
-            updates: One update per client, at least `fewest()` of them, all with the same names.
+            updates: One update per client, at least `min_clients()` of them, all with the same names.
             previous: What `combine` returned in the round before, if the rule `remembers`; None in the first round.
 
         Returns:

@@ -30,15 +30,15 @@ def krum_scores(distances: Tensor, hostile: int) -> Tensor:
 class Krum(Aggregator):
     """Take the one update that is nearest to its neighbours (Blanchard et al., 2017)."""
 
-    hostile: Annotated[int, AtLeast(1)] = 1  # f, how many of a round's clients may be hostile
+    byzantine: Annotated[int, AtLeast(1)] = 1  # f, how many of a round's clients may be hostile
 
-    def fewest(self) -> int:
+    def min_clients(self) -> int:
         """2f + 2 < K (Proposition 4.2)."""
-        return 2 * self.hostile + 3
+        return 2 * self.byzantine + 3
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """The update of the lowest score."""
-        scores = krum_scores(squared_distances(inner_products(updates)), self.hostile)
+        scores = krum_scores(squared_distances(inner_products(updates)), self.byzantine)
         return updates[int(scores.argmin())]
 
 
@@ -49,6 +49,6 @@ class MultiKrum(Krum):
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """The mean of the K − f updates of the lowest scores."""
-        scores = krum_scores(squared_distances(inner_products(updates)), self.hostile)
-        best = sorted(scores.argsort()[: len(updates) - self.hostile].tolist())
+        scores = krum_scores(squared_distances(inner_products(updates)), self.byzantine)
+        best = sorted(scores.argsort()[: len(updates) - self.byzantine].tolist())
         return tree_mean([updates[i] for i in best], [1.0] * len(best))

@@ -19,19 +19,19 @@ from fedhead.core.tree.tree import Tree
 class TrimmedMean(Aggregator):
     """Leave out the smallest and largest values of every coordinate, average the rest (Yin et al., 2018, Definition 2).
 
-    The paper's β is `hostile` divided by the number of clients.
+    The paper's β is `byzantine` divided by the number of clients.
     """
 
-    hostile: Annotated[int, AtLeast(1)] = 1  # how many of a round's clients may be hostile: left out at each end
+    byzantine: Annotated[int, AtLeast(1)] = 1  # how many of a round's clients may be hostile: left out at each end
 
-    def fewest(self) -> int:
+    def min_clients(self) -> int:
         """One must be left."""
-        return 2 * self.hostile + 1
+        return 2 * self.byzantine + 1
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """The mean of what is left of each coordinate."""
 
         def trimmed(*rows: Tensor) -> Tensor:
-            return torch.stack(rows).sort(dim=0).values[self.hostile : len(rows) - self.hostile].mean(dim=0)
+            return torch.stack(rows).sort(dim=0).values[self.byzantine : len(rows) - self.byzantine].mean(dim=0)
 
         return updates[0].map(trimmed, *updates[1:])

@@ -134,8 +134,8 @@ class Algorithm(Checked):
         """
         raise NotImplementedError
 
-    def digest(self, sent: Tree) -> Tree:
-        """Return what `unlike_others` compares of a reply; all of it by default.
+    def summary_for_comparison(self, sent: Tree) -> Tree:
+        """Return what `find_inconsistent_replies` compares of a reply; all of it by default.
 
         Args:
             sent: What the client sent; it has passed `check_reply`.
@@ -145,7 +145,7 @@ class Algorithm(Checked):
         """
         return sent
 
-    def unlike_others(self, digests: Mapping[int, Tree]) -> dict[int, str]:
+    def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
         """Return which replies can't be aggregated with the others, and why; those clients are left out then.
 
         Args:

@@ -27,7 +27,7 @@ class Stage(Algorithm):
     By default it asks for nothing and changes nothing; a stage overrides what it needs.
 
     Args:
-        method: The method that trained the model; set by `after`.
+        method: The method that trained the model; set by `on_method`.
     """
 
     method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
@@ -37,7 +37,7 @@ class Stage(Algorithm):
         """Whether it and the method, whose hooks it calls, are fedhead's own."""
         return super().is_built_in and self.method.is_built_in
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Return this stage on top of a method.
 
         A stage that needs something of the method checks it here.
@@ -70,24 +70,25 @@ class Stage(Algorithm):
         """Return what the method would send to this client."""
         return self.method.per_client(server, client, task)
 
-    def earlier(self) -> Stage | None:
+    def prerequisite(self) -> Stage | None:
         """Return a stage whose global model this one starts from, or None to start from that of the rounds."""
         return None
 
-    def after_earlier(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
-        """Return the server's state that this stage starts from, once the earlier stage is done.
+    def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
+        """Return the server's state that this stage starts from, once its prerequisite is done.
 
         Args:
             server: The server's state after the rounds.
-            calibrated: The server's state after the earlier stage.
+            calibrated: The server's state after the prerequisite.
             task: Sizes and settings.
 
         Returns:
-            The state after the rounds with the earlier stage's global model, by default.
+            The state after the rounds with the prerequisite's global model, by default.
         """
-        earlier = self.earlier()
-        assert earlier is not None, "asked only where there is one"
-        return server.replace(model=server["model"].replace(earlier.after(self.method).global_model(calibrated, task)))
+        prerequisite = self.prerequisite()
+        assert prerequisite is not None, "asked only where there is one"
+        calibrated_model = prerequisite.on_method(self.method).global_model(calibrated, task)
+        return server.replace(model=server["model"].replace(calibrated_model))
 
     def steps(self) -> dict[str, Stage]:
         """Return the intermediate states whose personal models are evaluated too.
@@ -148,7 +149,7 @@ def bind(stages: Iterable[Stage], method: Method) -> tuple[Stage, ...]:
     Raises:
         BadInput: If a stage does not go with the method, or is there twice.
     """
-    bound = tuple(stage.after(method) for stage in stages)
+    bound = tuple(stage.on_method(method) for stage in stages)
     names = [stage.name for stage in bound]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"stages: {twice[0]} is given twice, and its results would be mixed up; name each once")

@@ -148,7 +148,7 @@ class Clip(Upload):
 
 @upload("half")
 @dataclass(frozen=True)
-class Half(Upload):
+class Float16Upload(Upload):
     """Send numbers in half precision (float16): half of the bytes of a model in single precision.
 
     Plain sums are left as they are: counts must stay whole numbers, and sums outgrow the type.

@@ -37,9 +37,9 @@ from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe_data import Inputs, with_validation
 from fedhead.runs import python_components, read_runs, reopen
 from fedhead.runs.python_components import Objects
-from fedhead.runs.run import Settings, carry_out
+from fedhead.runs.run import Compute, carry_out
 from fedhead.runs.run_folder import INITIAL, RunFolder
-from fedhead.runs.run_writer import RecordedRun
+from fedhead.runs.run_writer import RunWriter
 from fedhead.stages import STAGES
 
 
@@ -48,7 +48,7 @@ def run_in_folder(
     given: Objects,
     federation: Federation,
     out: Path,
-    settings: Settings,
+    settings: Compute,
     resume: bool,
     progress: bool,
     assign: Sequence[int] | None,
@@ -57,7 +57,7 @@ def run_in_folder(
     """Simulate an experiment that was made in Python in a run folder; the arguments are those of `fedhead.run`."""
     name = settings.executor if isinstance(settings.executor, str) else None
     own = None if name is None or name == "auto" or name in select.BUILT_IN else name
-    run = RecordedRun(experiment.recipe, out, resume=resume, executor=own, objects=given, loggers=settings.loggers)
+    run = RunWriter(experiment.recipe, out, resume=resume, executor=own, objects=given, loggers=settings.loggers)
     if run.result is not None:
         parts = {"model": experiment.models, "method": experiment.method, "stages": experiment.stages}
         return load(out, federation=federation, device=settings.device, **parts)  # type: ignore[arg-type]  # by name

@@ -50,7 +50,7 @@ from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.python_components import described
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_writer import final_metrics
 from fedhead.samplers.base import Sampler
 from fedhead.stages import STAGES
@@ -262,7 +262,7 @@ def run(
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     made_loggers = tuple(make_logger(one) for one in loggers)
     if out is not None:
-        how = Settings(None, device, chosen_executor, precision, loggers=made_loggers, compile=compile)
+        how = Compute(None, device, chosen_executor, precision, loggers=made_loggers, compile=compile)
         return run_in_folder(experiment, objects, federation, Path(out), how, bool(resume), progress, assign, on_round)
     earlier = resume if isinstance(resume, Snapshot) else None
     group = LoggerGroup(made_loggers, None)

@@ -12,7 +12,7 @@ from fedhead.api.result_list import Results
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
 from fedhead.executors.client.base import Executor
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import CONFIG
 from fedhead.studies.sweep.sweep import Engine, read_shard, run_sweep
 from fedhead.studies.sweep.sweep_file import plan
@@ -78,7 +78,7 @@ def sweep(
     table = plan(source, axes or {})
     warn_of_changed_base(source, table, seeds)
     place = None if data is None else Path(data)
-    settings = Settings(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
+    settings = Compute(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(
         table,
         None if out is None else Path(out),

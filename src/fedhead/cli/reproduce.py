@@ -131,7 +131,7 @@ def reproduce(
         if minutes is not None:
             raise BadInput(f"--next {upcoming} says how long it may take: leave --minutes out")
         from fedhead.papers.tables.reproduce import reproduce_next
-        from fedhead.runs.run import Settings
+        from fedhead.runs.run import Compute
 
         with resumable():
             measured = reproduce_next(
@@ -141,7 +141,7 @@ def reproduce(
                 scale=scale.value,
                 seeds=how_many,
                 splits=partitions,
-                settings=Settings(data, device, executor, precision.value, compile=compile.value),
+                settings=Compute(data, device, executor, precision.value, compile=compile.value),
                 together=together,
                 log=_log,
             )
@@ -161,7 +161,7 @@ def reproduce(
     from fedhead.papers.tables.reproduce import reproduce as run_table
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
-    from fedhead.runs.run import Settings
+    from fedhead.runs.run import Compute
     from fedhead.runs.work_sharing import Claims
     from fedhead.studies.sweep.seeds_and_splits import added_seeds
     from fedhead.studies.sweep.sweep import read_shard
@@ -175,7 +175,7 @@ def reproduce(
         "splits": partitions,
         "overrides": dict(assignment(text) for text in assignments or ()),
         "variants": words(variants),
-        "settings": Settings(data, device, executor, precision.value, compile=compile.value),
+        "settings": Compute(data, device, executor, precision.value, compile=compile.value),
         "together": together,
     }
     if dry_run or names:

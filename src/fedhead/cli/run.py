@@ -88,7 +88,7 @@ def run(
     from fedhead.loggers.base import make as make_logger
     from fedhead.recipes.recipe import load
     from fedhead.runs.rerun_warnings import warn_of_changes
-    from fedhead.runs.run import Settings
+    from fedhead.runs.run import Compute
     from fedhead.runs.run import execute as simulate
     from fedhead.runs.run_folder import CONFIG
     from fedhead.runs.seeds import execute_seeds, raise_failed, seed_folders, which
@@ -99,7 +99,7 @@ def run(
     if not resume:  # else the run itself compares, and refuses
         warn_of_changes(recipe, [found])
     loggers = tuple(make_logger(text, found.folders) for text in logger or [])
-    settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
+    settings = Compute(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
     out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
     if together and not found.seeds:
@@ -267,7 +267,7 @@ def demo(
     from fedhead.report.compare import tables
     from fedhead.report.page import page
     from fedhead.runs import read_runs
-    from fedhead.runs.run import Settings, execute
+    from fedhead.runs.run import Compute, execute
 
     out = out or _unused(Path("runs") / "demo")
     shorter = [] if rounds is None else [f"rounds={rounds}"]  # one-round has its own, which comes after and counts
@@ -279,7 +279,7 @@ def demo(
     with progress(sum(recipe.rounds for _, recipe in recipes), quiet) as on_row:
         for name, recipe in recipes:
             folder, label = out / f"{name}-seed{recipe.seed}", f"{name} (seed {recipe.seed})"
-            execute(recipe, folder, Settings(), on_row=functools.partial(on_row, label))
+            execute(recipe, folder, Compute(), on_row=functools.partial(on_row, label))
     recipe = recipes[0][1]
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
     lines = []

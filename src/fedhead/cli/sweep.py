@@ -83,7 +83,7 @@ def sweep(
     """
     from fedhead.api.sweep import make_engine
     from fedhead.recipes.recipe import assignment
-    from fedhead.runs.run import Settings
+    from fedhead.runs.run import Compute
     from fedhead.runs.work_sharing import Claims
     from fedhead.studies.sweep.sweep import plan_runs, read_shard, run_sweep
     from fedhead.studies.sweep.sweep_file import plan
@@ -100,7 +100,7 @@ def sweep(
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
-        "settings": Settings(
+        "settings": Compute(
             data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
         ),
         "together": together,

@@ -114,7 +114,7 @@ def tune(
     """
     from fedhead.recipes.recipe import Recipe
     from fedhead.report.figures import tuning_plots
-    from fedhead.runs.run import Settings
+    from fedhead.runs.run import Compute
     from fedhead.studies.tune.study import objective_of
     from fedhead.studies.tune.trial_training import direction_of
     from fedhead.studies.tune.tune import tune as search
@@ -166,7 +166,7 @@ def tune(
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
             allow_changed_code=allow_changed_code,
-            settings=Settings(data, device, "auto", precision.value, compile=compile.value),
+            settings=Compute(data, device, "auto", precision.value, compile=compile.value),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {found.value:.4f} on validation samples")]

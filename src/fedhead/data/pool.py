@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.core.system.identity_cache import Latest
+from fedhead.core.system.identity_cache import IdentityCache
 from fedhead.core.training import random
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
@@ -67,7 +67,7 @@ class Pool:
         self._converted: Pool | None = None
         self._ahead: ViewsAhead | None = None
         # shared with the pools that are made of this one, on the same device and of the same dtype
-        self.row_tables: Latest[tuple[Tensor, Tensor]] = Latest(KEPT_TABLES)
+        self.row_tables: IdentityCache[tuple[Tensor, Tensor]] = IdentityCache(KEPT_TABLES)
 
     def __len__(self) -> int:
         return len(self.y)

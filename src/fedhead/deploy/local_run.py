@@ -14,7 +14,7 @@ from fedhead.flower.factory import site_names
 from fedhead.metrics.records import Row
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 
 # The settings that a site can follow: it has its own device, and trains its one client in a loop.
@@ -30,7 +30,7 @@ ALLOWED = {
 def execute(
     recipe: Recipe,
     out: str | Path,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     *,
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
@@ -54,7 +54,7 @@ def execute(
     Raises:
         BadInput: If Flower is missing, or a setting is one of simulations.
     """
-    settings = settings or Settings()
+    settings = settings or Compute()
     for name, allowed in ALLOWED.items():
         if getattr(settings, name) not in allowed:
             given = getattr(settings, name)
@@ -101,7 +101,7 @@ def execute(
     return RunFolder.open(out).result() or {}
 
 
-def _project(recipe: Recipe, project_path: Path, out: Path, settings: Settings) -> Project:
+def _project(recipe: Recipe, project_path: Path, out: Path, settings: Compute) -> Project:
     file = project_path.with_name(f"{project_path.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe.to_yaml(), encoding="utf-8")

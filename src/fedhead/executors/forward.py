@@ -20,15 +20,15 @@ from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.global_draws import warn_of_client_draws
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.mutation_guard import GivenInputs
+from fedhead.executors.client.mutation_guard import MutationGuard
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.map_clients import (
     SIMILAR,
     BatchFunction,
     MemoryBudget,
-    fewer_if_full,
     map_clients,
     map_in_stacks,
+    retry_with_smaller_batches,
     vectorized,
 )
 from fedhead.executors.stack.vectorize import INPUT_DIMS, VmapVectorizer
@@ -65,7 +65,7 @@ def personal_scores(
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
-        given = GivenInputs(algorithm, inputs)
+        given = MutationGuard(algorithm, inputs)
 
         def run(width: int, batch: Batch) -> Tensor:
             found = predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x)
@@ -76,7 +76,7 @@ def personal_scores(
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        given = GivenInputs(algorithm, inputs)
+        given = MutationGuard(algorithm, inputs)
 
         def run(_: int, batch: Batch) -> Tensor:
             found = own_scores(inputs, _first(batch.x))[None]
@@ -148,7 +148,7 @@ class ForwardExecutor(Executor):
             return program.finish(program.start(inputs), inputs)
 
         inputs = job.stacked_inputs()
-        given = GivenInputs(program.algorithm, inputs)
+        given = MutationGuard(program.algorithm, inputs)
         with warn_of_client_draws("stack", program.algorithm.name, leave_out=["torch"]):  # vmap refuses these
             reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(inputs)
         given.check()
@@ -165,4 +165,4 @@ def _single(job: Job, place: int, activity: str) -> Reply:
         return Loop().run(replace(one, program=replace(one.program, chunk=chunk)))[0]
 
     one = job.take([place])
-    return fewer_if_full(run, one.program.chunk, len(one.rows[0]), activity)[0]
+    return retry_with_smaller_batches(run, one.program.chunk, len(one.rows[0]), activity)[0]

@@ -15,7 +15,7 @@ from fedhead.core.training import global_generators, random
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.client.undo import Undo
 
 
@@ -65,12 +65,12 @@ class Loop(Executor):
                 one.put_back()
         return self._run_seeded(program, job)
 
-    def _run(self, program: Program, job: Job) -> list[Reply]:
+    def _run(self, program: ClientProgram, job: Job) -> list[Reply]:
         if program.pool.device.type == "cpu":
             return self._run_in_threads(program, job)
         return [_run_client(program, job, k) for k in range(len(job.clients))]
 
-    def _run_seeded(self, program: Program, job: Job) -> list[Reply]:
+    def _run_seeded(self, program: ClientProgram, job: Job) -> list[Reply]:
         threads = torch.get_num_threads()
         if program.pool.device.type == "cpu" and len(job.clients) > 1:
             torch.set_num_threads(1)  # as each of several loops has
@@ -79,12 +79,12 @@ class Loop(Executor):
         finally:
             torch.set_num_threads(threads)
 
-    def _run_in_threads(self, program: Program, job: Job) -> list[Reply]:
+    def _run_in_threads(self, program: ClientProgram, job: Job) -> list[Reply]:
         threads = torch.get_num_threads()
         workers = min(len(job.clients), threads)
         if workers == 1:
             return [_run_client(program, job, k) for k in range(len(job.clients))]
-        free_programs: queue.SimpleQueue[Program] = queue.SimpleQueue()
+        free_programs: queue.SimpleQueue[ClientProgram] = queue.SimpleQueue()
         for _ in range(workers):
             # a model's tensors are swapped in and out while it runs, so each worker needs its own copy
             free_programs.put(replace(program, task=replace(program.task, model=copy.deepcopy(program.task.model))))
@@ -103,11 +103,11 @@ class Loop(Executor):
             torch.set_num_threads(threads)  # the setting is shared by all threads
 
 
-def _run_client(program: Program, job: Job, k: int) -> Reply:
+def _run_client(program: ClientProgram, job: Job, k: int) -> Reply:
     return local_round(program, job.inputs(k), job.batches(k), Vectorizer())
 
 
-def _run_client_seeded(program: Program, job: Job, k: int) -> Reply:
+def _run_client_seeded(program: ClientProgram, job: Job, k: int) -> Reply:
     key = random.key(program.task.seed, "global", program.algorithm.name, job.round, job.clients[k])
     with global_generators.seeded(key, program.pool.device):
         return _run_client(program, job, k)

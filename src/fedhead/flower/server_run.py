@@ -21,7 +21,7 @@ from fedhead.flower.server.transport import FlowerTransport
 from fedhead.metrics.records import Row
 from fedhead.recipes.experiment import Experiment
 from fedhead.runs import environment
-from fedhead.runs.run_writer import RecordedRun
+from fedhead.runs.run_writer import RunWriter
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -32,7 +32,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str], None] = print) -> Row:
     """Carry out the run of a server.yaml over a grid; with `resume` it goes on from its last checkpoint."""
     out = file.at(file.out)
-    run = RecordedRun(file.recipe_of_run(), out, resume=resume, allow_changed_code=file.allow_changed_code)
+    run = RunWriter(file.recipe_of_run(), out, resume=resume, allow_changed_code=file.allow_changed_code)
     if run.result is not None:
         log(f"{out} holds a finished run already")
         return run.result
@@ -64,7 +64,7 @@ def _check_first_weights(clients: Clients) -> None:
         )
 
 
-def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -> Row:
+def _run(run: RunWriter, transport: FlowerTransport, experiment: Experiment) -> Row:
     def after_round(now: Snapshot) -> None:
         accepted = torch.tensor([now.clients.get(k, 0) for k in range(len(transport.spec.sites))])
         state = Tree(server=now.server, clients=Tree(), accepted=accepted)

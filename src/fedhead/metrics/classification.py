@@ -15,39 +15,39 @@ from torch import Tensor
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 from fedhead.metrics.predictions import Confusion, Predictions
-from fedhead.metrics.registry import TASKS, Undefined, metric
+from fedhead.metrics.registry import CLASSIFICATION, Undefined, metric
 
 Average = Literal["macro", "weighted", "micro", "binary"]
 Floats = NDArray[np.float64]
 
 
 # -- from counts --------------------------------------------------------------------------------------
-@metric("accuracy", "max", TASKS)
+@metric("accuracy", "max", CLASSIFICATION)
 def accuracy(confusion: Confusion) -> float:
     """The share of samples whose class is predicted."""
     return float(np.trace(confusion) / confusion.sum())
 
 
-@metric("balanced_accuracy", "max", TASKS)
+@metric("balanced_accuracy", "max", CLASSIFICATION)
 def balanced_accuracy(confusion: Confusion) -> float:
     """The mean of the classes' recalls, over the classes that have test samples."""
     held = confusion.sum(axis=1)
     return float(np.mean(np.diag(confusion)[held > 0] / held[held > 0]))
 
 
-@metric("precision", "max", TASKS)
+@metric("precision", "max", CLASSIFICATION)
 def precision(confusion: Confusion, average: Average = "macro") -> float:
     """The share of a class's predictions that are right, averaged over the classes as scikit-learn does."""
     return _averaged(confusion, confusion.sum(axis=0), average)
 
 
-@metric("recall", "max", TASKS)
+@metric("recall", "max", CLASSIFICATION)
 def recall(confusion: Confusion, average: Average = "macro") -> float:
     """The share of a class's samples that are found, averaged over the classes as scikit-learn does."""
     return _averaged(confusion, confusion.sum(axis=1), average)
 
 
-@metric("f1", "max", TASKS)
+@metric("f1", "max", CLASSIFICATION)
 def f1(confusion: Confusion, average: Average = "macro") -> float:
     """The harmonic mean of precision and recall of a class, averaged over the classes as scikit-learn does."""
     return _averaged(confusion, (confusion.sum(axis=0) + confusion.sum(axis=1)) / 2, average)
@@ -71,7 +71,7 @@ def _averaged(confusion: Confusion, possible: Floats | Confusion, average: Avera
     return float(np.average(each, weights=confusion.sum(axis=1)[there] if average == "weighted" else None))
 
 
-@metric("matthews_corrcoef", "max", TASKS)
+@metric("matthews_corrcoef", "max", CLASSIFICATION)
 def matthews_corrcoef(confusion: Confusion) -> float:
     """The correlation of labels and predictions, from −1 to 1; 0 where either is constant (Gorodkin, 2004)."""
     true, predicted, total = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
@@ -80,7 +80,7 @@ def matthews_corrcoef(confusion: Confusion) -> float:
     return covariance / variances**0.5 if variances > 0 else 0.0
 
 
-@metric("cohen_kappa", "max", TASKS)
+@metric("cohen_kappa", "max", CLASSIFICATION)
 def cohen_kappa(confusion: Confusion) -> float:
     """How much more labels and predictions agree than by chance, 1 at most (Cohen, 1960)."""
     total = confusion.sum()
@@ -91,7 +91,7 @@ def cohen_kappa(confusion: Confusion) -> float:
 
 
 # -- from scores --------------------------------------------------------------------------------------
-@metric("topk", "max", TASKS)
+@metric("topk", "max", CLASSIFICATION)
 def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
     """The share of samples whose class is among the k with the highest scores."""
     if k >= predictions.classes:
@@ -104,19 +104,19 @@ def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
     return float((before.sum(-1) < k).double().mean())
 
 
-@metric("top5", "max", TASKS)
+@metric("top5", "max", CLASSIFICATION)
 def top5(predictions: Predictions) -> float:
     """The share of samples whose class is among the five with the highest scores."""
     return topk(predictions, 5)
 
 
-@metric("nll", "min", TASKS)
+@metric("nll", "min", CLASSIFICATION)
 def nll(predictions: Predictions) -> float:
     """The mean negative logarithm of the probability of the right class (scikit-learn's `log_loss`), from 0 on."""
     return float(predictions.losses.mean())
 
 
-@metric("brier", "min", TASKS)
+@metric("brier", "min", CLASSIFICATION)
 def brier(predictions: Predictions) -> float:
     """The mean squared distance of the probabilities to the right class, from 0 to 2; halved for two classes."""
     wanted = torch.nn.functional.one_hot(predictions.y, predictions.classes)
@@ -124,7 +124,7 @@ def brier(predictions: Predictions) -> float:
     return float(distance) / (2 if predictions.classes == 2 else 1)
 
 
-@metric("ece", "min", TASKS)
+@metric("ece", "min", CLASSIFICATION)
 def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> float:
     """The expected calibration error over bins of equal width of the highest probability (Guo et al., 2017, Eq. 3)."""
     confidence = predictions.probabilities.max(-1).values
@@ -134,7 +134,7 @@ def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> floa
     return float(gaps.abs().sum() / len(confidence))
 
 
-@metric("auroc", "max", TASKS)
+@metric("auroc", "max", CLASSIFICATION)
 def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
     """The area under the ROC curve: of the second of two classes, else of each class against the rest, averaged."""
     present = torch.bincount(predictions.y, minlength=predictions.classes)

@@ -17,7 +17,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Batch
 from fedhead.core.training.objectives import OBJECTIVES, Multiclass, Objective
 from fedhead.data.pool import Pool
-from fedhead.executors.stack.map_clients import fewer_if_full, remember_fitting
+from fedhead.executors.stack.map_clients import remember_fitting, retry_with_smaller_batches
 
 MULTICLASS = Multiclass()
 Confusion = NDArray[np.int64]  # [true class, predicted class], in samples
@@ -148,7 +148,7 @@ def predict(
     def run(samples: int) -> list[Predictions]:
         return [part(rows) for rows in torch.split(torch.arange(len(pool), device=pool.device), samples)]
 
-    parts, fits = fewer_if_full(run, batch, len(pool), "testing a model")
+    parts, fits = retry_with_smaller_batches(run, batch, len(pool), "testing a model")
     if fits < batch:
         remember_fitting(pool, fits)
     kept = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None

@@ -38,7 +38,7 @@ MetricFunction = Callable[..., float]
 Better = Literal["max", "min"]
 OF_SAMPLES = ("confusion", "y_true", "y_pred", "y_proba", "y_score", "predictions")  # attributes of Predictions
 WITHOUT_SCORES = {"confusion", "y_true", "y_pred"}
-TASKS = ("multiclass", "binary")  # the objectives whose predictions are classes
+CLASSIFICATION = ("multiclass", "binary")  # the objectives whose predictions are classes
 DEFAULTS = {"multilabel": ("f1",), "regression": ("mae", "r2")}  # where no metrics are asked for
 _LACKS = {"multilabel": {"confusion"}, "regression": {"confusion", "y_proba", "y_score"}}  # of OF_SAMPLES
 _variants: dict[tuple[str, str], MetricFunction] = {}  # by name and objective
@@ -57,14 +57,14 @@ class Metric:
         inputs: What it is given by name; empty: the confusion matrix, as its only argument.
         arguments: Its parameters.
         better: Whether high or low values are good; None where nobody said.
-        tasks: The objectives that it is for; None: any.
+        objectives: The objectives that it is for; None: any.
     """
 
     function: MetricFunction
     inputs: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     better: Better | None = None
-    tasks: tuple[str, ...] | None = None
+    objectives: tuple[str, ...] | None = None
 
     def __call__(self, given: Callable[[str], Any]) -> Any:
         """Call the function with what `given` returns for each of its inputs."""
@@ -113,20 +113,20 @@ METRICS = Registry[MetricFunction](
 """The metrics by name."""
 
 
-def metric(name: str, better: Better | None = None, tasks: Sequence[str] | None = None) -> Callable[[C], C]:
+def metric(name: str, better: Better | None = None, objectives: Sequence[str] | None = None) -> Callable[[C], C]:
     """Register a metric under a name.
 
     Args:
         name: The name, for recipes and records.
         better: "max" or "min": which values are good; callbacks that watch the metric need to know.
-        tasks: The objectives that it is for, such as "multiclass"; None: any.
+        objectives: The objectives that it is for, such as "multiclass"; None: any.
 
     Returns:
         A decorator of functions whose arguments are named after what they are given, such as `confusion`.
     """
 
     def register(function: C) -> C:
-        vars(function).update(better=better, tasks=None if tasks is None else tuple(tasks))
+        vars(function).update(better=better, objectives=None if objectives is None else tuple(objectives))
         return METRICS.register(name, function)
 
     return register
@@ -136,7 +136,7 @@ def variant(name: str, objective: str, better: Better) -> Callable[[C], C]:
     """Register what a built-in metric is for another objective than that of classes; arguments as of `metric`."""
 
     def register(function: C) -> C:
-        vars(function).update(better=better, tasks=(objective,))
+        vars(function).update(better=better, objectives=(objective,))
         _variants[name, objective] = function  # type: ignore[assignment]  # a function
         return function
 
@@ -178,13 +178,13 @@ def find(
 
 def names(objective: str) -> list[str]:
     """Return the names of the registered metrics that are for an objective."""
-    fits = {one: getattr(METRICS[one], "tasks", None) or (objective,) for one in METRICS}
-    return [one for one, tasks in fits.items() if objective in tasks or (one, objective) in _variants]
+    fits = {one: getattr(METRICS[one], "objectives", None) or (objective,) for one in METRICS}
+    return [one for one, objectives in fits.items() if objective in objectives or (one, objective) in _variants]
 
 
 def _check_objective(name: str, function: MetricFunction, objective: str) -> None:
-    tasks = getattr(function.func if isinstance(function, partial) else function, "tasks", None)
-    if tasks is not None and objective not in tasks:
+    objectives = getattr(function.func if isinstance(function, partial) else function, "objectives", None)
+    if objectives is not None and objective not in objectives:
         raise BadInput(f"metric {name} is not for objective={objective}: use one of {', '.join(names(objective))}")
     if lacking := sorted(_LACKS.get(objective, set()) & {*(_inputs(function) or ("confusion",))}):
         raise BadInput(f"metric {name} needs {lacking[0]}, which objective={objective} has not: take y_true and y_pred")
@@ -192,8 +192,8 @@ def _check_objective(name: str, function: MetricFunction, objective: str) -> Non
 
 def _bound(function: MetricFunction, arguments: Mapping[str, Any]) -> Metric:
     plain = function.func if isinstance(function, partial) else function
-    better, tasks = getattr(plain, "better", None), getattr(plain, "tasks", None)
-    return Metric(function, _inputs(function) or (), arguments, better, tasks)
+    better, objectives = getattr(plain, "better", None), getattr(plain, "objectives", None)
+    return Metric(function, _inputs(function) or (), arguments, better, objectives)
 
 
 def _inputs(function: Any) -> tuple[str, ...] | None:

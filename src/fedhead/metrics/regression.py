@@ -7,28 +7,28 @@ from torch import Tensor
 from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.registry import Undefined, metric
 
-TASKS = ("regression",)
+OBJECTIVES = ("regression",)
 
 
-@metric("mse", "min", TASKS)
+@metric("mse", "min", OBJECTIVES)
 def mse(predictions: Predictions) -> float:
     """The mean squared error."""
     return float(_errors(predictions).square().mean())
 
 
-@metric("rmse", "min", TASKS)
+@metric("rmse", "min", OBJECTIVES)
 def rmse(predictions: Predictions) -> float:
     """The square root of the mean squared error, of each number before the mean over the numbers."""
     return float(_errors(predictions).square().mean(0).sqrt().mean())
 
 
-@metric("mae", "min", TASKS)
+@metric("mae", "min", OBJECTIVES)
 def mae(predictions: Predictions) -> float:
     """The mean absolute error."""
     return float(_errors(predictions).abs().mean())
 
 
-@metric("r2", "max", TASKS)
+@metric("r2", "max", OBJECTIVES)
 def r2(predictions: Predictions) -> float:
     """The share of the variance that is explained, 1 at most; 0 for the mean as the prediction."""
     y = predictions.y.double()

@@ -30,7 +30,7 @@ DropRate = Annotated[float, AtLeast(0), Below(1)]  # dropout's probability
 RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # of what `build` takes
 
 
-class Body(NamedTuple):
+class FeatureExtractor(NamedTuple):
     """The parts of an architecture except its classifier.
 
     Attributes:
@@ -67,7 +67,7 @@ class Architecture(NamedTuple):
 
     name: str
     description: str
-    builder: Callable[..., Body | SplitModel]
+    builder: Callable[..., FeatureExtractor | SplitModel]
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -87,7 +87,9 @@ class Architecture(NamedTuple):
         """What a text such as `protocnn(18, head=etf)` gives, checked; values without a name are the architecture's."""
         return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
-    def make(self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
+    def make(
+        self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]
+    ) -> FeatureExtractor | SplitModel:
         """Call the builder."""
         own = str(self.builder.__module__).startswith("fedhead.") and not getattr(self.builder, "takes_names", False)
         if isinstance(shape, Mapping) and own:
@@ -98,15 +100,15 @@ class Architecture(NamedTuple):
         more = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
         with user_code(f"model {self.name}"):
             made = self.builder(shape if isinstance(shape, Mapping) else tuple(shape), **more, **params)
-        if isinstance(made, Body | SplitModel):
+        if isinstance(made, FeatureExtractor | SplitModel):
             return made
         raise BadInput(
-            f"model {self.name!r} made {type(made).__name__}: return fedhead.Body(extractor, width), "
+            f"model {self.name!r} made {type(made).__name__}: return fedhead.FeatureExtractor(extractor, width), "
             "or fedhead.split(module, classifier='…')"
         )
 
 
-ModelLike = str | Architecture | Callable[..., Body | SplitModel]  # what names an architecture in Python
+ModelLike = str | Architecture | Callable[..., FeatureExtractor | SplitModel]  # what names an architecture in Python
 B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Architecture](
     "model",
@@ -124,8 +126,8 @@ MODELS = Registry[Architecture](
 def register(name: str, description: str = "", preprocessing: Preprocessing | None = None) -> Callable[[B], B]:
     """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
-    It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` gets their
-    number. Parameters are checked against their type hints and ranges before the function is called.
+    It returns a `FeatureExtractor`, to which any head is attached, or a whole `SplitModel`; one that takes `classes`
+    gets their number. Parameters are checked against their type hints and ranges before the function is called.
 
     Args:
         name: The name in recipes.
@@ -147,7 +149,7 @@ def register(name: str, description: str = "", preprocessing: Preprocessing | No
 def _checked(found: Any, name: str) -> Architecture:
     if isinstance(found, Architecture):
         return found
-    builder = check_function(found, name, "model", ["input_shape"], "a fedhead.Body", filled_in=["classes"])
+    builder = check_function(found, name, "model", ["input_shape"], "a fedhead.FeatureExtractor", filled_in=["classes"])
     return Architecture(name, getattr(found, "description", "") or first_docline(found), builder)
 
 
@@ -171,7 +173,7 @@ def build(
 
     Args:
         name: Name of the architecture, see `fedhead ls models`, also with parameters as in `mlp(hidden=[32])`; or a
-            function (input_shape) that returns a `fedhead.Body` or a `SplitModel`.
+            function (input_shape) that returns a `fedhead.FeatureExtractor` or a `SplitModel`.
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes, or of outputs where they stand for something else.
         head: Name of the classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes);
@@ -222,7 +224,7 @@ def build(
         body = _body(made) if isinstance(made, SplitModel) else made
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
-            body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
+            body = FeatureExtractor(extractor, feature_layer, nn.ReLU(), feature_layer)
     # the head has its own key: clients of different architectures start from the same classifier
     with seeded(random.key(seed, "init", "head")):
         chosen = chosen or choose_head("linear")
@@ -260,10 +262,12 @@ def with_head(
     return made
 
 
-def _body(model: SplitModel) -> Body:
+def _body(model: SplitModel) -> FeatureExtractor:
     """Return the parts of a model except its classifier."""
     plain = isinstance(model.projection, nn.Identity)
-    return Body(model.extractor if plain else nn.Sequential(model.extractor, model.projection), model.features)
+    return FeatureExtractor(
+        model.extractor if plain else nn.Sequential(model.extractor, model.projection), model.features
+    )
 
 
 def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
@@ -280,7 +284,13 @@ def seeded(key: int) -> Iterator[None]:
 
 
 def _attach(
-    body: Body, head: ChosenHead, classes: int, key: int, dim: int | None, scale: float, projected: bool = True
+    body: FeatureExtractor,
+    head: ChosenHead,
+    classes: int,
+    key: int,
+    dim: int | None,
+    scale: float,
+    projected: bool = True,
 ) -> SplitModel:
     if head.builder is ETFHead and projected:
         width = classes if dim is None else dim

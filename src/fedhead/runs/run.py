@@ -29,7 +29,7 @@ from fedhead.runs import environment
 from fedhead.recipes.experiment import Experiment
 from fedhead.loggers.base import Logger
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run_writer import RecordedRun, stored_clients
+from fedhead.runs.run_writer import RunWriter, stored_clients
 from fedhead.runs.run_folder import RunFolder
 from fedhead.models.precision import check_precision
 from fedhead.models.split_model import SplitModel
@@ -38,7 +38,7 @@ LONG = 50  # local epochs of a client from which on a run on a GPU is likely to 
 
 
 @dataclass(frozen=True)
-class Settings:
+class Compute:
     """How a recipe is run; it decides rounding and speed, not what is learned."""
 
     data: str | Path | None = None
@@ -54,7 +54,7 @@ class Settings:
 def execute(
     recipe: Recipe,
     out: str | Path,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     *,
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
@@ -64,11 +64,11 @@ def execute(
     With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
     is. `on_row` learns each round's metrics, also those from before a resumption.
     """
-    settings = settings or Settings()
+    settings = settings or Compute()
     asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
     if asked is not None:
         select.EXECUTORS.find(asked, recipe.folders)
-    run = RecordedRun(
+    run = RunWriter(
         recipe,
         out,
         resume=resume,
@@ -87,10 +87,10 @@ def execute(
 
 
 def carry_out(
-    run: RecordedRun,
+    run: RunWriter,
     experiment: Experiment,
     federation: Federation,
-    settings: Settings,
+    settings: Compute,
     *,
     assign: Sequence[int] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
@@ -168,7 +168,7 @@ def carry_out(
 def execute_together(
     recipes: Sequence[Recipe],
     outs: Sequence[Path],
-    settings: Settings,
+    settings: Compute,
     *,
     resume: bool = False,
     on_row: Callable[[Recipe, Row], None] = lambda recipe, row: None,
@@ -189,7 +189,7 @@ def execute_together(
         return run_together(worker, [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
 
 
-def check_settings(settings: Settings, together: bool | None, folders: Sequence[Path]) -> None:
+def check_settings(settings: Compute, together: bool | None, folders: Sequence[Path]) -> None:
     """Refuse, before any of several runs, settings that none of them could be run with.
 
     Args:
@@ -208,26 +208,26 @@ def check_settings(settings: Settings, together: bool | None, folders: Sequence[
         refuse_apart(settings)
 
 
-def check_executor(settings: Settings, device: torch.device) -> None:
+def check_executor(settings: Compute, device: torch.device) -> None:
     """Refuse, before any run, an executor that can't run on the device where it will train."""
     if isinstance(settings.executor, str):
         select.check_device(settings.executor, device)
 
 
-def refuse_apart(settings: Settings) -> None:
+def refuse_apart(settings: Compute) -> None:
     """Refuse settings by which runs can't train together."""
     if settings.executor not in ("auto", "stack"):
         raise BadInput(f"runs train together in a stack: leave out --executor {settings.executor}")
 
 
-def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
+def stack_is_best(recipe: Recipe, settings: Compute) -> bool:
     """Whether a run with these settings would be run in a stack; `auto` is timed."""
     if settings.executor != "auto":
         return settings.executor == "stack"
     return select.executor("auto", _simulation(recipe, settings)).name == "stack"
 
 
-def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Settings, resume: bool) -> Executor:
+def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Compute, resume: bool) -> Executor:
     """A stack for runs that train together, compiled on a GPU if all of them take long enough."""
     if select.device(settings.device).type != "cuda":
         return Stack()
@@ -237,13 +237,13 @@ def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Settin
     return select.by_name("stack", simulation, compile or settings.compile, runs=len(recipes))
 
 
-def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
+def _simulation(recipe: Recipe, settings: Compute) -> Simulation:
     experiment = Experiment.from_recipe(recipe)
     device = select.device(settings.device)
     return experiment.simulation(experiment.federation(settings.data), device, settings.precision == "bf16")
 
 
-def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Settings:
+def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Compute:
     """Return the settings of the run: those it was begun with, if it was begun before."""
     begun = run.environment
     if "executor" not in begun:

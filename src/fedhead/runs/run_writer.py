@@ -32,7 +32,7 @@ from fedhead.runs.run_folder import METRICS, RESULT, RunFolder
 from fedhead.models.split_model import load, weights
 
 
-class RecordedRun:
+class RunWriter:
     """A run that is begun in a new folder, or resumed in its own.
 
     Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.

@@ -14,7 +14,7 @@ from fedhead.metrics.records import Row
 from fedhead.recipes import recipe_data as experiment_data
 from fedhead.recipes import leave_one_out
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings, execute, execute_together, refuse_apart
+from fedhead.runs.run import Compute, execute, execute_together, refuse_apart
 from fedhead.recipes.run_folder_schema import DamagedRun, OtherRecipe
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.training_groups import diverged, may_join
@@ -50,7 +50,7 @@ def _left_out(recipe: Recipe, out: Path, data: str | Path | None) -> dict[Path, 
 def execute_seeds(
     recipe: Recipe,
     out: Path,
-    settings: Settings,
+    settings: Compute,
     execute: Callable[..., Row] = execute,
     *,
     resume: bool = False,

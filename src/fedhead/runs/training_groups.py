@@ -15,7 +15,7 @@ from fedhead.executors.stack.stack import default_size
 from fedhead.recipes.experiment import Experiment
 from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings, execute, execute_together, stack_is_best
+from fedhead.runs.run import Compute, execute, execute_together, stack_is_best
 from fedhead.runs.run_folder import RunFolder
 
 _SPLITS = ("seed", "seeds", "partition", "partition_seed")
@@ -97,7 +97,7 @@ def describe(recipes: Sequence[Recipe]) -> str:
     return f"{recipes[0].dataset} {partitions} {recipes[0].method} {drawn}"
 
 
-def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> dict[Path, Exception]:
+def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Compute) -> dict[Path, Exception]:
     """Run trainings that differ in their seed and split alone, as far as they are not finished.
 
     Returns:
@@ -128,7 +128,7 @@ def diverged(path: Path) -> str | None:
         return None
 
 
-def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> set[Path]:
+def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Compute) -> set[Path]:
     """Train those runs of a group in one stack that can; returns which these were.
 
     A run that was begun with another executor is left, since it goes on with that one, alone; so is one whose settings,
@@ -154,7 +154,7 @@ def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: S
     return set(joint)
 
 
-def train_one(path: Path, recipe: Recipe, settings: Settings) -> None:
+def train_one(path: Path, recipe: Recipe, settings: Compute) -> None:
     """Run a training from where it stands; a finished one is left as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _own_threads():

@@ -69,9 +69,9 @@ class CCVR(StatisticsStage):
         """A low rank is not."""
         return self.covariance != "low-rank"
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
-        bound = super().after(method)
+        bound = super().on_method(method)
         if self.covariance == "low-rank":  # factors of covariances don't add up
             object.__setattr__(bound, "sums", ())
         return bound

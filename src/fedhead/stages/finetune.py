@@ -91,10 +91,10 @@ class FineTuneCCVR(FineTune):
     batch_size: Annotated[int, AtLeast(1)] = 128  # virtual features per step
     covariance: Literal["full", "diagonal"] = "diagonal"  # what clients send of Σ_c
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Refuse what CCVR can't follow, and methods without a global model to go on from."""
-        bound = super().after(method)
-        CCVR().after(method)
+        bound = super().on_method(method)
+        CCVR().on_method(method)
         if not set(PARTS) <= set(method.shared):
             raise BadInput(f"finetune_ccvr can't follow {method.name}, which has no global model; use finetune")
         return bound
@@ -102,9 +102,9 @@ class FineTuneCCVR(FineTune):
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse what CCVR refuses."""
         super().check(models, federation)
-        self.earlier().check(models, federation)
+        self.prerequisite().check(models, federation)
 
-    def earlier(self) -> Stage:
+    def prerequisite(self) -> Stage:
         """The calibration."""
         return CCVR(
             samples=self.samples,
@@ -169,7 +169,7 @@ class FineTuneETF(FineTune):
         """Before, after the extractor, and after each turn."""
         turns = [f"{name} {t}" for t in range(1, self.iterations + 1) for name in ("classifier", "projection")]
         names = ["global", "extractor", *turns] if self.record else []
-        return {name: dataclasses.replace(self, at=name).after(self.method) for name in names}
+        return {name: dataclasses.replace(self, at=name).on_method(self.method) for name in names}
 
     def personal_model(self, client: Client) -> Weights:
         """The model at the end, or as it was after the step `at`."""

@@ -61,7 +61,7 @@ class PersonalHead(Stage):
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ("model", ALL_CLIENTS)
 
-    def earlier(self) -> ClosedFormHead:
+    def prerequisite(self) -> ClosedFormHead:
         """Return the stage that collects all clients' sums and computes the global head."""
         raise NotImplementedError
 
@@ -86,10 +86,10 @@ class PersonalHead(Stage):
         """Return the loss of each sample, [B], by which weights are compared; `there` says which classes exist."""
         raise NotImplementedError
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
         require_shared_parts(self.name, method)
-        return super().after(method)
+        return super().on_method(method)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse what the collecting stage refuses; warn where no personal head can be measured."""
@@ -103,10 +103,10 @@ class PersonalHead(Stage):
         self._collecting().check_counts(count)
 
     def _collecting(self) -> ClosedFormHead:
-        return self.earlier().after(self.method)
+        return self.prerequisite().on_method(self.method)
 
     # -- server -----------------------------------------------------------------------------------
-    def after_earlier(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
+    def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
         """Keep all clients' sums beside the trained model."""
         return server.replace({name: calibrated[name] for name in ("calibrated", ALL_CLIENTS, MEMBERS)})
 
@@ -144,7 +144,7 @@ class PersonalHead(Stage):
         best = torch.stack(losses).argmin()[None]
         chosen = stack(compared).map(lambda t: t.gather(0, best)[0])
         found = self.head_of(_mixed(total, own, chosen[SHARE]), chosen)
-        head = self.earlier().as_classifier(found, client.task)
+        head = self.prerequisite().as_classifier(found, client.task)
         return Reply(send=Tree(), keep=client.state.replace({HEAD: head, SHARE: chosen[SHARE]}))
 
     def _features(self, w: Weights, client: Client) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -171,11 +171,11 @@ class PersonalHead(Stage):
 
     def architecture(self, model: SplitModel) -> SplitModel:
         """Return the model with a plain linear layer for a classifier."""
-        return self.earlier().architecture(model)
+        return self.prerequisite().architecture(model)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """Return the new head's scores, whatever classifier the client's architecture has."""
-        return self.earlier().predict(w, x, client)
+        return self.prerequisite().predict(w, x, client)
 
 
 @stage("personal_lda")
@@ -189,7 +189,7 @@ class PersonalLDA(PersonalHead):
     shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
     priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
 
-    def earlier(self) -> ClosedFormHead:
+    def prerequisite(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""
         return LDA(self.shrinkage, self.priors, absent=self.absent, kept_for=self.name, method=self.method)
 
@@ -225,7 +225,7 @@ class PersonalRidge(PersonalHead):
     alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by each client
     intercept: bool = True  # whether there is one
 
-    def earlier(self) -> ClosedFormHead:
+    def prerequisite(self) -> ClosedFormHead:
         """Return ridge regression on all clients' sums."""
         return Ridge(self.alpha, None, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
 

@@ -45,11 +45,11 @@ class Recalibrate(Stage):
     batch_size: Annotated[int, AtLeast(1)] = 64  # features per step
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Refuse methods without a global model."""
         if not set(PARTS) <= set(method.shared):
             raise BadInput(f"recalibrate can't follow {method.name}: it leaves no global model to calibrate")
-        return super().after(method)
+        return super().on_method(method)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""

@@ -57,9 +57,9 @@ class Ridge(ClosedFormHead):
         """One second moment for all classes."""
         return "pooled"
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Name what is sent of held-out samples."""
-        bound = super().after(method)
+        bound = super().on_method(method)
         if self.validation is not None:
             for name in ("sums", "class_rows"):
                 names: tuple[str, ...] = getattr(bound, name)

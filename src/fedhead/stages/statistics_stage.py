@@ -51,10 +51,10 @@ class StatisticsStage(Stage):
         """Whether nothing rounds what clients send."""
         return True
 
-    def after(self, method: Method) -> Self:
+    def on_method(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
         require_shared_parts(self.name, method)
-        return super().after(method)
+        return super().on_method(method)
 
     # -- client -----------------------------------------------------------------------------------
     def start(self, client: Client) -> Weights:
@@ -106,12 +106,12 @@ class StatisticsStage(Stage):
         total[group].map(Tensor.add_, sums)
         return total
 
-    def digest(self, sent: Tree) -> Tree:
+    def summary_for_comparison(self, sent: Tree) -> Tree:
         """Return the size of the client's features."""
         size = statistics_check.feature_size(self.received(sent))
         return Tree(architecture=sent["architecture"], size=torch.tensor(size, dtype=torch.float64))
 
-    def unlike_others(self, digests: Mapping[int, Tree]) -> dict[int, str]:
+    def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
         """Return whose features are far larger than those of the other clients of the architecture."""
         sizes: dict[int, dict[int, float]] = {}
         for k, digest in digests.items():

@@ -128,7 +128,7 @@ class InProcessFederation:
                 all_here=False,
                 **self.settings,
             )
-            stages = [stage.after(self.method) for stage in self.stages]
+            stages = [stage.on_method(self.method) for stage in self.stages]
             return SiteRun(clients, stages, computed_at_sites(self.metrics))
 
         own = {"model": self.own[k]} if k in self.own else {}
@@ -150,7 +150,7 @@ class InProcessFederation:
         test = None if fed.test is None else Pool(fed.test, fed.transform)
         waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **timeouts})
         dry_run = DryRun(spec, choices, make, fed.public)
-        stages = [stage.after(self.method) for stage in self.stages]
+        stages = [stage.on_method(self.method) for stage in self.stages]
         log = (said if said is not None else []).append
         return FlowerTransport(grid, spec, dry_run, waits, stages, test, log)
 

@@ -36,7 +36,7 @@ def check_model(
 
     Args:
         model: The model, or what a recipe names: a function (input_shape, parameters with defaults) that returns a
-            `fedhead.Body` or a `SplitModel`, or its name.
+            `fedhead.FeatureExtractor` or a `SplitModel`, or its name.
         input_shape: The shape of one input, without the batch axis.
         classes: How many classes a function is to build for; a model knows its own.
 

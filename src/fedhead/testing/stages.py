@@ -54,7 +54,7 @@ def check_stage(
     method = method or _method_with(made.head)
     trial = Trial(method, [small_model("batch", method.head)], local, rounds=2)
     with as_check_failure(owner, f"after {method.name or type(method).__name__}"):
-        made.after(method)
+        made.on_method(method)
     checks = {
         "options": lambda: check_options(made),
         "hooks": lambda: _hooks(trial, made, owner),
@@ -73,14 +73,14 @@ def _method_with(head: str | None) -> Method:
 
 def _padding(trial: Trial, stage: Stage, owner: str) -> None:
     with as_check_failure(owner, "on a batch with padding"):
-        check_padding(trial.finished, stage.after(trial.method), trial.rounds + 1)
+        check_padding(trial.finished, stage.on_method(trial.method), trial.rounds + 1)
 
 
 def _hooks(trial: Trial, stage: Stage, owner: str) -> None:
     simulation = trial.finished
     before = final_tensors(simulation)
     with as_check_failure(owner, "one client after another"):
-        run_stage(simulation.using(PlainLoop(owner)), watched(stage.after(trial.method)))
+        run_stage(simulation.using(PlainLoop(owner)), watched(stage.on_method(trial.method)))
     if gap := difference(before, final_tensors(simulation)):
         raise CheckFailed(f"{owner} changes the trained run ({gap}): return new trees, with .replace(...)")
 

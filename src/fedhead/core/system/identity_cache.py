@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Latest(Generic[T]):
+class IdentityCache(Generic[T]):
     """Keeps the latest few results, and the objects that they were made of.
 
     Args:
@@ -27,7 +27,7 @@ class Latest(Generic[T]):
                 one. They must not change.
             make: Makes it.
 
-        >>> latest, a = Latest(most=1), [1, 2]
+        >>> latest, a = IdentityCache(most=1), [1, 2]
         >>> latest.once([a], lambda: sum(a)), latest.once([a], lambda: -1), latest.once([[1, 2]], lambda: -1)
         (3, 3, -1)
         """

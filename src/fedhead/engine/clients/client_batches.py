@@ -15,11 +15,11 @@ from fedhead.core.training import batching
 from fedhead.core.training.batching import BatchSchedule, DrawArguments
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine.clients.local_schedule import LocalWork
+from fedhead.engine.clients.local_schedule import LocalSchedule
 from fedhead.engine.clients.prefetch import Prefetcher
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.executors.client.job_tables import HostBatches, JobTables, all_batches, host_batches, phase_data, row_table
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.stack.stack_order import stack_order
 
 Draws = list[list[DrawArguments]]  # of each client's phases
@@ -54,7 +54,7 @@ class ClientBatches:
         joined: bool,
     ):
         self._rows, self._public, self._prefetch, self._joined = rows, public, prefetch, joined
-        self._local_work = LocalWork(rows, public, stragglers)
+        self._local_work = LocalSchedule(rows, public, stragglers)
         self._begun: list[DrawArguments] = []  # of the next round
         self._ahead: dict[int, _TablesAhead] = {}  # by architecture
 
@@ -96,7 +96,7 @@ class ClientBatches:
         self._begun.clear()
         self._ahead.clear()
 
-    def begin(self, program: Program, group: int, clients: list[int], round: int, tables: bool) -> None:
+    def begin(self, program: ClientProgram, group: int, clients: list[int], round: int, tables: bool) -> None:
         """Begin to draw the batches of clients in a later round of training, and to put them into tables.
 
         Args:
@@ -122,7 +122,7 @@ class ClientBatches:
         found = iter(self._prefetch.schedules([own for mine in draws for own in mine]))
         return [[next(found) for _ in mine] for mine in draws]
 
-    def _make_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+    def _make_tables(self, program: ClientProgram, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
         """Make the tables of batches that were drawn, of clients in the order of a stack."""
         schedules = self._drawn(draws)
         rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
@@ -131,7 +131,7 @@ class ClientBatches:
         own_rows = None if self._joined else row_table(program, rows, ordered, keep=True)
         return _TablesAhead(draws, schedules, JobTables(places, own_rows, batches))
 
-    def _begin_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+    def _begin_tables(self, program: ClientProgram, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
         """Let the thread that draws the batches make the tables of them, for which it needs no device."""
         data, rows, public_rows = phase_data(program), [rows[k] for k in places], self.public_rows
 

@@ -43,7 +43,7 @@ from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.client.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.stack.map_clients import MemoryBudget
 from fedhead.models.batch_norm import may_normalize_batches
@@ -245,9 +245,9 @@ class Clients:
         return self.task.local.lr(round, round - 1)
 
     # -- work -------------------------------------------------------------------------------------
-    def program(self, algorithm: Algorithm, group: int) -> Program:
+    def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
         """What the clients of one architecture do in an exchange."""
-        return Program(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
+        return ClientProgram(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
 
     def work(
         self,

@@ -27,7 +27,7 @@ class _Ahead(NamedTuple):
     draws: dict[int, list[DrawArguments]]  # by client
 
 
-class LocalWork:
+class LocalSchedule:
     """What the batches of all clients are drawn from; what was found ahead of a round is not found again in it.
 
     Args:

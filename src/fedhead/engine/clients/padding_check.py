@@ -27,8 +27,8 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.client.client_round import phase_runs
 from fedhead.executors.client.hyperparameters import describe
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.mutation_guard import GivenInputs
-from fedhead.executors.client.program import Program, Vectorizer, loss_name
+from fedhead.executors.client.mutation_guard import MutationGuard
+from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
 from fedhead.executors.client.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
 from fedhead.models.module_digest import computation_digest
@@ -86,7 +86,7 @@ class PaddingCheck:
             self.checked |= {(loss, number) for number in left}
 
 
-def _loss_of(program: Program) -> tuple[Any, ...]:
+def _loss_of(program: ClientProgram) -> tuple[Any, ...]:
     """What decides how a loss treats padding: algorithm (without a term whose weight is 0, perhaps) and model.
 
     It is what programs must have in common to share a stack, which then computes one and the same loss for all.
@@ -102,7 +102,7 @@ def check(job: Job, k: int, phases: set[int]) -> None:
     own = torch.from_numpy(job.rows[k]).to(program.pool.device)
     # Every phase is handed out as an executor would train it, and is given back untrained.
     inputs = job.inputs(k)
-    given = GivenInputs(program.algorithm, inputs)
+    given = MutationGuard(program.algorithm, inputs)
     work = phase_runs(program, inputs, job.batches(k), Vectorizer())
     phase_run = next(work)
     for number in range(max(phases) + 1):
@@ -191,7 +191,7 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
         )
 
 
-def _changed(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, key: Tensor) -> str | None:
+def _changed(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Batch, key: Tensor) -> str | None:
     """What differs between two batches: the loss's value, its gradient, what the model keeps, or nothing."""
     step, _, carry, w, inputs = phase_run
     outcome = _outcome(program, step.phase, carry.params, w)
@@ -203,7 +203,7 @@ def _changed(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, ke
     return None
 
 
-def _mixes_rows(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, samples: int) -> bool:
+def _mixes_rows(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Batch, samples: int) -> bool:
     """Whether the model's outputs for the first rows, which are the same samples, differ between two batches."""
     step, _, carry, w, inputs = phase_run
     own, inputs = program.with_hyperparameters(inputs)
@@ -215,7 +215,7 @@ def _mixes_rows(program: Program, phase_run: PhaseRun, one: Batch, other: Batch,
 
 
 def _outcome(
-    program: Program, phase: Phase, params: Tree, w: Weights
+    program: ClientProgram, phase: Phase, params: Tree, w: Weights
 ) -> Callable[[Batch, Tensor, ClientInputs], tuple[Tensor, Tensor, Tensor]]:
     """The loss's value, its gradient and the running statistics, each in one line, as functions of the batch."""
     loss = program.loss(phase)
@@ -240,7 +240,7 @@ class _EvaluationClient(Client):
         return super().apply(w, x, train=False)
 
 
-class _EvaluationProgram(Program):
+class _EvaluationProgram(ClientProgram):
     def client(
         self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
     ) -> Client:

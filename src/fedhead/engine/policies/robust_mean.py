@@ -35,10 +35,10 @@ def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> 
             f"aggregator {aggregator.name}: {method.name} averages no model on the server, so there is nothing for it "
             "to do: leave the aggregator out"
         )
-    if cohort is not None and cohort < aggregator.fewest():
+    if cohort is not None and cohort < aggregator.min_clients():
         raise BadInput(
-            f"aggregator {aggregator.name} needs at least {aggregator.fewest()} clients in a round, {cohort} take "
-            "part: raise clients or participation, or lower the aggregator's hostile"
+            f"aggregator {aggregator.name} needs at least {aggregator.min_clients()} clients in a round, {cohort} take "
+            "part: raise clients or participation, or lower the aggregator's byzantine"
         )
 
 

@@ -37,7 +37,7 @@ from fedhead.engine.rounds.reply_selection import (
     check_after_aggregation,
     check_replies,
     decoded,
-    unlike_others,
+    find_inconsistent_replies,
     without_outliers,
 )
 from fedhead.engine.rounds.stacked_replies import as_stack
@@ -74,7 +74,7 @@ def exchange(
     """
     quorum = transport.quorum or Quorum()
     rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
-    fewest = 1 if rule is None else rule.fewest()
+    fewest = 1 if rule is None else rule.min_clients()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
     counted: Mapping[int, ClientReply] = {}
@@ -87,10 +87,10 @@ def exchange(
         asked = [k for k in cohort.clients if k not in counted]
         if len({*asked, *counted}) < (fewest if cohort.dropped else 1):  # asking again would change nothing
             return server, _skipped(transport, where, cohort)
-        ask = functools.partial(_ask, transport, algorithm, server, states, round=round)
+        ask = functools.partial(request_replies, transport, algorithm, server, states, round=round)
         fresh, faults, received, total = ask(asked, total)
         down += received
-        unlike = unlike_others(transport, algorithm, _merged(counted, fresh))
+        unlike = find_inconsistent_replies(transport, algorithm, _merged(counted, fresh))
         if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
             fresh, more, received, total = ask([k for k in (*counted, *fresh) if k not in unlike], Tree())
             counted, faults, down = {}, faults | more, down + received
@@ -148,7 +148,7 @@ def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
     return algorithm.adds_up and clients.outliers is None and upload.exact(clients.uploads, algorithm, algorithm.sums)
 
 
-def _ask(
+def request_replies(
     transport: AnyTransport,
     algorithm: Algorithm,
     server: Tree,
@@ -188,7 +188,9 @@ def _added(
 ) -> tuple[Tree, ClientReply]:
     """Return the total with a reply, and what is kept of the reply."""
     sent = decoded(transport, algorithm, {client: reply})[client]
-    return algorithm.add(total, sent), reply._replace(send=algorithm.digest(sent), added_bytes=reply.nbytes)
+    return algorithm.add(total, sent), reply._replace(
+        send=algorithm.summary_for_comparison(sent), added_bytes=reply.nbytes
+    )
 
 
 def _aggregate(

@@ -112,16 +112,16 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
         raise reply_check.Impossible(f"client {client}: {error}") from error
 
 
-def unlike_others(
+def find_inconsistent_replies(
     transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]
 ) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
     if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
         return {}
     whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
-    digests = {k: algorithm.digest(sent) for k, sent in decoded(transport, algorithm, whole).items()}
+    digests = {k: algorithm.summary_for_comparison(sent) for k, sent in decoded(transport, algorithm, whole).items()}
     digests |= {k: reply.send for k, reply in replies.items() if k not in whole}
-    found = algorithm.unlike_others(digests)
+    found = algorithm.find_inconsistent_replies(digests)
     return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
 
 

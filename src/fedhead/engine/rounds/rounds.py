@@ -34,7 +34,7 @@ from fedhead.engine.rounds.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated
 from fedhead.engine.rounds.exchange import exchange
 from fedhead.engine.rounds.transport import AnyTransport
-from fedhead.engine.states.stacked_client_states import KeptStates
+from fedhead.engine.states.stacked_client_states import StackedClientStates
 from fedhead.metrics.records import Row, RunMetrics, StageResult
 from fedhead.metrics.registry import NO_METRICS, Metric, measure_clients
 
@@ -246,7 +246,7 @@ def run(
 
 def _only_own(kept: MutableMapping[int, Any]) -> MutableMapping[int, Any]:
     """What clients have kept, to be held while other runs, which may have trained in the same stack, go on."""
-    if isinstance(kept, KeptStates):
+    if isinstance(kept, StackedClientStates):
         kept.drop_other_rows()
     return kept
 
@@ -296,13 +296,13 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     It has the number of the round after those that led to the present states, whether or not more were planned.
     """
     clock, task = _Clock(transport), transport.clients.task
-    stage = stage.after(transport.clients.method)
+    stage = stage.on_method(transport.clients.method)
     transport.check(stage)
     server, before = transport.server, Row(bytes_up=0, bytes_down=0)
-    if (earlier := stage.earlier()) is not None:
-        earlier = earlier.after(transport.clients.method)
+    if (earlier := stage.prerequisite()) is not None:
+        earlier = earlier.on_method(transport.clients.method)
         calibrated, _, before = _stage_exchange(transport, earlier, server)
-        server = stage.after_earlier(server, calibrated, task)
+        server = stage.start_after_prerequisite(server, calibrated, task)
     server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]

@@ -29,7 +29,7 @@ from fedhead.engine.clients.server import evaluate_global_model, initial_server,
 from fedhead.engine.rounds import joint_aggregation
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.rounds.joint_aggregation import Weighted
-from fedhead.engine.rounds.stacked_replies import StackedCohort
+from fedhead.engine.rounds.stacked_replies import StackedReplies
 from fedhead.engine.rounds.transport import ClientReply, Received, Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
@@ -40,7 +40,7 @@ from fedhead.executors.client.job import Job
 from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack.reply_stack import StackedReplies, in_whole_stacks
+from fedhead.executors.stack.reply_stack import ReplyStack, in_whole_stacks
 from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
@@ -226,8 +226,8 @@ class Simulation(Clients, Transport[ClientStates]):
                 )
             samples = [float(len(self.federation.rows[k])) for k in job.clients]
             left_out = [self.small_classes(algorithm, k) for k in job.clients]
-            if isinstance(found, StackedReplies) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
-                return StackedCohort(job.clients, found, samples, finite)
+            if isinstance(found, ReplyStack) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
+                return StackedReplies(job.clients, found, samples, finite)
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
         return replies

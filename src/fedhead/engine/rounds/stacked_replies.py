@@ -7,10 +7,10 @@ from functools import cached_property
 
 from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.engine.rounds.transport import ClientReply
-from fedhead.executors.stack.reply_stack import StackedReplies
+from fedhead.executors.stack.reply_stack import ReplyStack
 
 
-class StackedCohort(MutableMapping[int, ClientReply]):
+class StackedReplies(MutableMapping[int, ClientReply]):
     """Replies by client, of which single ones are only made when they are asked for.
 
     Args:
@@ -23,7 +23,7 @@ class StackedCohort(MutableMapping[int, ClientReply]):
     def __init__(
         self,
         clients: Sequence[int],
-        replies: StackedReplies,
+        replies: ReplyStack,
         samples: Sequence[float],
         finite: Callable[[], bool] = lambda: False,
     ):
@@ -78,6 +78,6 @@ class StackedCohort(MutableMapping[int, ClientReply]):
         return len(self._clients if self.whole else self._each)
 
 
-def as_stack(replies: Mapping[int, ClientReply]) -> StackedCohort | None:
+def as_stack(replies: Mapping[int, ClientReply]) -> StackedReplies | None:
     """Return replies as they came out of one stack; None where they did not, or not all of them."""
-    return replies if isinstance(replies, StackedCohort) and replies.whole else None
+    return replies if isinstance(replies, StackedReplies) and replies.whole else None

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.states.stacked_client_states import KeptStates
+from fedhead.engine.states.stacked_client_states import StackedClientStates
 
 
 class ClientStates:
@@ -17,10 +17,10 @@ class ClientStates:
 
     def __init__(self, initial: Callable[[int], Tree], kept: Mapping[int, Tree] | None = None):
         self._initial = initial
-        self._kept = KeptStates(kept)
+        self._kept = StackedClientStates(kept)
 
     @property
-    def kept(self) -> KeptStates:
+    def kept(self) -> StackedClientStates:
         """The states of the clients that took part."""
         return self._kept
 

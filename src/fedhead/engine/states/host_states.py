@@ -18,7 +18,7 @@ from fedhead.core.tree.packing import Buffers, PackedTree, pack_rows, pack_tree
 from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.states.client_states import ClientStates
-from fedhead.engine.states.stacked_client_states import KeptStates
+from fedhead.engine.states.stacked_client_states import StackedClientStates
 
 
 class HostStates(ClientStates):
@@ -41,7 +41,7 @@ class HostStates(ClientStates):
         self._prefetched: dict[int, Tree] = {}  # their states on the device
 
     @property
-    def kept(self) -> KeptStates:
+    def kept(self) -> StackedClientStates:
         """The states of the clients that took part, in the host's memory; waits until they are written."""
         self._copies.wait()
         return self._kept

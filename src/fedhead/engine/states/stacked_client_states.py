@@ -10,7 +10,7 @@ from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
 
 
-class KeptStates(MutableMapping[int, Tree]):
+class StackedClientStates(MutableMapping[int, Tree]):
     """Client states, of which some may be rows of one stack.
 
     A round of all clients begins with the stack that the last one ended with: to take it apart and put it together
@@ -55,12 +55,12 @@ class KeptStates(MutableMapping[int, Tree]):
         places = [place for k in clients if isinstance(place := self._states.get(k), int)]
         return self._stack.take(places) if self._stack is not None and len(places) == len(clients) else None
 
-    def copy(self) -> KeptStates:
+    def copy(self) -> StackedClientStates:
         """Return the same states, of which whole ones and entries may be replaced without touching these.
 
         The tensors are the same: to write into one of them would change both.
         """
-        other = KeptStates()
+        other = StackedClientStates()
         other._states, other._in_stack = dict(self._states), self._in_stack
         other._shared = {client for client, state in self._states.items() if not isinstance(state, int)}
         if self._stack is not None:
@@ -68,7 +68,9 @@ class KeptStates(MutableMapping[int, Tree]):
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KeptStates, ({k: state.clone() for k, state in self.copy().items()},)  # without rows of other runs
+        return StackedClientStates, (
+            {k: state.clone() for k, state in self.copy().items()},
+        )  # without rows of other runs
 
     def __repr__(self) -> str:
         return repr(dict(self.copy()))

@@ -19,15 +19,15 @@ from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import channels_last
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.executors.client.mutation_guard import GivenInputs
-from fedhead.executors.client.program import Program, Vectorizer, loss_name
+from fedhead.executors.client.mutation_guard import MutationGuard
+from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
 from fedhead.executors.client.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, train_eagerly
 
 OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
 
 
 def phase_runs(
-    program: Program, inputs: ClientInputs, batches: list[PhaseBatches], vectorizer: Vectorizer
+    program: ClientProgram, inputs: ClientInputs, batches: list[PhaseBatches], vectorizer: Vectorizer
 ) -> Generator[PhaseRun, Carry, Reply]:
     """Yield each phase of a client's (or stack's) round for training, and return the reply.
 
@@ -46,7 +46,7 @@ def phase_runs(
     Raises:
         BadInput: If a hook has changed what the client received or holds.
     """
-    given = GivenInputs(program.algorithm, inputs)
+    given = MutationGuard(program.algorithm, inputs)
     with torch.no_grad():
         w = vectorizer.start(program)(inputs)
     if program.channels_last:
@@ -93,7 +93,7 @@ def _mean_loss(totals: list[Tensor], batches: list[PhaseBatches]) -> Tree:
 
 
 def local_round(
-    program: Program,
+    program: ClientProgram,
     inputs: ClientInputs,
     batches: list[PhaseBatches],
     vectorizer: Vectorizer,

@@ -17,7 +17,7 @@ from fedhead.core.tree.transfer import to_device
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
 from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, distinct, row_table
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.client.steps import PhaseBatches
 
@@ -47,7 +47,7 @@ class Job:
         tables: Tables of all clients in the order of a stack, where they were made ahead.
     """
 
-    program: Program
+    program: ClientProgram
     clients: list[int]
     broadcast: Tree
     per_client: list[Tree]

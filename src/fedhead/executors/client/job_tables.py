@@ -21,7 +21,7 @@ from fedhead.core.training.batching import BatchSchedule, batch_tables
 from fedhead.core.tree.transfer import to_device
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.steps import PhaseBatches
 
 
@@ -59,12 +59,12 @@ class JobTables:
     rows: RowTable | None
     batches: list[PhaseBatches] | Future[list[HostBatches]]
 
-    def batches_on_device(self, program: Program) -> list[PhaseBatches]:
+    def batches_on_device(self, program: ClientProgram) -> list[PhaseBatches]:
         """Return the batches of each phase; if another thread still makes them, it is waited for."""
         return to_phases(program, self.batches.result()) if isinstance(self.batches, Future) else self.batches
 
 
-def phase_data(program: Program) -> list[str]:
+def phase_data(program: ClientProgram) -> list[str]:
     """Return what each phase trains on: private or public samples."""
     return [phase.data for phase in program.algorithm.phases(program.task)]
 
@@ -87,20 +87,20 @@ def host_batches(
     return [_host_batches(data[phase], held[data[phase]], [own[phase] for own in schedules]) for phase in phases]
 
 
-def to_phases(program: Program, batches: Sequence[HostBatches]) -> list[PhaseBatches]:
+def to_phases(program: ClientProgram, batches: Sequence[HostBatches]) -> list[PhaseBatches]:
     """Return the batches of each phase on the device, without waiting for it."""
     return [_to_phase(own, program.source(own.data).device) for own in batches]
 
 
 def all_batches(
-    program: Program, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], public_rows: Rows
+    program: ClientProgram, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], public_rows: Rows
 ) -> list[PhaseBatches]:
     """Return the batches of each phase on the device; see `host_batches`."""
     return to_phases(program, host_batches(phase_data(program), rows, schedules, public_rows))
 
 
 def row_table(
-    program: Program, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], keep: bool = False
+    program: ClientProgram, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], keep: bool = False
 ) -> RowTable:
     """Return the clients' samples, and their steps.
 

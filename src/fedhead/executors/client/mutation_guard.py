@@ -21,7 +21,7 @@ from fedhead.executors.client.hyperparameters import ROUND_LR
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
 
 
-class GivenInputs:
+class MutationGuard:
     """Remembers what a client receives, holds and sees, to refuse hooks that have changed it.
 
     Args:

@@ -33,7 +33,7 @@ from fedhead.executors.client.mutation_guard import keeping_state
 
 
 @dataclass(frozen=True)
-class Program:
+class ClientProgram:
     """What the clients of one architecture do in an exchange; every method here is written for one client."""
 
     algorithm: Algorithm
@@ -67,11 +67,11 @@ class Program:
         assert pool is not None, "checked when the run was set up"
         return pool
 
-    def reading(self, pool: Pool, data: str) -> Program:
+    def reading(self, pool: Pool, data: str) -> ClientProgram:
         """The same program with another pool behind one kind of data."""
         return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
 
-    def with_hyperparameters(self, inputs: ClientInputs) -> tuple[Program, ClientInputs]:
+    def with_hyperparameters(self, inputs: ClientInputs) -> tuple[ClientProgram, ClientInputs]:
         """The program with the hyperparameters of the client's run, where runs with others share its stack."""
         if not inputs.hyperparameters:
             return self, inputs
@@ -226,20 +226,20 @@ def loss_name(phase: Phase) -> str:
 class Vectorizer:
     """How functions of one client are vectorized: here not at all, one client at a time."""
 
-    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
-        """`Program.start` for this executor."""
+    def start(self, program: ClientProgram) -> Callable[[ClientInputs], Weights]:
+        """`ClientProgram.start` for this executor."""
         return program.start
 
-    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
-        """`Program.finish` for this executor."""
+    def finish(self, program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
+        """`ClientProgram.finish` for this executor."""
         return program.finish
 
-    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
-        """`Program.correct` for this executor."""
+    def correct(self, program: ClientProgram, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
+        """`ClientProgram.correct` for this executor."""
         return partial(program.correct, phase=phase)
 
-    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
-        """`Program.loss` for this executor."""
+    def loss(self, program: ClientProgram, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
+        """`ClientProgram.loss` for this executor."""
         return program.loss(phase, padded)
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:

@@ -19,7 +19,7 @@ from fedhead.core.training.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree.inputs import channels_last, map_inputs
 from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
-from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.client.run_optimizers import step_by_run_in_place
 
 
@@ -74,7 +74,7 @@ class Carry(NamedTuple):
 class Step:
     """One optimization step of a phase, for one client or, vectorized, for a stack of them."""
 
-    program: Program
+    program: ClientProgram
     phase: Phase
     optimizer: Optimizer
     vectorizer: Vectorizer

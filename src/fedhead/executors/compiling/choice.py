@@ -9,7 +9,7 @@ import torch
 
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.stage import Stage
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.steps import PhaseRun
 
 # From which on it pays: client-steps, or floating-point operations of their forward passes. On an H200 the compiler
@@ -19,7 +19,7 @@ FROM_STEPS = 200_000
 FROM_FLOPS = 2e14
 
 
-def pays(client_steps: float, batch_size: int, program: Program) -> bool:
+def pays(client_steps: float, batch_size: int, program: ClientProgram) -> bool:
     """Return whether so many steps of a program take long enough to compile them first.
 
     Args:
@@ -50,7 +50,7 @@ def _kind(phase: Phase) -> tuple[Any, ...]:
     return phase.trains, phase.data, phase.optimizer, getattr(phase.loss, "__name__", phase.loss)
 
 
-def forward_flops(program: Program) -> int:
+def forward_flops(program: ClientProgram) -> int:
     """Return the floating-point operations of a forward pass of one sample, as far as torch can count them."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -24,11 +24,11 @@ from fedhead.core.tree.tree import Tree
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.hyperparameters import ROUND_LR, describe
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.joint.tables import merge_tables
 from fedhead.executors.joint.task import ReadsTask, joint_task
-from fedhead.executors.stack.reply_stack import StackedReplies
+from fedhead.executors.stack.reply_stack import ReplyStack
 from fedhead.models.module_digest import computation_digest, settings_digest
 
 
@@ -80,7 +80,7 @@ class JointJobs:
             begin = 0
             for index in group:
                 places = range(begin, begin := begin + len(jobs[index].clients))
-                if isinstance(found, StackedReplies) and self.worker.keeps_stacks:
+                if isinstance(found, ReplyStack) and self.worker.keeps_stacks:
                     replies[index] = found.take(places)
                 else:
                     replies[index] = [found[place] for place in places]
@@ -112,14 +112,14 @@ class JointJobs:
             return False
         return self._alike(a.program, b.program)
 
-    def _alike(self, a: Program, b: Program) -> bool:
+    def _alike(self, a: ClientProgram, b: ClientProgram) -> bool:
         """Return whether clients of two programs do the same work on the same data, but for their hyperparameters."""
         parts = (*_parts(a), *_parts(b))
         # a method may change itself between rounds
         what = ("alike", a.bf16, b.bf16, settings_digest(a.algorithm), settings_digest(b.algorithm))
         return self._found.once(what, parts, lambda: self._are_alike(a, b))
 
-    def _are_alike(self, a: Program, b: Program) -> bool:
+    def _are_alike(self, a: ClientProgram, b: ClientProgram) -> bool:
         one, other = [(p.bf16, [*map(settings_digest, p.uploads)], _settings(p.task), self._work(p)) for p in (a, b)]
         if one != other:
             return False
@@ -129,13 +129,13 @@ class JointJobs:
         sources = (a.pool, b.pool, a.public, b.public)
         return self._found.once("same data", sources, lambda: _same_data(a, b))
 
-    def _work(self, program: Program) -> Any:
+    def _work(self, program: ClientProgram) -> Any:
         """What the clients of a stack must have in common in their algorithm and their local training."""
         if self._mixes:
             return self._described(program)[0]
         return settings_digest(program.algorithm), program.task.local
 
-    def _described(self, program: Program) -> tuple[str, dict[str, float]]:
+    def _described(self, program: ClientProgram) -> tuple[str, dict[str, float]]:
         parts = (program.algorithm, program.task)
         what = ("described", settings_digest(program.algorithm))
         return self._found.once(what, parts, lambda: describe(*parts))
@@ -169,7 +169,7 @@ class JointJobs:
 class _Mixed:
     """Runs that differ in hyperparameters; one program serves them all, so that a GPU's graphs are captured once."""
 
-    program: Program
+    program: ClientProgram
     hyperparameters: Mapping[str, float]  # of the program
     names: set[str] = field(default_factory=set)  # of those that differ
 
@@ -193,7 +193,7 @@ def merge_jobs(jobs: list[Job]) -> Job:
     )
 
 
-def _parts(program: Program) -> tuple[object, ...]:
+def _parts(program: ClientProgram) -> tuple[object, ...]:
     """What a program is made of, but for flags; programs are made anew in every round, of the same parts."""
     return program.algorithm, program.task, program.pool, program.public, program.uploads
 
@@ -203,7 +203,7 @@ def _settings(task: Task) -> tuple[object, ...]:
     return task.objective, task.classes, task.clients, task.rounds, task.participation, task.min_class_count
 
 
-def _same_data(a: Program, b: Program) -> bool:
+def _same_data(a: ClientProgram, b: ClientProgram) -> bool:
     pairs = [(a.pool, b.pool), (a.public, b.public)]
     for mine, theirs in pairs:
         if mine is theirs:

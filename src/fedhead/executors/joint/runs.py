@@ -21,7 +21,7 @@ from fedhead.executors.client.base import Executor, Prepare
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.joint.jobs import JointJobs
-from fedhead.executors.stack.reply_stack import StackedReplies
+from fedhead.executors.stack.reply_stack import ReplyStack
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -189,9 +189,9 @@ def _prepare(found: list[Sequence[Reply] | Exception], prepare: Prepare) -> list
 
 def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
     """Return replies with the losses of their steps in the host's memory, where a GPU is waited for once for all."""
-    whole = {id(one.stacked): one.stacked for one in found if isinstance(one, StackedReplies)}
+    whole = {id(one.stacked): one.stacked for one in found if isinstance(one, ReplyStack)}
     copied = {key: stacked._replace(losses=stacked.losses.to("cpu")) for key, stacked in whole.items()}
-    single = [reply for one in found if not isinstance(one, StackedReplies) for reply in one]
+    single = [reply for one in found if not isinstance(one, ReplyStack) for reply in one]
     there = [reply.losses["train"] for reply in single if "train" in reply.losses]
     values = iter(torch.stack(there).cpu().unbind() if there else ())
 
@@ -199,8 +199,8 @@ def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
         return reply._replace(losses=Tree(train=next(values))) if "train" in reply.losses else reply
 
     return [
-        StackedReplies(copied[id(one.stacked)], one.send.rows)
-        if isinstance(one, StackedReplies)
+        ReplyStack(copied[id(one.stacked)], one.send.rows)
+        if isinstance(one, ReplyStack)
         else [with_loss(reply) for reply in one]
         for one in found
     ]

@@ -18,7 +18,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.client_round import phase_runs
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.client.steps import Carry, PhaseRun
 from fedhead.executors.lanes.lane_groups import LaneGroup
 from fedhead.executors.lanes.lane_steps import CompiledSteps
@@ -28,7 +28,7 @@ from fedhead.executors.stack.phase_keys import PhaseKey, cache_key, without_rows
 MAX_GROUPS = 4  # groups of lanes whose graphs are kept
 
 
-def on_tensor_cores(program: Program) -> bool:
+def on_tensor_cores(program: ClientProgram) -> bool:
     """Return whether convolutions run on a GPU's tensor cores, which read images with their channels innermost.
 
     In plain float32 the usual layout is as fast or faster: 150 steps/s instead of 136, four architectures on an H200.

@@ -12,24 +12,24 @@ from dataclasses import replace
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.tree.tree import Weights, cat
-from fedhead.executors.client.program import Program
+from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.stack.map_clients import SIMILAR, MemoryBudget
 
 Finish = Callable[[Weights, ClientInputs], Reply]
 
 
-def finish_by_size(
-    program: Program,
+def bucketed_finish(
+    program: ClientProgram,
     sizes: Sequence[int],
-    vectorized: Callable[[Program], Finish],
+    vectorized: Callable[[ClientProgram], Finish],
     take: Callable[[ClientInputs, slice], ClientInputs],
 ) -> Finish:
-    """Return `Program.finish` for a stack; where it reads all samples of a client, group by group.
+    """Return `ClientProgram.finish` for a stack; where it reads all samples of a client, group by group.
 
     Args:
         program: What the clients do.
         sizes: The number of samples of each client, in the order of the stack.
-        vectorized: Maps `Program.finish` to a stack.
+        vectorized: Maps `ClientProgram.finish` to a stack.
         take: Returns the inputs of some clients of the stack.
     """
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from fedhead.algorithm.stage import Stage
 from fedhead.core.training import random
 from fedhead.core.tree.transfer import to_device
-from fedhead.executors.client.mutation_guard import GivenInputs
+from fedhead.executors.client.mutation_guard import MutationGuard
 from fedhead.executors.client.steps import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
@@ -199,7 +199,7 @@ class GraphRunner:
     def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
         """Call the step, and undo what it changes."""
         before = [t.clone() for t in arguments[: self._changed]]
-        given = GivenInputs(self.algorithm, self.inputs, self.w)
+        given = MutationGuard(self.algorithm, self.inputs, self.w)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

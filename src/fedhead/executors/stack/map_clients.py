@@ -114,7 +114,7 @@ class MemoryBudget:
             warn_once(f"{activity}: out of memory with {clients} clients at once, continuing with {self.clients}")
 
 
-def fewer_if_full(work: Callable[[int], T], samples: int, count: int, activity: str) -> tuple[T, int]:
+def retry_with_smaller_batches(work: Callable[[int], T], samples: int, count: int, activity: str) -> tuple[T, int]:
     """Do some work with so many samples at a time, or with half as many while memory runs out.
 
     Args:
@@ -247,7 +247,9 @@ def map_clients(
 
     def one(k: int) -> Tensor:
         nonlocal samples  # fewer, once memory has run out
-        found, samples = fewer_if_full(partial(map_rows, single(k), pool, [rows[k]]), samples, len(rows[k]), activity)
+        found, samples = retry_with_smaller_batches(
+            partial(map_rows, single(k), pool, [rows[k]]), samples, len(rows[k]), activity
+        )
         return found[0]
 
     with torch.no_grad():

@@ -10,7 +10,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.core.tree.stacked_trees import StackedTrees
 
 
-class StackedReplies(Sequence[Reply]):
+class ReplyStack(Sequence[Reply]):
     """The replies of clients that were trained in one stack.
 
     Args:
@@ -22,22 +22,22 @@ class StackedReplies(Sequence[Reply]):
         self.stacked = stacked
         self.send, self.keep, self.losses = (StackedTrees(part, rows) for part in stacked)
 
-    def in_places(self, places: Sequence[int]) -> StackedReplies:
+    def in_places(self, places: Sequence[int]) -> ReplyStack:
         """Return the replies in another order.
 
         Args:
             places: The new place of each reply.
         """
         row = dict(zip(places, self.send.rows, strict=True))
-        return StackedReplies(self.stacked, [row[place] for place in range(len(places))])
+        return ReplyStack(self.stacked, [row[place] for place in range(len(places))])
 
-    def take(self, places: Sequence[int]) -> StackedReplies:
+    def take(self, places: Sequence[int]) -> ReplyStack:
         """Return some of the replies.
 
         Args:
             places: Their places among these.
         """
-        return StackedReplies(self.stacked, [self.send.rows[place] for place in places])
+        return ReplyStack(self.stacked, [self.send.rows[place] for place in places])
 
     @cached_property
     def _replies(self) -> list[Reply]:
@@ -60,4 +60,4 @@ def in_whole_stacks(replies: Sequence[Sequence[Reply]]) -> bool:
     Args:
         replies: The replies of each job, as an executor returned them.
     """
-    return all(isinstance(each, StackedReplies) for each in replies)
+    return all(isinstance(each, ReplyStack) for each in replies)

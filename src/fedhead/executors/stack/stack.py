@@ -23,7 +23,7 @@ from fedhead.executors.client.job import Job
 from fedhead.executors.client.stack_errors import explain
 from fedhead.executors.client.steps import train_eagerly
 from fedhead.executors.stack.graphs import Graphs
-from fedhead.executors.stack.reply_stack import StackedReplies
+from fedhead.executors.stack.reply_stack import ReplyStack
 from fedhead.executors.stack.stack_order import stack_order
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
@@ -125,7 +125,7 @@ class Stack(Executor):
                 places = order[done : done + size]
                 try:
                     found = self._run_stack(job.take(places))
-                    if isinstance(found, StackedReplies) and len(places) == len(job.clients):
+                    if isinstance(found, ReplyStack) and len(places) == len(job.clients):
                         return found.in_places(places)
                     replies.update(zip(places, found, strict=True))
                     done += len(places)
@@ -153,7 +153,7 @@ class Stack(Executor):
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
-        return StackedReplies(reply, range(len(job.clients)))
+        return ReplyStack(reply, range(len(job.clients)))
 
     def _warn_of_draws(self, algorithm: str) -> AbstractContextManager[None]:
         """Warn of draws that the seed does not decide, in the first stacks of an algorithm; vmap refuses torch's."""

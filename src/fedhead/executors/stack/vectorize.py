@@ -13,9 +13,9 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.core.training.optimizers import Optimizer
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.executors.client.program import Program, Vectorizer
+from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.kernels.layers import stacked_layers
-from fedhead.executors.stack.bucketed_finish import finish_by_size
+from fedhead.executors.stack.bucketed_finish import bucketed_finish
 from fedhead.executors.stack.tree_vmap import tree_vmap
 
 # Which tensors of a client's inputs have a client axis.
@@ -35,14 +35,14 @@ class VmapVectorizer(Vectorizer):
     def __init__(self, sizes: Sequence[int] | None = None):
         self._sizes = sizes
 
-    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
-        """Vectorize `Program.start` over the client axis."""
+    def start(self, program: ClientProgram) -> Callable[[ClientInputs], Weights]:
+        """Vectorize `ClientProgram.start` over the client axis."""
         return tree_vmap(program.start, (INPUT_DIMS,))
 
-    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
-        """Vectorize `Program.finish` over the client axis, with layers made for stacks."""
+    def finish(self, program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
+        """Vectorize `ClientProgram.finish` over the client axis, with layers made for stacks."""
 
-        def vectorized(program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+        def vectorized(program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
             finish = tree_vmap(program.finish, (0, INPUT_DIMS))
 
             def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
@@ -54,14 +54,14 @@ class VmapVectorizer(Vectorizer):
 
         if self._sizes is None:
             return vectorized(program)
-        return finish_by_size(program, self._sizes, vectorized, self.take)
+        return bucketed_finish(program, self._sizes, vectorized, self.take)
 
-    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
-        """Vectorize `Program.correct` over the client axis."""
+    def correct(self, program: ClientProgram, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
+        """Vectorize `ClientProgram.correct` over the client axis."""
         return vmap(partial(program.correct, phase=phase), in_dims=(0, INPUT_DIMS))
 
-    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
-        """Vectorize `Program.loss` over the client axis, with layers made for stacks."""
+    def loss(self, program: ClientProgram, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
+        """Vectorize `ClientProgram.loss` over the client axis, with layers made for stacks."""
         loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
 
         def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:

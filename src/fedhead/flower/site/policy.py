@@ -71,7 +71,7 @@ class Policy:
 
     def check_earlier(self, stages: Sequence[Stage]) -> None:
         """Refuse stages that the run's stages begin with, which a recipe does not name."""
-        earlier = [one for stage in stages if (one := stage.earlier()) is not None]
+        earlier = [one for stage in stages if (one := stage.prerequisite()) is not None]
         if self.stages is not None:
             _check_names([stage.name for stage in earlier], self.stages, "stage")
 

@@ -46,9 +46,9 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
     """Return every exchange of a run by its name on the wire: the rounds', each stage's, and those before a stage."""
     found: dict[str, Algorithm] = {TRAIN: method}
     for stage in stages:
-        if (earlier := stage.earlier()) is not None:
-            found[f"{stage.name}.{earlier.name}"] = earlier.after(method)
-        found[stage.name] = stage.after(method)
+        if (earlier := stage.prerequisite()) is not None:
+            found[f"{stage.name}.{earlier.name}"] = earlier.on_method(method)
+        found[stage.name] = stage.on_method(method)
     return found
 
 

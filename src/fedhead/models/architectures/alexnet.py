@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import Body, DropRate, Shape, image, register
+from fedhead.models.registry import DropRate, FeatureExtractor, Shape, image, register
 
 
 class GridPool(nn.Module):
@@ -22,7 +22,7 @@ class GridPool(nn.Module):
 
 
 @register("alexnet", "FedClassAvg's AlexNet: 64-128-256 channels, 512-d features; feature_layer=512 as in the paper")
-def alexnet(shape: Shape, dropout: DropRate = 0.5) -> Body:
+def alexnet(shape: Shape, dropout: DropRate = 0.5) -> FeatureExtractor:
     """Build three 3x3 convolutions, average pooling to a 3x3 grid, dropout and a hidden layer of 512 units with ReLU.
 
     With `feature_layer=512` it has the second Linear(512, 512) of FedClassAvg's public code.
@@ -34,4 +34,4 @@ def alexnet(shape: Shape, dropout: DropRate = 0.5) -> Body:
         nn.Sequential(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
         nn.Sequential(GridPool(3), Dropout(dropout), nn.Linear(256 * 9, 512), nn.ReLU()),
     )
-    return Body(extractor, 512)
+    return FeatureExtractor(extractor, 512)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.models.architectures.blocks import GlobalPool
-from fedhead.models.registry import Body, Shape, Width, image, register
+from fedhead.models.registry import FeatureExtractor, Shape, Width, image, register
 
 
 def _norm_relu_conv(in_channels: int, out_channels: int, kernel: int) -> nn.Sequential:
@@ -27,7 +27,7 @@ class DenseLayer(nn.Module):
 
 
 @register("densenet121", "DenseNet-121 for CIFAR: growth 32, blocks of 6/12/24/16 layers, 1024-d features")
-def densenet121(shape: Shape, growth: Width = 32, blocks: tuple[Width, ...] = (6, 12, 24, 16)) -> Body:
+def densenet121(shape: Shape, growth: Width = 32, blocks: tuple[Width, ...] = (6, 12, 24, 16)) -> FeatureExtractor:
     """Build dense blocks, with transitions between them that halve the channels and the image."""
     in_channels, _, _ = image("densenet121", shape, least=2 ** (len(blocks) - 1))
     width = 2 * growth
@@ -38,4 +38,4 @@ def densenet121(shape: Shape, growth: Width = 32, blocks: tuple[Width, ...] = (6
         if index < len(blocks) - 1:
             layers.append(nn.Sequential(_norm_relu_conv(width, width // 2, 1), nn.AvgPool2d(2)))
             width //= 2
-    return Body(nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(), GlobalPool()), width)
+    return FeatureExtractor(nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(), GlobalPool()), width)

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedhead.models.architectures.blocks import GlobalPool, conv_norm
 from fedhead.models.architectures.mobilenetv2 import InvertedResidual
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import FeatureExtractor, Shape, image, register
 
 # expansion, channels, blocks, kernel, stride of the first block
 BLOCKS = (
@@ -21,7 +21,7 @@ BLOCKS = (
 
 
 @register("efficientnetb0", "EfficientNet-B0 for CIFAR as in FedETF: stride-1 stem, no dropout, 320-d features")
-def efficientnetb0(shape: Shape) -> Body:
+def efficientnetb0(shape: Shape) -> FeatureExtractor:
     """Build the network behind FedETF's Table 3.
 
     Squeeze-and-excitation with a quarter of the expanded channels, projection shortcuts, SiLU.
@@ -35,4 +35,4 @@ def efficientnetb0(shape: Shape) -> Body:
             block = InvertedResidual(before, channels, expansion, stride, "projection", nn.SiLU, kernel, squeeze=0.25)
             layers.append(block)
             before = channels
-    return Body(nn.Sequential(*layers, GlobalPool()), before)
+    return FeatureExtractor(nn.Sequential(*layers, GlobalPool()), before)

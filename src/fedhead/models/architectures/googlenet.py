@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedhead.models.architectures.blocks import GlobalPool
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import Body, DropRate, Shape, image, register
+from fedhead.models.registry import DropRate, FeatureExtractor, Shape, image, register
 
 # widths of the branches: 1x1 | 1x1 -> 3x3 | 1x1 -> second 3x3 | pooled 1x1; None: halve the image
 MODULES: tuple[tuple[int, int, int, int, int, int] | None, ...] = (
@@ -56,7 +56,7 @@ class Inception(nn.Module):
 
 
 @register("googlenet", "GoogLeNet with BatchNorm (FedClassAvg), 1024-d features; feature_layer=512 as in the paper")
-def googlenet(shape: Shape, dropout: DropRate = 0.2) -> Body:
+def googlenet(shape: Shape, dropout: DropRate = 0.2) -> FeatureExtractor:
     """Build nine inception modules after a 7x7 stem, without auxiliary outputs, which FedClassAvg ignores."""
     in_channels, _, _ = image("googlenet", shape, least=16)
     layers: list[nn.Module] = [
@@ -71,4 +71,4 @@ def googlenet(shape: Shape, dropout: DropRate = 0.2) -> Body:
             module = Inception(before, widths)
             layers.append(module)
             before = module.out_channels
-    return Body(nn.Sequential(*layers, GlobalPool(), Dropout(dropout)), before)
+    return FeatureExtractor(nn.Sequential(*layers, GlobalPool(), Dropout(dropout)), before)

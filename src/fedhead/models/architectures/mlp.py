@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import Body, DropRate, Shape, Width, flat, register
+from fedhead.models.registry import DropRate, FeatureExtractor, Shape, Width, flat, register
 
 
 @register("mlp", "multilayer perceptron; hidden widths, norm none|batch|group, dropout")
@@ -17,7 +17,7 @@ def mlp(
     hidden: tuple[Width, ...] = (200, 200),
     norm: Literal["none", "batch", "group"] = "none",
     dropout: DropRate = 0.0,
-) -> Body:
+) -> FeatureExtractor:
     """Build linear layers with ReLU; by default 200 and 200 wide, as in the 2NN of the FedAvg paper."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = flat(shape)
@@ -32,4 +32,4 @@ def mlp(
             layer.append(Dropout(dropout))
         layers.append(nn.Sequential(*layer))
         width = out_features
-    return Body(nn.Sequential(*layers), width)
+    return FeatureExtractor(nn.Sequential(*layers), width)

@@ -8,7 +8,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from fedhead.models.architectures.blocks import GlobalPool, conv_norm
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import FeatureExtractor, Shape, image, register
 
 # expansion, channels, blocks, stride of the first block
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -76,7 +76,7 @@ class InvertedResidual(nn.Module):
 
 
 @register("mobilenetv2", "MobileNetV2 for CIFAR (CCVR Table 7), 1280-d features; form ccvr|fedetf")
-def mobilenetv2(shape: Shape, form: Literal["ccvr", "fedetf"] = "ccvr") -> Body:
+def mobilenetv2(shape: Shape, form: Literal["ccvr", "fedetf"] = "ccvr") -> FeatureExtractor:
     """Build MobileNetV2 of width 1.0 with depthwise convolutions.
 
     `ccvr` is Table 7 of CCVR with identity shortcuts and MobileNetV2's own ReLU6; `fedetf` is the network behind
@@ -93,4 +93,4 @@ def mobilenetv2(shape: Shape, form: Literal["ccvr", "fedetf"] = "ccvr") -> Body:
             layers.append(InvertedResidual(before, channels, expansion, stride, shortcut, activation))
             before = channels
     layers += [nn.Sequential(conv_norm(before, 1280, 1), activation()), GlobalPool()]
-    return Body(nn.Sequential(*layers), 1280)
+    return FeatureExtractor(nn.Sequential(*layers), 1280)

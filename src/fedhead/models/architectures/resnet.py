@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedhead.core.system.errors import BadInput
 from fedhead.models.architectures.blocks import GlobalPool, Norm, conv_norm
-from fedhead.models.registry import Body, Shape, Width, image, register
+from fedhead.models.registry import FeatureExtractor, Shape, Width, image, register
 
 
 class BasicBlock(nn.Module):
@@ -37,35 +37,35 @@ def stages(in_channels: int, widths: tuple[int, ...], blocks: tuple[int, ...], n
     return out
 
 
-def _cifar(name: str, shape: Shape, depth: int, norm: Norm, factor: int = 1) -> Body:
+def _cifar(name: str, shape: Shape, depth: int, norm: Norm, factor: int = 1) -> FeatureExtractor:
     """Build a network of depth 6n+2: a stem, then three stages of n blocks with 16, 32 and 64 channels (× `factor`)."""
     channels, _, _ = image(name, shape, least=4)
     n = (depth - 2) // 6
     widths = (16 * factor, 32 * factor, 64 * factor)
     stem = nn.Sequential(conv_norm(channels, widths[0], 3, norm=norm), nn.ReLU())
-    return Body(nn.Sequential(stem, *stages(widths[0], widths, (n, n, n), norm), GlobalPool()), widths[-1])
+    return FeatureExtractor(nn.Sequential(stem, *stages(widths[0], widths, (n, n, n), norm), GlobalPool()), widths[-1])
 
 
 @register("resnet20", "ResNet-20 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
-def resnet20(shape: Shape, norm: Norm = "batch") -> Body:
+def resnet20(shape: Shape, norm: Norm = "batch") -> FeatureExtractor:
     """Build ResNet-20: three blocks per stage."""
     return _cifar("resnet20", shape, 20, norm)
 
 
 @register("resnet32", "ResNet-32 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
-def resnet32(shape: Shape, norm: Norm = "batch") -> Body:
+def resnet32(shape: Shape, norm: Norm = "batch") -> FeatureExtractor:
     """Build ResNet-32: five blocks per stage."""
     return _cifar("resnet32", shape, 32, norm)
 
 
 @register("resnet56", "ResNet-56 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
-def resnet56(shape: Shape, norm: Norm = "batch") -> Body:
+def resnet56(shape: Shape, norm: Norm = "batch") -> FeatureExtractor:
     """Build ResNet-56: nine blocks per stage."""
     return _cifar("resnet56", shape, 56, norm)
 
 
 @register("wrn56_4", "ResNet-56 four times as wide: 64/128/256 channels, 256-d features; norm batch|group")
-def wrn56_4(shape: Shape, norm: Norm = "batch") -> Body:
+def wrn56_4(shape: Shape, norm: Norm = "batch") -> FeatureExtractor:
     """Build ResNet-56 with all widths times four."""
     return _cifar("wrn56_4", shape, 56, norm, factor=4)
 
@@ -76,7 +76,7 @@ def resnet18(
     stem: Literal["3x3", "7x7"] = "3x3",
     strides: tuple[Width, Width] = (2, 2),
     norm: Norm = "batch",
-) -> Body:
+) -> FeatureExtractor:
     """Build ResNet-18: two blocks per stage, 64 to 512 channels.
 
     `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
@@ -95,4 +95,4 @@ def resnet18(
         for module in extractor.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return Body(extractor, 512)
+    return FeatureExtractor(extractor, 512)

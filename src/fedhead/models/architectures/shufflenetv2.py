@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.models.architectures.blocks import GlobalPool, conv_norm
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import FeatureExtractor, Shape, image, register
 
 
 class ShuffleUnit(nn.Module):
@@ -37,7 +37,7 @@ class ShuffleUnit(nn.Module):
 
 
 @register("shufflenetv2", "ShuffleNetV2 x1.0 (FedClassAvg), 1024-d features; feature_layer=512 as in the paper")
-def shufflenetv2(shape: Shape) -> Body:
+def shufflenetv2(shape: Shape) -> FeatureExtractor:
     """Build a stem of 24 channels, stages with 116, 232 and 464 channels, and a 1x1 convolution to 1024."""
     in_channels, _, _ = image("shufflenetv2", shape, least=16)
     layers: list[nn.Module] = [
@@ -49,4 +49,4 @@ def shufflenetv2(shape: Shape) -> Body:
         layers.append(nn.Sequential(first, *(ShuffleUnit(channels, channels, 1) for _ in range(units - 1))))
         before = channels
     layers += [nn.Sequential(conv_norm(before, 1024, 1), nn.ReLU()), GlobalPool()]
-    return Body(nn.Sequential(*layers), 1024)
+    return FeatureExtractor(nn.Sequential(*layers), 1024)

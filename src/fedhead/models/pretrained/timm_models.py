@@ -9,10 +9,10 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput, first_line
 from fedhead.models.pretrained.pretrained import fix_batch_norm
-from fedhead.models.registry import Body, Preprocessing, Shape, image
+from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, image
 
 
-def timm_model(name: str) -> Callable[..., Body]:
+def timm_model(name: str) -> Callable[..., FeatureExtractor]:
     """Return what builds a model of timm without its classifier.
 
     Args:
@@ -28,7 +28,7 @@ def timm_model(name: str) -> Callable[..., Body]:
         hint = f"did you mean timm:{near[0]}?" if near else "timm.list_models() lists them"
         raise BadInput(f"model timm:{name}: timm has no such model; {hint}")
 
-    def build(shape: Shape, pretrained: bool = True) -> Body:
+    def build(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
         """Build a model of timm; BatchNorm keeps the statistics of the pretraining."""
         channels, _, _ = image(f"timm:{name}", shape, least=8)
         try:
@@ -36,7 +36,7 @@ def timm_model(name: str) -> Callable[..., Body]:
         except (RuntimeError, OSError, ValueError, KeyError) as error:
             fix = "; without pretrained weights: model.pretrained=false" if pretrained else ""
             raise BadInput(f"model timm:{name} can't be made ({first_line(error)}){fix}") from error
-        return Body(fix_batch_norm(net), int(net.num_features))
+        return FeatureExtractor(fix_batch_norm(net), int(net.num_features))
 
     found: Any = timm.get_pretrained_cfg(name)
     if found is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.packages import package_folder
-from fedhead.models.registry import Body, Preprocessing, Shape, register
+from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, register
 
 _FILE = ("weights", "l2_supercat_256.safetensors")
 TOKENS, WIDTH = 32_000, 256
@@ -37,7 +37,7 @@ class MeanEmbedding(nn.Module):
     "mean of WordLlama's token embeddings of texts (pip install 'fedhead[text]'), 256-d; encode=wordllama",
     Preprocessing(encode="wordllama"),
 )
-def wordllama(shape: Shape, pretrained: bool = True) -> Body:
+def wordllama(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
     """Build the mean of token embeddings, for texts that are encoded by `encode: wordllama`."""
     if len(shape) != 1:
         raise BadInput(f"model 'wordllama' takes tokens, not inputs of shape {tuple(shape)}: set encode=wordllama(128)")
@@ -52,4 +52,4 @@ def wordllama(shape: Shape, pretrained: bool = True) -> Body:
             raise BadInput(f"{path} holds another table of embeddings: install the package wordllama 0.4")
         with torch.no_grad():
             net.weight.copy_(table)
-    return Body(net, WIDTH)
+    return FeatureExtractor(net, WIDTH)

@@ -61,7 +61,7 @@ def _calibrated(
         )["accuracy"]
         if before is None:
             raise BadInput(f"{run.path} has no global model or no test samples: there is nothing to calibrate")
-        accuracies = {n: run.run(stage.after(simulation.method)).accuracy for n, stage in stages(run).items()}
+        accuracies = {n: run.run(stage.on_method(simulation.method)).accuracy for n, stage in stages(run).items()}
         numbers[name] = {"before": before, "features": list(accuracies), "accuracy": list(accuracies.values())}
     curves = {name: (found["features"], found["accuracy"]) for name, found in numbers.items()}
     earlier = {name: found["before"] for name, found in numbers.items()}

@@ -148,7 +148,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         raise BadInput(f"{run.path} has no test samples to show")
     rows = embed.sample_rows(simulation.test.y, options.samples or 1000, options.seed)
     z, y = client_models.held_out_features(simulation, rows)
-    stage = own_stage(run, CCVR).after(simulation.method)
+    stage = own_stage(run, CCVR).on_method(simulation.method)
     calibrated = run.run(stage).weights
     assert calibrated is not None, "a run with features of one global model has a calibrated one"
 

@@ -24,7 +24,7 @@ from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import TABLE_LOCK
 from fedhead.runs.folder_lock import locked
-from fedhead.runs.run import Settings, check_executor, check_settings
+from fedhead.runs.run import Compute, check_executor, check_settings
 from fedhead.runs.time_budget import Minutes, TimeBudget, cost
 from fedhead.runs.training_groups import validate
 from fedhead.runs.work_sharing import Claims
@@ -46,7 +46,7 @@ def reproduce(
     variants: Sequence[str] = (),
     results: Path | None = None,
     minutes: float | None = None,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     together: bool | None = None,
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
@@ -84,7 +84,7 @@ def reproduce(
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
     check("minutes", minutes, Minutes | None)
-    settings = settings or Settings()
+    settings = settings or Compute()
     cells, planned = plan(
         table,
         scale=scale,
@@ -201,7 +201,7 @@ def plan(
     splits: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
     variants: Sequence[str] = (),
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     together: bool | None = None,
 ) -> tuple[list[Cell], list[Repetition]]:
     """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
@@ -209,7 +209,7 @@ def plan(
     Raises:
         BadInput: For whatever `reproduce` would refuse before its first run.
     """
-    settings = settings or Settings()
+    settings = settings or Compute()
     check_settings(settings, together, table.folders)
     check_executor(settings, select.device(settings.device))
     cells = _cells(table, scale, pick, overrides, variants)
@@ -247,7 +247,7 @@ def reproduce_next(
     only: Sequence[str] = (),
     seeds: int | Sequence[int] | None = None,
     splits: int | Sequence[int] | None = None,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     together: bool | None = None,
     log: Log = lambda _: None,
 ) -> Measured:
@@ -276,7 +276,7 @@ def reproduce_next(
         BadInput: Of none of what is missing the data is there.
     """
     check("minutes", minutes, Minutes)
-    settings = settings or Settings()
+    settings = settings or Compute()
     budget = TimeBudget(minutes)
     context = MeasureContext(out, Results(results), settings, budget, together, log, several_tables=True)
     by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is

@@ -96,7 +96,7 @@ def digest(cell: Cell) -> str:
 def all_settings(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe's flat keys with all that decides what comes of it.
 
-    Method and stages count with all their parameters, so that a default which changes makes another result. Settings
+    Method and stages count with all their parameters, so that a default which changes makes another result. Compute
     that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
     components from outside the package counts too.
     """

@@ -25,7 +25,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import DamagedRun
 from fedhead.runs import environment, reopen
 from fedhead.runs.failures import describe_error, raise_if_fatal
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.time_budget import TimeBudget
 from fedhead.runs.training_groups import begun_with, describe, group_trainings, span, train
@@ -60,7 +60,7 @@ class MeasureContext:
 
     out: Path  # the folder of the run folders
     results: Results = field(default_factory=Results)
-    settings: Settings = field(default_factory=Settings)
+    settings: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
     together: bool | None = None  # train seeds and splits of a method in one stack; None: on a GPU where that is best
     log: Log = lambda _: None

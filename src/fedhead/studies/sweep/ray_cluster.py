@@ -14,7 +14,7 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 
 _LOSSES = 3  # how often a task is begun again after its worker was lost
 
@@ -62,7 +62,7 @@ class RayCluster:
         except ImportError as error:
             raise BadInput("--engine ray needs Ray: pip install 'fedhead[ray]'") from error
 
-    def device(self, settings: Settings) -> torch.device:
+    def device(self, settings: Compute) -> torch.device:
         """Return where runs will train: on the workers, not on this machine."""
         if settings.device == "cuda" and not self.gpus:
             raise BadInput(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.runs.failures import describe_error
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_transfer import Files, place, read_files
 from fedhead.studies.sweep.ray_cluster import RayCluster, found_from_here
 from fedhead.studies.sweep.ray_worker import run_streaming
@@ -31,7 +31,7 @@ class _BundleTask:
     bundle: Bundle
     queue: BundleQueue
     out: Path
-    settings: Settings
+    settings: Compute
     together: bool | None
     begin: float = field(default_factory=time.perf_counter)
     failures: dict[Path, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class RayEngine(RayCluster):
     def __init__(self, cpus: float = 1, gpus: float = 0):
         super().__init__(cpus, gpus, "cell")
 
-    def run(self, queue: BundleQueue, out: Path, settings: Settings, together: bool | None) -> None:
+    def run(self, queue: BundleQueue, out: Path, settings: Compute, together: bool | None) -> None:
         """Run bundles until the queue has none, as many at once as the cluster has room for."""
         there = replace(settings, data=settings.data or os.environ.get("FEDHEAD_DATA"))
         with self.connected():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_transfer import ChangedFiles, Files, place
 from fedhead.studies.sweep.sweep_runs import run_bundle
 
@@ -21,7 +21,7 @@ def run_streaming(
     recipes: Mapping[str, Recipe],
     held: Mapping[str, Files],
     together: bool | None,
-    settings: Settings,
+    settings: Compute,
 ) -> Iterator[tuple[dict[str, Files], dict[str, str]]]:
     """Run a bundle, and yield what has changed in its run folders while it does.
 

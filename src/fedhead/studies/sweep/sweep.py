@@ -31,7 +31,7 @@ from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 from fedhead.runs.changed_code import check_runs
 from fedhead.runs.folder_lock import locked
-from fedhead.runs.run import Settings, check_executor, check_settings
+from fedhead.runs.run import Compute, check_executor, check_settings
 from fedhead.runs.time_budget import Minutes, TimeBudget
 from fedhead.runs.training_groups import span, validate
 from fedhead.runs.work_sharing import Claims
@@ -119,11 +119,11 @@ class BundleQueue:
 class Engine(Protocol):
     """What runs the bundles of a sweep."""
 
-    def device(self, settings: Settings) -> torch.device:
+    def device(self, settings: Compute) -> torch.device:
         """Return where runs will train."""
         ...
 
-    def run(self, queue: BundleQueue, out: Path, settings: Settings, together: bool | None) -> None:
+    def run(self, queue: BundleQueue, out: Path, settings: Compute, together: bool | None) -> None:
         """Run bundles until the queue has none; `out` is the sweep's folder, which holds their folders."""
         ...
 
@@ -131,11 +131,11 @@ class Engine(Protocol):
 class LocalEngine:
     """Runs bundles one after another in this process."""
 
-    def device(self, settings: Settings) -> torch.device:
+    def device(self, settings: Compute) -> torch.device:
         """Return where runs will train."""
         return select.device(settings.device)
 
-    def run(self, queue: BundleQueue, out: Path, settings: Settings, together: bool | None) -> None:
+    def run(self, queue: BundleQueue, out: Path, settings: Compute, together: bool | None) -> None:
         """Run bundles until the queue has none."""
         while (bundle := queue.next()) is not None:
             begin = time.perf_counter()
@@ -151,7 +151,7 @@ def run_sweep(
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
     minutes: float | None = None,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     together: bool | None = None,
     engine: Engine | None = None,
     log: Log = lambda _: None,
@@ -179,7 +179,7 @@ def run_sweep(
         BadInput: A cell can't be built, the folder holds something else, or results of an older version of the user's
             own code.
     """
-    settings, engine, claims = settings or Settings(), engine or LocalEngine(), claims or Claims()
+    settings, engine, claims = settings or Compute(), engine or LocalEngine(), claims or Claims()
     planned = plan_runs(
         table, out, seeds=seeds, shard=shard, minutes=minutes, settings=settings, together=together, engine=engine
     )
@@ -216,7 +216,7 @@ def plan_runs(
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
     minutes: float | None = None,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     together: bool | None = None,
     engine: Engine | None = None,
 ) -> SweepPlan:
@@ -225,7 +225,7 @@ def plan_runs(
     Raises:
         BadInput: For whatever `run_sweep` would refuse before its first run.
     """
-    settings, engine = settings or Settings(), engine or LocalEngine()
+    settings, engine = settings or Compute(), engine or LocalEngine()
     check("minutes", minutes, Minutes | None)
     check_settings(settings, together, table.folders)
     device = engine.device(settings)

@@ -20,7 +20,7 @@ from fedhead.recipes.run_folder_schema import DamagedRun
 from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.runs.rerun_warnings import warn_of_changes
 from fedhead.runs.reuse_training import fork, trained
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import CONFIG, RunFolder
 from fedhead.runs.training_groups import diverged, group_trainings, train_joined, train_one, training_key
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
@@ -156,7 +156,7 @@ def trainings(bundle: Bundle) -> list[list[Path]]:
     return list(alike.values())
 
 
-def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dict[Path, str]:
+def run_bundle(bundle: Bundle, together: bool | None, settings: Compute) -> dict[Path, str]:
     """Run what is not finished of a bundle, each run from where it stands.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from fedhead.core.system.errors import FedheadError
 from fedhead.executors import select
 from fedhead.runs.failures import describe_error
-from fedhead.runs.run import Settings
+from fedhead.runs.run import Compute
 from fedhead.runs.time_budget import TimeBudget
 from fedhead.studies.tune.study import Study
 from fedhead.studies.tune.trial_training import TrialTraining
@@ -65,7 +65,7 @@ class TrialQueue:
 class TrialEngine(Protocol):
     """What trains the trials of a search."""
 
-    def device(self, settings: Settings) -> torch.device:
+    def device(self, settings: Compute) -> torch.device:
         """Return where trials will train; refuse a device that is not there."""
         ...
 
@@ -77,7 +77,7 @@ class TrialEngine(Protocol):
 class LocalTrials:
     """Trains trials in this process."""
 
-    def device(self, settings: Settings) -> torch.device:
+    def device(self, settings: Compute) -> torch.device:
         """Return where trials will train."""
         return select.device(settings.device)
 

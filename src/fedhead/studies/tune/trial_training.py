@@ -26,7 +26,7 @@ from fedhead.recipes.recipe import DATA_KEYS, Recipe
 from fedhead.recipes.recipe_data import Inputs, is_path, search_federation
 from fedhead.recipes.search_space import Dimension, with_values
 from fedhead.runs.failures import describe_error, raise_if_fatal
-from fedhead.runs.run import Settings, threads_for
+from fedhead.runs.run import Compute, threads_for
 from fedhead.studies.tune.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
@@ -87,7 +87,7 @@ class TrialTraining:
     objective: str
     direction: Direction
     share: float
-    settings: Settings
+    settings: Compute
     of_clients: bool  # whether the objective is made of the clients' own results
     stop_on_error: bool = False  # whether an error in one trial ends the search
     objective_varies: bool = False  # whether some trials may have the objective and others not
@@ -101,7 +101,7 @@ class TrialTraining:
         space: Sequence[Dimension],
         objective: str,
         share: float,
-        settings: Settings,
+        settings: Compute,
         stop_on_error: bool = False,
     ) -> TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""

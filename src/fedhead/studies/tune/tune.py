@@ -17,7 +17,7 @@ from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
 from fedhead.runs.rerun_warnings import warn_of_changes
-from fedhead.runs.run import Settings, check_settings, execute
+from fedhead.runs.run import Compute, check_settings, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.time_budget import MOST_MINUTES, TimeBudget
 from fedhead.studies.tune.study import MOST_SEED, Study
@@ -74,7 +74,7 @@ def tune(
     stop_on_error: bool = False,
     final: bool = False,
     seed: int = 0,
-    settings: Settings | None = None,
+    settings: Compute | None = None,
     engine: Literal["local", "ray"] = "local",
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
@@ -121,7 +121,7 @@ def tune(
             version of your own code.
         FedheadError: No trial has a result: all have failed, or ten have and none was better.
     """
-    settings = settings or Settings()
+    settings = settings or Compute()
     settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
     trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
@@ -198,7 +198,7 @@ def _engine(name: str, cpus: float, gpus: float) -> TrialEngine:
     return LocalTrials()
 
 
-def _train_finally(recipe: Recipe, study: Study, settings: Settings) -> Row:
+def _train_finally(recipe: Recipe, study: Study, settings: Compute) -> Row:
     """Train the best setting, once for all workers; what was the best before keeps its run in another folder."""
     place = study.folder / "final"
     with study.locked("final"):

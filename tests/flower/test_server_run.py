@@ -24,7 +24,7 @@ from fedhead.flower.server_run import serve
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint_writer
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.testing.inprocess import InProcess
 
 SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
@@ -50,7 +50,7 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
     found = serve(made.server(), grid, log=lambda line: None)
     torch.set_num_threads(1)
     expected = execute(
-        made.server().recipe_of_run(), tmp_path / "sim", Settings(executor="loop", device="cpu", threads=1)
+        made.server().recipe_of_run(), tmp_path / "sim", Compute(executor="loop", device="cpu", threads=1)
     )
     for name in ("accuracy", "accuracy_mean", "personal", "clients", "per_class", "bytes_up", "bytes_down"):
         assert found[name] == pytest.approx(expected[name], abs=1e-6), name
@@ -72,7 +72,7 @@ def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
     words = (f"method={name}", f"weights={tmp_path / 'first.safetensors'}", "metrics=[f1]", "client_test=0.3")
     made, grid = project(tmp_path, *words)
     found = serve(made.server(), grid, log=lambda line: None)
-    settings = Settings(executor="loop", device="cpu", threads=1)
+    settings = Compute(executor="loop", device="cpu", threads=1)
     expected = execute(made.server().recipe_of_run(), tmp_path / "sim", settings)
     assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
     mine, theirs = leaves(made.path / "run"), leaves(tmp_path / "sim")

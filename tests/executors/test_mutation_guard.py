@@ -194,7 +194,7 @@ class WritesInStage(Ridge):
 @pytest.mark.parametrize("executor", [Loop, ForwardExecutor])
 def test_a_stage_that_writes_into_what_clients_receive_is_refused(executor: Callable[[], Executor]) -> None:
     made = simulation(FedAvg())
-    (job,) = made.jobs(WritesInStage().after(made.method), made.server, made.states, made.holders, 2)
+    (job,) = made.jobs(WritesInStage().on_method(made.method), made.server, made.states, made.holders, 2)
     with pytest.raises(BadInput, match=r"WritesInStage writes into client\.received\['model'\]"):
         executor().run(job)
 

@@ -23,7 +23,7 @@ from fedhead.executors.client.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack.stack import by_steps
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.samplers.uniform import UniformSampler
 
@@ -247,7 +247,7 @@ def test_recipes_and_python_write_the_same_folder(tmp_path: Path) -> None:
     words = ["local_epochs=[1, 3, 2]", "stragglers=partial(0.5, seed=3)"]
     recipe = load("digits", [*SMALL, *words])
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
-    execute(recipe, tmp_path / "recipe", Settings(executor="loop"))
+    execute(recipe, tmp_path / "recipe", Compute(executor="loop"))
     fed = fh.Federation.load("digits", recipe.partition, clients=3, samples=120)
     settings = {name: getattr(recipe, name) for name in ("rounds", "lr", "momentum", "weight_decay", "batch_size")}
     late = fh.Stragglers("partial", 0.5, seed=3)

@@ -16,7 +16,7 @@ from fedhead.core.tree import stacked_trees
 from fedhead.core.tree.tree import Tree, unstack
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.stacked_replies import StackedCohort
+from fedhead.engine.rounds.stacked_replies import StackedReplies
 from fedhead.engine.rounds.transport import ClientReply, Received
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.stack.stack import Stack
@@ -35,7 +35,7 @@ class Apart(Simulation):
     ) -> Received:
         """Replace each reply by itself, and that of client 1 by a multiple of it."""
         received = super().exchange(algorithm, server, states, cohort, round)
-        assert isinstance(received.replies, StackedCohort)
+        assert isinstance(received.replies, StackedReplies)
         for k, reply in list(received.replies.items()):
             send = reply.send.map(torch.mul, self.factor) if k == 1 else reply.send
             received.replies[k] = reply._replace(send=send)

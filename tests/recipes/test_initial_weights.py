@@ -14,7 +14,7 @@ import fedhead as fh
 from fedhead.core.system.errors import BadInput
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Settings, execute
+from fedhead.runs.run import Compute, execute
 
 SMALL = ["rounds=1", "clients=2", "subset=60", "model.hidden=[4]"]
 
@@ -42,14 +42,14 @@ def test_a_state_dict_and_files_of_it_are_the_first_weights(tmp_path: Path) -> N
 
 
 def test_a_recipe_starts_from_another_run_and_from_its_exported_weights(tmp_path: Path) -> None:
-    execute(load("digits", SMALL), tmp_path / "run", Settings(executor="loop"))
+    execute(load("digits", SMALL), tmp_path / "run", Compute(executor="loop"))
     trained = fh.load(tmp_path / "run")
     trained.export(tmp_path / "w.safetensors")
     for name in ("run", "w.safetensors"):
         recipe = load("digits", [*SMALL, f"weights={tmp_path / name}"])
         (model,) = Experiment.from_recipe(recipe).models
         assert torch.equal(model.classifier.weight, (trained.weights or {})["classifier.weight"])
-    execute(recipe, tmp_path / "warm", Settings(executor="loop"))
+    execute(recipe, tmp_path / "warm", Compute(executor="loop"))
     save_file({**trained.module().state_dict(), "classifier.bias": torch.zeros(10)}, tmp_path / "w.safetensors")
     with pytest.raises(BadInput, match=r"w.safetensors changed since .*warm was begun: put the old file back"):
         execute(recipe.override(["rounds=2"]), tmp_path / "warm", resume=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from fedhead.core.system.identity_cache import Latest
+from fedhead.core.system.identity_cache import IdentityCache
 
 
 class Source:
@@ -20,7 +20,7 @@ def test_the_latest_are_kept_and_the_one_that_was_asked_for_longest_ago_is_given
         return name
 
     a, b, c = Source(), Source(), Source()
-    latest: Latest[str] = Latest(most=2)
+    latest: IdentityCache[str] = IdentityCache(most=2)
     asked = [[a], [b], [a], [c], [a], [b]]
     names = ["a", "b", "a again", "c", "a again", "b again"]
     found = [latest.once(sources, lambda name=name: make(name)) for sources, name in zip(asked, names, strict=True)]
@@ -30,7 +30,7 @@ def test_the_latest_are_kept_and_the_one_that_was_asked_for_longest_ago_is_given
 
 def test_order_and_number_of_the_objects_count() -> None:
     a, b = Source(), Source()
-    latest: Latest[int] = Latest(most=4)
+    latest: IdentityCache[int] = IdentityCache(most=4)
     assert [latest.once(s, lambda n=n: n) for n, s in enumerate([[a, b], [b, a], [a], [a, b, b], (a, b)])] == [
         0,
         1,
@@ -41,7 +41,7 @@ def test_order_and_number_of_the_objects_count() -> None:
 
 
 def test_objects_are_held_as_long_as_what_was_made_of_them_and_no_longer() -> None:
-    latest: Latest[int] = Latest(most=1)
+    latest: IdentityCache[int] = IdentityCache(most=1)
     source = Source()
     gone = weakref.ref(source)
     latest.once([source], lambda: 1)

@@ -18,7 +18,7 @@ from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.rounds import Snapshot
 from fedhead.engine.states.client_states import ClientStates
-from fedhead.engine.states.stacked_client_states import KeptStates
+from fedhead.engine.states.stacked_client_states import StackedClientStates
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
 from fedhead.executors.joint.runs import run_together
@@ -30,13 +30,13 @@ def stack(first: float) -> StackedTrees:
     return StackedTrees(Tree(m=torch.arange(first, first + 3)), [2, 0, 1])
 
 
-def values(states: KeptStates) -> dict[int, float]:
+def values(states: StackedClientStates) -> dict[int, float]:
     """Read states without taking them apart."""
     return {k: float(state["m"]) for k, state in states.copy().items()}
 
 
 def test_states_are_rows_of_a_stack_or_their_own() -> None:
-    states = KeptStates({5: Tree(m=torch.tensor(9.0))})
+    states = StackedClientStates({5: Tree(m=torch.tensor(9.0))})
     states.keep([4, 5, 6], stack(0.0))
     assert values(states) == {5: 0.0, 4: 2.0, 6: 1.0}
     assert list(states) == [5, 4, 6], "in the order in which clients took part first"
@@ -50,7 +50,7 @@ def test_states_are_rows_of_a_stack_or_their_own() -> None:
 
 
 def test_a_copy_stays_as_it_is() -> None:
-    states = KeptStates()
+    states = StackedClientStates()
     states.keep([1, 2, 3], stack(0.0))
     before = states.copy()
     states.keep([1, 2, 3], stack(10.0))
@@ -61,13 +61,13 @@ def test_a_copy_stays_as_it_is() -> None:
 
 def test_what_is_kept_for_later_rounds_does_not_hold_the_stack_of_other_runs() -> None:
     both = Tree(m=torch.arange(6.0))
-    states = KeptStates()
+    states = StackedClientStates()
     states.keep([1, 2, 3], StackedTrees(both, [4, 3, 5]))
     kept = states.copy()
     kept.drop_other_rows()
     assert values(kept) == values(states) == {1: 4.0, 2: 3.0, 3: 5.0}
     assert kept[1]["m"].untyped_storage().nbytes() == 3 * 4
-    alone = KeptStates()
+    alone = StackedClientStates()
     alone.keep([1, 2, 3], rows := stack(0.0))
     alone.drop_other_rows()
     assert alone[1]["m"].untyped_storage().data_ptr() == rows.stacked["m"].untyped_storage().data_ptr()
@@ -76,7 +76,7 @@ def test_what_is_kept_for_later_rounds_does_not_hold_the_stack_of_other_runs() -
 def test_the_memory_of_a_stack_is_released_with_its_last_state() -> None:
     rows = stack(0.0)
     held = weakref.ref(rows.stacked["m"])
-    states = KeptStates()
+    states = StackedClientStates()
     states.keep([1, 2, 3], rows)
     del rows
     for k in (1, 2):
@@ -222,7 +222,7 @@ def test_what_all_clients_keep_alike_is_of_each_its_own(count: int) -> None:
 
 
 def test_a_pickled_copy_holds_its_own_states_alone() -> None:
-    states = KeptStates()
+    states = StackedClientStates()
     states.keep([1, 2], StackedTrees(Tree(m=torch.arange(1000.0).reshape(100, 10)), [7, 3]))
     data = pickle.dumps(states)
     assert len(data) < 2000
