@@ -42,13 +42,13 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     from fedhead.engine.rounds import train_round
-    from fedhead.flower import assemble
+    from fedhead.flower import factory
     from fedhead.flower.files import ServerFile
 
     file = ServerFile.read(context.run_config["server"])
-    recipe, spec = file.recipe_of_run(), assemble.run_spec(file)
-    experiment = assemble.experiment_of(recipe, spec)
-    transport = assemble.transport(file, spec, experiment, assemble.server_data(file, recipe), grid)
+    recipe, spec = file.recipe_of_run(), factory.run_spec(file)
+    experiment = factory.experiment_of(recipe, spec)
+    transport = factory.transport(file, spec, experiment, factory.server_data(file, recipe), grid)
     transport.begin()
 
     def floor():

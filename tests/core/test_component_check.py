@@ -39,7 +39,7 @@ def test_a_wrong_stage(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match=r"no stage: let Mine inherit from fedhead.Stage"):
         STAGES.find("mine.py:Mine", [tmp_path])
-    with pytest.raises(BadInput, match=r"Other.earlier takes"):
+    with pytest.raises(BadInput, match=r"Other.prerequisite takes"):
         STAGES.find("mine.py:Other", [tmp_path])
 
 
