@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import fedhead as fh
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.report.compare.statistics import interval
 from fedhead.runs.run import Compute, execute_together

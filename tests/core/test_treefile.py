@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.treefile import atomic, load_metadata, load_tree, save_tree
+from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16]
 

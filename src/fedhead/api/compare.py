@@ -13,8 +13,8 @@ from fedhead.api.comparison import Level
 from fedhead.api.record import RecordedResult
 from fedhead.core.components.parameters import check
 from fedhead.core.system import html
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.treefile import atomic
 from fedhead.report.compare import comparison_text, measured
 from fedhead.report.compare.comparison_table import ComparisonTable
 from fedhead.report.compare.comparison_table import compare as compare_measured

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedhead.api.trained import StateAfter
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line
-from fedhead.core.tree.treefile import atomic
 from fedhead.models.split_model import SplitModel, load
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")

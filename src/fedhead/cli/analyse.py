@@ -49,7 +49,7 @@ def analyse(
       fedhead analyse features runs/local runs/fedclassavg
       fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
-    from fedhead.core.tree.treefile import atomic
+    from fedhead.core.system.atomic_file import atomic
     from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
     from fedhead.papers.analyses.run_analysis import analyze, lines
     from fedhead.report.style import save

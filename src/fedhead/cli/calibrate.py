@@ -61,7 +61,7 @@ def calibrate(
     from fedhead.api.checkpoint import model_and_data, run_model
     from fedhead.calibration.collect import statistics_of
     from fedhead.calibration.files import load_statistics, merge_files
-    from fedhead.core.tree.treefile import atomic
+    from fedhead.core.system.atomic_file import atomic
     from fedhead.models.split_model import weights
     from fedhead.papers.analyses.client_models import train_statistics
     from fedhead.recipes.initial_weights import read_file

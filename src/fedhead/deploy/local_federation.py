@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.process import ProcessIdentity
-from fedhead.core.tree.treefile import atomic
 from fedhead.deploy import certificates, lock, processes
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register

@@ -6,9 +6,9 @@ import json
 import os
 from typing import Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import ProcessIdentity
-from fedhead.core.tree.treefile import atomic
 from fedhead.deploy import processes
 from fedhead.deploy.project import Project
 

@@ -19,8 +19,8 @@ from fedhead.core.components.component_check import check_class
 from fedhead.core.components.parameters import Checked
 from fedhead.core.components.registry import Registry, instance
 from fedhead.core.system import log
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line, user_code
-from fedhead.core.tree.treefile import atomic
 from fedhead.metrics.records import Row
 
 C = TypeVar("C")

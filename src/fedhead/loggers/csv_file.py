@@ -6,8 +6,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.treefile import atomic
 from fedhead.loggers.base import Logger, RunInfo, logger, numbers
 from fedhead.metrics.records import Row
 

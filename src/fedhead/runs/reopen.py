@@ -13,7 +13,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.data.federation.federation import Federation
 from fedhead.metrics.records import StageResult
 from fedhead.engine.rounds.rounds import run_stage

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.runs.folder_lock import creating
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import DamagedRun

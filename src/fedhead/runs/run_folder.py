@@ -28,7 +28,8 @@ from typing import IO, Any
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.treefile import atomic, load_metadata, load_tree, save_tree
+from fedhead.core.system.atomic_file import atomic
+from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated, without_evaluation
 from fedhead.runs import checkpoint_owner
 from fedhead.recipes import search_paths

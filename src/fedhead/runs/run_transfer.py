@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, STAGE_STATES
 
 Files = dict[str, bytes | None]  # by name, in the order in which they are written; None: the file is gone

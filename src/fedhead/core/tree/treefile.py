@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,40 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, Unreadable, first_line
 from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.tree import Tree, Weights
 
 _FORMAT = "fedhead-tree-2"
 _CORRUPT = "it is corrupt, truncated or not a fedhead file"
-
-
-@contextmanager
-def atomic(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces `path` at the end, so that a crash at any moment leaves the old file.
-
-    Its permissions are those of any new file, as the umask says. A folder, pipe, device or
-    socket in its place is refused (`BadInput`).
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
-    ...     _ = draft.write_text("hello")
-    """
-    path = Path(path)
-    if path.exists():
-        refuse_special(path)  # a device such as /dev/null would be replaced for the whole machine
-    draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}{path.suffix}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        mode = os.fstat(descriptor).st_mode & 0o777
-        os.close(descriptor)
-        yield draft
-        _flush(draft)
-        draft.chmod(mode)  # a writer such as safetensors may have put another file in its place
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    _flush(path.parent)  # the rename itself must reach the disk too
 
 
 def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = None) -> None:
@@ -179,11 +151,3 @@ def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor] | None = No
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import Unreadable
-from fedhead.core.tree.treefile import atomic
 from fedhead.data.inputs.formats import read_npz
 from fedhead.data.partitions.allocation import Rows
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import tensors_of
-from fedhead.core.tree.treefile import atomic
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.formats import read_npz
 from fedhead.data.sources import images

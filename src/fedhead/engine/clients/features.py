@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.training import random
 from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, shape_of, tensors_of, to_dtype
-from fedhead.core.tree.treefile import atomic
 from fedhead.data.federation.client_data import ClientData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.augment import Transform

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.process import ProcessIdentity
-from fedhead.core.tree.treefile import atomic
 
 VARIABLE = "FEDHEAD_SERVER_STATUS"  # the environment variable that names the file
 

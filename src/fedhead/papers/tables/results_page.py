@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import read_text, refuse_special
-from fedhead.core.tree.treefile import atomic
 from fedhead.papers.tables.published import published, published_place, published_rows
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.recorded_cells import changed_cell

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
 from fedhead.studies.sweep.tables import Cell

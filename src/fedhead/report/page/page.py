@@ -8,7 +8,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.report.page import markup
 from fedhead.report.page.content import Content, load
 from fedhead.report.page.markup import Section

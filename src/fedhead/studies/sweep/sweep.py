@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 
 from fedhead.core.components.parameters import check
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.core.system.special_files import read_text
-from fedhead.core.tree.treefile import atomic
 from fedhead.executors import select
 from fedhead.recipes import components
 from fedhead.recipes.run_folder_schema import SWEEP, TABLE_LOCK

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.tree.treefile import atomic
+from fedhead.core.system.atomic_file import atomic
 from fedhead.runs.seeds import deviation
 from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
 

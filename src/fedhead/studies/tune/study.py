@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
-from fedhead.core.tree.treefile import atomic
 from fedhead.recipes import components
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.search_space import Dimension, with_values
