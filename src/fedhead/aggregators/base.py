@@ -6,36 +6,27 @@ of samples is only what it says of itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedhead.core.components.component_check import check_class
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.components.registry import Registry
 from fedhead.core.tree.tree import Tree
 
 
 @dataclass(frozen=True)
-class Aggregator(Checked):
+class Aggregator(Component):
     """A rule that makes one update of those of a round's clients, some of which may be hostile.
 
     Attributes:
-        name: Name in errors: the registered one, or that of the class.
         remembers: Whether `combine` is given its own result of the round before.
     """
 
-    name: ClassVar[str] = ""
     remembers: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     def min_clients(self) -> int:
         """Return the smallest number of updates that the rule is defined for.
@@ -58,26 +49,10 @@ class Aggregator(Checked):
         raise NotImplementedError
 
 
-AGGREGATORS = Registry[type[Aggregator]](
-    "aggregator",
-    "fedhead.aggregators",
-    lambda found, name: check_class(found, name, Aggregator, needs=["combine"]),
-    home=["fedhead.aggregators"],
-)
+AGGREGATORS = Registry.of(Aggregator, home=["fedhead.aggregators"], needs=["combine"])
 """The aggregators by name."""
-G = TypeVar("G", bound=type[Aggregator])
-
-
-def aggregator(name: str) -> Callable[[G], G]:
-    """Register an aggregator under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Aggregator`.
-    """
-    return AGGREGATORS.decorator(name)
+aggregator = AGGREGATORS.decorator
+"""Register an aggregator under a name, for recipes and the command line: a decorator of subclasses of `Aggregator`."""
 
 
 def inner_products(updates: Sequence[Tree]) -> Tensor:

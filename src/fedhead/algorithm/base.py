@@ -9,14 +9,14 @@ the client axis and runs the same file in a loop, in a stack, in lanes or across
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Output
 from fedhead.core.training.objectives import NAMES as OBJECTIVE_NAMES
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from fedhead.models.split_model import SplitModel
 
 
-class Algorithm(Checked):
+class Algorithm(Component):
     """One exchange between server and clients: a download, local work, an upload.
 
     Attributes:
-        name: Name in records and errors: the registered one, or that of the class.
         broadcast: Entries of the server's state that every client receives.
         sums: Sent entries of which the server only uses the plain sum over clients.
         class_rows: Sent entries with one row per class, zero for a class without samples: rows of small classes may be
@@ -42,19 +41,12 @@ class Algorithm(Checked):
         oracle: Whether it needs all clients' data in one place, which only simulations have.
     """
 
-    name: ClassVar[str] = ""
     broadcast: ClassVar[tuple[str, ...]] = ("model",)
     sums: ClassVar[tuple[str, ...]] = ()
     class_rows: ClassVar[tuple[str, ...]] = ()
     head: ClassVar[str | None] = None
     objectives: ClassVar[tuple[str, ...]] = OBJECTIVE_NAMES
     oracle: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     @property
     def is_built_in(self) -> bool:
@@ -276,6 +268,3 @@ class Algorithm(Checked):
             Scores, [B, C]; the highest is the prediction.
         """
         return client.apply(w, x, train=False).logits
-
-
-A = TypeVar("A", bound=type[Algorithm])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor
 
-from fedhead.algorithm.base import A, Algorithm
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.components.component_check import check_class
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import PARTS, Batch
@@ -136,19 +134,7 @@ class Method(Algorithm):
         )
 
 
-METHODS = Registry[type[Method]](
-    "method", "fedhead.methods", lambda found, name: check_class(found, name, Method), home=["fedhead.methods"]
-)
+METHODS = Registry.of(Method, home=["fedhead.methods"])
 """The methods by name."""
-
-
-def method(name: str) -> Callable[[A], A]:
-    """Register a method under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Method`.
-    """
-    return METHODS.decorator(name)
+method = METHODS.decorator
+"""Register a method under a name, for recipes and the command line: a decorator of subclasses of `Method`."""

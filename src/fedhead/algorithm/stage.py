@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Self
 
 from torch import Tensor
 
-from fedhead.algorithm.base import A, Algorithm
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.components.component_check import check_class
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
@@ -125,22 +124,10 @@ class Stage(Algorithm):
         return self.method.predict(w, x, client)
 
 
-STAGES = Registry[type[Stage]](
-    "stage", "fedhead.stages", lambda found, name: check_class(found, name, Stage), home=["fedhead.stages"]
-)
+STAGES = Registry.of(Stage, home=["fedhead.stages"])
 """The stages by name."""
-
-
-def stage(name: str) -> Callable[[A], A]:
-    """Register a stage under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Stage`.
-    """
-    return STAGES.decorator(name)
+stage = STAGES.decorator
+"""Register a stage under a name, for recipes and the command line: a decorator of subclasses of `Stage`."""
 
 
 def bind(stages: Iterable[Stage], method: Method) -> tuple[Stage, ...]:

@@ -7,9 +7,9 @@ hooks are, so that it runs alike in a loop, in a stack, in lanes and at a site.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import Task
-from fedhead.core.components.component_check import check_class
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.components.ranges import Above
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
@@ -27,27 +26,19 @@ from fedhead.core.tree.tree import Tree
 
 
 @dataclass(frozen=True)
-class Upload(Checked):
+class Upload(Component):
     """One step between a client's reply and the server, such as compression; this one changes nothing.
 
     Whether a sent entry is a plain sum (`Algorithm.sums`) decides what an upload may do to it: masks that cancel out
     need sums, and rounding harms them.
 
     Attributes:
-        name: Name in errors: the registered one, or that of the class.
         needs_sums: Whether to refuse entries that are no plain sums.
         spares_sums: Whether plain sums are left as they are; `encode` does not see them.
     """
 
-    name: ClassVar[str] = ""
     needs_sums: ClassVar[bool] = False
     spares_sums: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     def check(self, method: Method) -> None:
         """Check, before anything is computed, that this upload can be used with a method.
@@ -84,23 +75,10 @@ class Upload(Checked):
         return send
 
 
-UPLOADS = Registry[type[Upload]](
-    "upload", "fedhead.uploads", lambda found, name: check_class(found, name, Upload), home=[__name__]
-)
+UPLOADS = Registry.of(Upload, home=[__name__])
 """The uploads by name."""
-U = TypeVar("U", bound=type[Upload])
-
-
-def upload(name: str) -> Callable[[U], U]:
-    """Register an upload under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Upload`.
-    """
-    return UPLOADS.decorator(name)
+upload = UPLOADS.decorator
+"""Register an upload under a name, for recipes and the command line: a decorator of subclasses of `Upload`."""
 
 
 @upload("clip")

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from fedhead.algorithm.task import Task
-from fedhead.core.components.component_check import check_class
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, first_line, unknown
 from fedhead.core.system.log import warn_once
@@ -29,9 +28,7 @@ from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.stack import Stack
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
-EXECUTORS = Registry[type[Executor]](
-    "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
-)
+EXECUTORS = Registry.of(Executor, needs=["run"])
 """The executors by name."""
 BUILT_IN = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 for _name, _executor in BUILT_IN.items():

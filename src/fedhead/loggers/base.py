@@ -13,17 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from fedhead.core.components.component_check import check_class
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.components.registry import Registry, instance
 from fedhead.core.system import log
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line, user_code
 from fedhead.metrics.records import Row
-
-C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,14 @@ class RunInfo:
 
 
 @dataclass
-class Logger(Checked):
+class Logger(Component):
     """Carries the records of one run elsewhere; its fields are its parameters.
 
     Attributes:
-        name: Name in recipes and errors: the registered one, or that of the class.
         needs: The module that must be importable, and the extra of fedhead that installs it.
     """
 
-    name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, str] | None] = None
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     def check(self, folder: Path | None) -> None:
         """Raise `BadInput`, before anything is computed or written, if the logger can't be used.
@@ -100,25 +89,10 @@ class Logger(Checked):
         """Write out what is pending, whether the run came to its end or not."""
 
 
-LOGGERS = Registry[type[Logger]](
-    "logger",
-    "fedhead.loggers",
-    lambda found, name: check_class(found, name, Logger),
-    home=["fedhead.loggers"],
-)
+LOGGERS = Registry.of(Logger, home=["fedhead.loggers"])
 """The loggers by name."""
-
-
-def logger(name: str) -> Callable[[C], C]:
-    """Register a logger under a name.
-
-    Args:
-        name: The name, for recipes and the command line.
-
-    Returns:
-        A decorator of subclasses of `fedhead.Logger`.
-    """
-    return LOGGERS.decorator(name)
+logger = LOGGERS.decorator
+"""Register a logger under a name, for recipes and the command line: a decorator of subclasses of `Logger`."""
 
 
 def make(asked: str | Logger | type[Logger], folders: Iterable[str | Path] = ()) -> Logger:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
 
-from fedhead.core.components.component_check import check_class
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.components.registry import Registry
 
 
 @dataclass(frozen=True)
-class Sampler(Checked):
+class Sampler(Component):
     """A rule that selects the clients of a round.
 
     Both hooks are pure: what they return depends on their arguments alone, so that a resumed run and every machine
     select the same clients. Random numbers come from `fedhead.random`, with a key made of the seed and the round.
 
-    Attributes:
-        name: Name in errors: the registered one, or that of the class.
     """
-
-    name: ClassVar[str] = ""
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
         """Return the clients that take part in a round; pure.
@@ -60,23 +48,7 @@ class Sampler(Checked):
         return None
 
 
-SAMPLERS = Registry[type[Sampler]](
-    "sampler",
-    "fedhead.samplers",
-    lambda found, name: check_class(found, name, Sampler, needs=["select"]),
-    home=["fedhead.samplers"],
-)
+SAMPLERS = Registry.of(Sampler, home=["fedhead.samplers"], needs=["select"])
 """The samplers by name."""
-S = TypeVar("S", bound=type[Sampler])
-
-
-def sampler(name: str) -> Callable[[S], S]:
-    """Register a sampler under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Sampler`.
-    """
-    return SAMPLERS.decorator(name)
+sampler = SAMPLERS.decorator
+"""Register a sampler under a name, for recipes and the command line: a decorator of subclasses of `Sampler`."""

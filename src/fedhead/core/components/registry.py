@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fedhead.core.components.component_check import name_of
+from fedhead.core.components.component_check import check_class, name_of
 from fedhead.core.components.component_syntax import Call, read_call
 from fedhead.core.components.loading import load_object
 from fedhead.core.components.parameters import parameters
@@ -93,6 +93,18 @@ class Registry(Mapping[str, T], Generic[T]):
         self._home: list[str] | None = list(home)  # None once it is imported
         self._held: dict[str, Any] = {}
         self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, base: type[C], home: Iterable[str] = (), needs: Iterable[str] = ()) -> Registry[type[C]]:
+        """Return a registry of the subclasses of a class.
+
+        Args:
+            base: The class, such as `Method`; its name in small letters is the kind.
+            home: The modules or packages of the built-in components.
+            needs: Hooks that a subclass has to override.
+        """
+        kind, hooks = base.__name__.lower(), tuple(needs)
+        return Registry(kind, f"{OWN}.{kind}s", lambda found, name: check_class(found, name, base, needs=hooks), home)
 
     # -- registration -----------------------------------------------------------------------------
     def register(self, name: str, component: C) -> C:

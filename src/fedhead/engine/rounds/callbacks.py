@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from fedhead.core.components.component_check import check_class
-from fedhead.core.components.parameters import Checked
+from fedhead.core.components.component import Component
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.components.registry import Registry, instance
 from fedhead.core.system.errors import BadInput, user_code
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import Metric
 
-C = TypeVar("C")
 # What is always measured on validation samples, and which values of it are good.
 VALIDATED = {"accuracy": "max", "loss": "min", "personal": "max", "personal_loss": "min"}
 
@@ -42,22 +40,14 @@ KEEP = Action.KEEP
 
 
 @dataclass(frozen=True)
-class Callback(Checked):
+class Callback(Component):
     """What is asked after each round.
 
     Attributes:
-        name: Name in records and errors: the registered one, or that of the class.
         keeps: Whether it may return `KEEP`; sites on other machines don't have the states of earlier rounds.
     """
 
-    name: ClassVar[str] = ""
     keeps: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Give a class without a name that of the class."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     def check(self, metrics: Mapping[str, Metric], validated: bool) -> None:
         """Raise `BadInput`, before anything is computed, if the callback can't be used in this run.
@@ -81,25 +71,10 @@ class Callback(Checked):
         raise NotImplementedError
 
 
-CALLBACKS = Registry[type[Callback]](
-    "callback",
-    "fedhead.callbacks",
-    lambda found, name: check_class(found, name, Callback, needs=["after_round"]),
-    home=["fedhead.engine.rounds.callbacks"],
-)
+CALLBACKS = Registry.of(Callback, home=["fedhead.engine.rounds.callbacks"], needs=["after_round"])
 """The callbacks by name."""
-
-
-def callback(name: str) -> Callable[[C], C]:
-    """Register a callback under a name.
-
-    Args:
-        name: The name, for recipes.
-
-    Returns:
-        A decorator of subclasses of `fedhead.Callback`.
-    """
-    return CALLBACKS.decorator(name)
+callback = CALLBACKS.decorator
+"""Register a callback under a name, for recipes and the command line: a decorator of subclasses of `Callback`."""
 
 
 def make(asked: str | Callback | type[Callback], folders: Iterable[str | Path] = ()) -> Callback:
