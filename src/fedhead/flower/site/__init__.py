@@ -1,0 +1,1 @@
+"""A site of a deployment on Flower."""

@@ -1,0 +1,1 @@
+"""Run folders: writing, reading, checkpoints and resuming."""
