@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput
-from fedhead.data.partitions import partition_file
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.formats import read_npz
+from fedhead.data.partitions import partition_file
 from fedhead.recipes.run_folder_schema import damaged, damaged_if_bad
 
 

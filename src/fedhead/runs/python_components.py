@@ -19,19 +19,19 @@ from fedhead.aggregators.base import AGGREGATORS
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.components.component_check import name_of
-from fedhead.core.system.errors import BadInput
 from fedhead.core.components.loading import find_file, loaded_file
 from fedhead.core.components.registry import Registry
+from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds import callbacks
-from fedhead.metrics import registry
 from fedhead.engine.rounds.callbacks import CALLBACKS
+from fedhead.methods import METHODS
+from fedhead.metrics import registry
+from fedhead.models.split_model import SplitModel
 from fedhead.recipes import build
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import ENVIRONMENT, no_record
-from fedhead.methods import METHODS
-from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.algorithm.stage import Stage
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
-from fedhead.core.system.atomic_file import atomic
 from fedhead.data.federation.federation import Federation
-from fedhead.metrics.records import StageResult
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
+from fedhead.metrics.records import StageResult
 from fedhead.recipes import components
-from fedhead.runs import python_components
-from fedhead.recipes.recipe_data import Inputs
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import Inputs
 from fedhead.recipes.run_folder_schema import check_record, damaged, finite, read_object, round_of
+from fedhead.runs import python_components
 from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhead.core.system.log import warn_once
-from fedhead.recipes import components
-from fedhead.recipes import initial_weights
-from fedhead.runs import python_components
+from fedhead.recipes import components, initial_weights
 from fedhead.recipes.recipe import Recipe, builtin, load
 from fedhead.recipes.run_folder_schema import CONFIG, ENVIRONMENT, check_environment, read_object
+from fedhead.runs import python_components
 
 
 def warn_of_changes(source: str | Path, recipes: Sequence[Recipe]) -> None:

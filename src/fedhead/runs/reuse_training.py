@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.runs.folder_lock import creating
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import DamagedRun
+from fedhead.runs.folder_lock import creating
 from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, INITIAL, METRICS, PARTITION, RunFolder
 
 

@@ -10,29 +10,29 @@ from typing import Any
 
 import torch
 
-from fedhead.core.training import per_client_counts
 from fedhead.core.system.errors import BadInput
+from fedhead.core.training import per_client_counts
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.data.sources.dataset_cache import read_once
 from fedhead.engine.rounds.callbacks import STOP
-from fedhead.metrics.records import Row
 from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
+from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.compiling.process import start_ahead
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack.stack import Stack
-from fedhead.executors.client.stack_errors import CannotStack
-from fedhead.runs import environment
-from fedhead.recipes.experiment import Experiment
 from fedhead.loggers.base import Logger
-from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run_writer import RunWriter, stored_clients
-from fedhead.runs.run_folder import RunFolder
+from fedhead.metrics.records import Row
 from fedhead.models.precision import check_precision
 from fedhead.models.split_model import SplitModel
+from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.runs import environment
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_writer import RunWriter, stored_clients
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
 

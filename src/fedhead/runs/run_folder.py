@@ -25,18 +25,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.system.atomic_file import atomic
 from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated, without_evaluation
-from fedhead.runs import checkpoint_owner
-from fedhead.recipes import search_paths
-from fedhead.recipes import resume_rules
-from fedhead.runs.checkpoint_writer import CheckpointWriter
-from fedhead.runs.folder_lock import creating, hold, in_use, was_removed
-from fedhead.runs.partition_file import PartitionFile
+from fedhead.recipes import resume_rules, search_paths
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import CONFIG as CONFIG
 from fedhead.recipes.run_folder_schema import ENVIRONMENT as ENVIRONMENT
@@ -52,6 +47,10 @@ from fedhead.recipes.run_folder_schema import (
     read_rows,
     round_of,
 )
+from fedhead.runs import checkpoint_owner
+from fedhead.runs.checkpoint_writer import CheckpointWriter
+from fedhead.runs.folder_lock import creating, hold, in_use, was_removed
+from fedhead.runs.partition_file import PartitionFile
 
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"

@@ -12,24 +12,22 @@ from typing import Any
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.tree import Tree
-from fedhead.data.inputs.arrays import Samples
 from fedhead.data.federation.federation import Federation
-from fedhead.metrics.records import Row
+from fedhead.data.inputs.arrays import Samples
 from fedhead.engine.rounds.rounds import FinishedRun, Kept, Snapshot
-from fedhead.recipes import components
-from fedhead.recipes import initial_weights
-from fedhead.recipes import inputs_record
-from fedhead.runs import python_components as python_objects
-from fedhead.recipes.search_paths import with_relative
-from fedhead.recipes.experiment import Experiment
-from fedhead.runs.folder_lock import in_use
 from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
 from fedhead.loggers.base import make as make_logger
-from fedhead.runs.python_components import Objects
+from fedhead.metrics.records import Row
+from fedhead.models.split_model import load, weights
+from fedhead.recipes import components, initial_weights, inputs_record
+from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import check_totals, finite
+from fedhead.recipes.search_paths import with_relative
+from fedhead.runs import python_components as python_objects
+from fedhead.runs.folder_lock import in_use
+from fedhead.runs.python_components import Objects
 from fedhead.runs.run_folder import METRICS, RESULT, RunFolder
-from fedhead.models.split_model import load, weights
 
 
 class RunWriter:

@@ -11,11 +11,11 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput, Diverged, FedheadError
 from fedhead.metrics.records import Row
-from fedhead.recipes import recipe_data as experiment_data
 from fedhead.recipes import leave_one_out
+from fedhead.recipes import recipe_data as experiment_data
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute, execute_together, refuse_apart
 from fedhead.recipes.run_folder_schema import DamagedRun, OtherRecipe
+from fedhead.runs.run import Compute, execute, execute_together, refuse_apart
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.training_groups import diverged, may_join
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedhead.core.training import per_client_counts
 from fedhead.core.components.ranges import AtLeast, AtMost
+from fedhead.core.training import per_client_counts
 from fedhead.data.sources import datasets
 from fedhead.recipes import build
-from fedhead.recipes.recipe_data import Inputs
 from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe_data import Inputs
 
 MOST_MINUTES = 10_000_000  # 19 years; seconds beyond the largest float would count as no time at all
 Minutes = Annotated[float, AtLeast(0), AtMost(MOST_MINUTES)]
@@ -70,7 +70,11 @@ def _lookup_keys(recipe: Recipe) -> list[tuple[str, ...]]:
 def epochs(recipe: Recipe) -> float:
     """Return about how often a training passes over all its data; where steps are given, their number instead."""
     local = build.local(recipe)
-    return recipe.rounds * per_client_counts.mean(local.epochs if local.steps is None else local.steps) * recipe.participation
+    return (
+        recipe.rounds
+        * per_client_counts.mean(local.epochs if local.steps is None else local.steps)
+        * recipe.participation
+    )
 
 
 def cost(recipe: Recipe) -> float:

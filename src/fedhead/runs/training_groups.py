@@ -13,8 +13,8 @@ from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.log import warn_once
 from fedhead.executors.stack.stack import default_size
 from fedhead.recipes.experiment import Experiment
-from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.recipes.recipe import Recipe
+from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.runs.run import Compute, execute, execute_together, stack_is_best
 from fedhead.runs.run_folder import RunFolder
 

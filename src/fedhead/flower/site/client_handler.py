@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fedhead.flower.wire import wire
-from fedhead.flower.wire.site_errors import coded, record
-from fedhead.flower.wire.protocol import Response, read_request, to_json, version
 from fedhead.flower.site.site import Site
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Response, read_request, to_json, version
+from fedhead.flower.wire.site_errors import coded, record
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

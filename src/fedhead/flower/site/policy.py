@@ -11,11 +11,11 @@ from typing import Any
 
 from fedhead.algorithm.stage import Stage
 from fedhead.data.sources.datasets import DATASETS
-from fedhead.recipes import components
-from fedhead.recipes.recipe import Recipe
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.methods import METHODS
 from fedhead.models import MODELS
+from fedhead.recipes import components
+from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
 

@@ -17,17 +17,17 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import unknown
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.server import Downlink, make_downlink
 from fedhead.engine.policies import reply_check
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.states.client_states import ClientStates
-from fedhead.engine.clients.clients import Clients
-from fedhead.metrics.registry import NO_METRICS, Metric
-from fedhead.engine.clients.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
 from fedhead.flower.site.policy import Policy
-from fedhead.flower.wire.site_errors import SiteProblem, coded
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
 from fedhead.flower.site.site_store import SiteStore
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
+from fedhead.flower.wire.site_errors import SiteProblem, coded
+from fedhead.metrics.registry import NO_METRICS, Metric
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput, user_code
-from fedhead.core.tree.inputs import shape_of
 from fedhead.core.components.loading import load_object
+from fedhead.core.system.errors import BadInput, user_code
 from fedhead.core.system.special_files import read_text
+from fedhead.core.tree.inputs import shape_of
 from fedhead.data.federation import federation_file
-from fedhead.data.sources import image_folders
-from fedhead.data.inputs import labels
-from fedhead.data.inputs import targets
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import labels, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import samples
-from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import prepare_like
-from fedhead.flower.wire.site_errors import SiteProblem
+from fedhead.data.partitions.allocation import Rows
+from fedhead.data.sources import image_folders
 from fedhead.flower.wire.protocol import RunSpec
+from fedhead.flower.wire.site_errors import SiteProblem
 
 
 def federation(
