@@ -83,13 +83,8 @@ def measure(sites: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     text = settings.read_text().replace('["pyproject.toml"]', '["pyproject.toml", "overhead_app.py"]')
     text = text.replace("fedhead.flower.server_app:app", "overhead_app:server")
     settings.write_text(text.replace("fedhead.flower.client_app:app", "overhead_app:client"))
-    federation = LocalFederation(project)
-    try:
-        federation.up()
-        federation.watch()
-    finally:
-        federation.close()
-    found: dict[str, list[float]] = json.loads((federation.out / "result.json").read_text())
+    LocalFederation(project).run()
+    found: dict[str, list[float]] = json.loads((project.path / "run" / "result.json").read_text())
     return {name: seconds[1:] for name, seconds in found.items()}  # the first round starts the sites' workers
 
 

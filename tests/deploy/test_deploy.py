@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deployments import assert_equals_simulation, assert_same, assert_undisturbed, final, history
+from deployments import (
+    MARK,
+    assert_equals_simulation,
+    assert_same,
+    assert_undisturbed,
+    eventually,
+    final,
+    history,
+    marked,
+    rounds,
+)
 
-from fedhead.core.system.process import ProcessIdentity
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
@@ -25,37 +34,24 @@ SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size
 SITES = ["north", "south", "west"]
 
 
-@pytest.fixture
-def federations() -> Iterator[list[LocalFederation]]:
-    """Whatever a test starts, ended by its ids."""
-    started: list[LocalFederation] = []
-    yield started
-    for federation in started:
-        federation.close()
-
-
-def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
-    tmp_path: Path, federations: list[LocalFederation]
-) -> None:
+def test_tls_and_keys_equal_simulation_and_strangers_are_refused(tmp_path: Path) -> None:
     project = Project.init(
         tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=1", "stages=[ccvr]", "stage.ccvr.epochs=1"]
     )
     certificates.write(project.certs, ["127.0.0.1"], SITES)
     begin = time.monotonic()
     federation = LocalFederation(project, secure=True)
-    federations.append(federation)
-    federation.up()
-    unknown_nodes = _strangers(federation, tmp_path)
+    unknown_nodes: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        federation.up()
+        unknown_nodes = _strangers(federation, tmp_path)
         federation.watch()
         print(f"TLS deployment: {time.monotonic() - begin:.1f} s from start to result")
         for name, process in unknown_nodes.items():
             _refused(name, process, tmp_path)
     finally:
-        marks = [ProcessIdentity.of(process.pid) for process in unknown_nodes.values()]
-        processes.end(lambda: marks, seconds=2.0)
-        for process in unknown_nodes.values():
-            process.wait()
+        federation.close()
+        processes.stop(list(unknown_nodes.values()), seconds=2.0)
     assert_equals_simulation(project)
     assert_undisturbed(project, SITES)
     outcome = json.loads((project.path / "run" / "result.json").read_text())
@@ -66,17 +62,14 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
 
 
 @pytest.mark.drill
-def test_one_round_over_tls_gives_the_heads_of_a_simulation(tmp_path: Path, federations: list[LocalFederation]) -> None:
+def test_one_round_over_tls_gives_the_heads_of_a_simulation(tmp_path: Path) -> None:
     """Heads in closed form, personal ones among them, without any round: nothing but one message each way."""
     # no class is so small at a site that the site's policy would leave it out
     given = ["subset=900", "partition=iid", "rounds=0", "client_test=0.2", "stages=[ridge, personal_lda]"]
     project = Project.init(tmp_path / "demo", "digits", SITES, given)
     certificates.write(project.certs, ["127.0.0.1"], SITES)
     begin = time.monotonic()
-    federation = LocalFederation(project, secure=True)
-    federations.append(federation)
-    federation.up()
-    federation.watch()
+    LocalFederation(project, secure=True).run()
     print(f"one round over TLS: {time.monotonic() - begin:.1f} s from start to result")
     outcome = json.loads((project.path / "run" / "result.json").read_text())
     told = (project.private / "server.log").read_text()
@@ -103,7 +96,7 @@ def _strangers(federation: LocalFederation, folder: Path) -> dict[str, subproces
         "plain-text": ["--insecure"],
         "other-authority": ["--root-certificates", theirs, *key],
     }
-    command = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.link.port}", "--max-retries", "1"]
+    command = ["flower-supernode", "--superlink", federation.address, "--max-retries", "1"]
     command += ["--node-config", f'site="{federation.sites["north"].path}"']
     return {
         name: processes.start(
@@ -123,15 +116,12 @@ def _refused(name: str, process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 @pytest.mark.drill
-def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations: list[LocalFederation]) -> None:
+def test_a_large_model_and_its_statistics_go_through(tmp_path: Path) -> None:
     """45 MB of weights both ways, and 10 x 512 x 512 statistics up."""
     assignments = [*SMALL, "rounds=1", "model=mlp", "model.hidden=[4864, 2048, 512]", "stages=[ccvr]"]
     assignments += ["stage.ccvr.epochs=1", "stage.ccvr.samples=10"]
     project = Project.init(tmp_path / "demo", "digits", SITES[:2], assignments)
-    federation = LocalFederation(project)
-    federations.append(federation)
-    federation.up()
-    federation.watch()
+    LocalFederation(project).run()
     outcome = json.loads((project.path / "run" / "result.json").read_text())
     assert final(project)["model"].nbytes > 45e6
     assert outcome["stages"]["ccvr"]["bytes_up"] >= 2 * 10 * 512 * 512 * 4
@@ -161,8 +151,8 @@ def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_up_status_and_down(tmp_path: Path) -> None:
-    env = processes.environment(tmp_path)
+def test_up_runs_until_it_is_interrupted_and_refuses_a_second_one(tmp_path: Path) -> None:
+    env = processes.environment(tmp_path, **{MARK: str(tmp_path)})
     folder = str(tmp_path / "demo")
 
     def fedhead(*words: str) -> subprocess.CompletedProcess[str]:
@@ -170,20 +160,18 @@ def test_up_status_and_down(tmp_path: Path) -> None:
 
     assert fedhead("init", folder, "rounds=500", "subset=240").returncode == 0
     assert fedhead("up", folder).returncode == 2  # no certificates yet
-    assert fedhead("certs", folder).returncode == 0
-    try:
-        up = fedhead("up", folder, "--insecure")
-        assert up.returncode == 0, up.stderr
-        again = fedhead("up", folder, "--insecure")
-        assert again.returncode == 2
-        assert "is up already" in again.stderr
-        found = json.loads(fedhead("status", folder, "--json").stdout)
-        assert found["link"]
-        assert all(node["alive"] for node in found["nodes"].values())
-    finally:
-        state = json.loads((Path(folder) / ".deploy" / "state.json").read_text())
-        assert "everything has ended" in fedhead("down", folder).stdout
-    marks = [ProcessIdentity.from_dict(entry) for entry in [state["link"], *state["nodes"].values()]]
-    assert not any(mark.alive() for mark in marks)
-    assert "nothing was running" in fedhead("down", folder).stdout
-    assert fedhead("status", str(tmp_path)).returncode == 2
+    assert fedhead("up", str(tmp_path)).returncode == 2  # no deployment
+    project = Project.open(folder)
+    with subprocess.Popen(["fedhead", "deploy", "up", folder, "--insecure"], env=env, stderr=subprocess.PIPE) as up:
+        try:
+            eventually(lambda: len(rounds(project)) > 0, project)
+            again = fedhead("up", folder, "--insecure", "--resume")
+            assert again.returncode == 2
+            assert "is up already" in again.stderr
+        finally:
+            up.send_signal(signal.SIGINT)
+            _, told = up.communicate(timeout=60)
+    assert up.returncode == 130
+    assert b"deploy up" in told
+    assert b"--resume" in told
+    eventually(lambda: not marked(tmp_path), project, 30.0)

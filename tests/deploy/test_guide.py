@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deployments import MARK, end_marked
 
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
@@ -45,7 +46,7 @@ def test_the_guide_has_these_sections() -> None:
 def background(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
     yield started
-    processes.end(lambda: processes.marked(tmp_path))
+    end_marked(tmp_path)
     for process in started:
         process.wait()
 
@@ -55,7 +56,7 @@ def background(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_guide_works(section: str, tmp_path: Path, background: list[subprocess.Popen[bytes]]) -> None:
-    env, first = processes.environment(tmp_path / "flwr", **{processes.MARK: str(tmp_path)}), ""
+    env, first = processes.environment(tmp_path / "flwr", **{MARK: str(tmp_path)}), ""
     for number, block in enumerate(blocks(section)):
         if block.startswith("# everywhere"):
             first = block

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deployments import MARK, end_marked
 
 from fedhead.deploy import processes
 from fedhead.flower.wire import site_errors
@@ -34,7 +35,7 @@ def test_every_line_of_the_server_s_log_is_one_that_the_code_has() -> None:
     source = "".join(
         path.read_text(encoding="utf-8")
         for folder in ("flower", "engine", "stages", "methods")
-        for path in (Path(__file__).parents[2] / "src" / "fedhead" / folder).glob("*.py")
+        for path in (Path(__file__).parents[2] / "src" / "fedhead" / folder).rglob("*.py")
     )
     joined = re.sub(r'"\s*\n\s*f?"', "", source)  # texts over several lines
     table = PAGE.split("What the server itself finds")[1].split("\n## ")[0]
@@ -70,7 +71,7 @@ def test_the_units_use_options_that_there_are(tmp_path: Path) -> None:
 def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     found: dict[str, subprocess.Popen[bytes]] = {}
     yield found
-    processes.end(lambda: processes.marked(tmp_path))
+    end_marked(tmp_path)
     for process in found.values():
         process.wait()
 
@@ -82,7 +83,7 @@ def test_keys_certificates_and_the_database_are_replaced(
     tmp_path: Path, started: dict[str, subprocess.Popen[bytes]]
 ) -> None:
     """A link with a copy of its database and a new certificate admits the old node, and the new key of the other."""
-    env = processes.environment(tmp_path / "clinic" / "flwr", **{processes.MARK: str(tmp_path)})
+    env = processes.environment(tmp_path / "clinic" / "flwr", **{MARK: str(tmp_path)})
     port, *node_ports = processes.free_ports(3)
 
     def shell(block: str) -> str:

@@ -65,12 +65,7 @@ def test_an_installed_plugin_is_deployed_with_tls_and_equals_a_simulation(instal
     project = Project.init(tmp_path / "demo", str(tmp_path / "mine.yaml"), SITES)
     assert all(file.allow == ("federal",) for file in project.sites().values())
     certificates.write(project.certs, ["127.0.0.1"], SITES)
-    federation = LocalFederation(project, secure=True)
-    try:
-        federation.up()
-        federation.watch()
-    finally:
-        federation.close()
+    LocalFederation(project, secure=True).run()
     run = project.path / "run"
     found = json.loads((run / "result.json").read_text())
     torch.set_num_threads(1)

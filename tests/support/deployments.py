@@ -1,8 +1,11 @@
-"""What tests of real deployments share: reading what a run left, waiting for it, and the simulation that it equals."""
+"""Helpers for tests of real deployments: run folders, processes, and simulations to compare with."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +22,28 @@ from fedhead.deploy.project import Project
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.recipes.experiment import Experiment
 from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+
+MARK = "FEDHEAD_TEST_DEPLOYMENT"  # in the environment of every process that a test starts, with its folder
+
+
+def marked(folder: Path) -> list[int]:
+    """The running processes whose environment has a test's mark, whoever their parents are by now."""
+    mark, found = f"{MARK}={folder}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found  # an ended process has no environment
+
+
+def end_marked(folder: Path) -> None:
+    """End all processes with a test's mark, by force after ten seconds."""
+    deadline = time.monotonic() + 10.0
+    while pids := marked(folder):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        time.sleep(0.2)
 
 
 def command(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:

@@ -1,8 +1,7 @@
-"""Commands for real sites: deploy init, certs, up, status, down."""
+"""Commands for real sites: deploy init, certs, up."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments
+from fedhead.cli.output import interruptible
 
 deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(deploy, name="deploy")
@@ -44,10 +44,10 @@ def init(
 
     project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
-    print(f"  fedhead deploy up {folder} --insecure --wait")
+    print(f"  fedhead deploy up {folder} --insecure")
     print("runs all of it on this machine, without TLS. With TLS and keys:")
     print(f"  fedhead deploy certs {folder}")
-    print(f"  fedhead deploy up {folder} --wait")
+    print(f"  fedhead deploy up {folder}")
     print("docs/deployment.md shows how to use several machines")
 
 
@@ -81,70 +81,21 @@ def up(
         bool, typer.Option("--insecure", help="Without TLS and keys: on one machine, for trying out.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run has ended.")] = False,
 ) -> None:
-    """Start a whole federation on this machine: the SuperLink, one SuperNode per site, and the run.
+    """Run a whole federation on this machine: the SuperLink, one SuperNode per site, and the run, until it ends.
 
     \b
     Examples:
-      fedhead deploy up demo --insecure --wait
+      fedhead deploy up demo --insecure
       fedhead deploy certs demo && fedhead deploy up demo
       fedhead deploy up demo --resume
     """
-    from fedhead.deploy import supervise
+    from fedhead.deploy.local_federation import LocalFederation
     from fedhead.deploy.project import Project
+    from fedhead.runs.run_folder import RunFolder
 
     project = Project.open(folder)
-    supervise.launch(project, secure=not insecure, resume=resume)
-    _print_status(supervise.report(project))
-    if wait:
-        raise typer.Exit(supervise.wait(project, print))
-
-
-@deploy.command()
-def status(
-    folder: DeploymentFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
-    """Show what runs: the link, the nodes, the run and its last line.
-
-    \b
-    Examples:
-      fedhead deploy status demo
-      fedhead deploy status demo --json
-    """
-    from fedhead.deploy import supervise
-    from fedhead.deploy.project import Project
-
-    found = supervise.report(Project.open(folder))
-    print(json.dumps(found)) if as_json else _print_status(found)
-
-
-@deploy.command()
-def down(folder: DeploymentFolder) -> None:
-    """End everything that `up` started; the run can go on later with up --resume.
-
-    \b
-    Examples:
-      fedhead deploy down demo
-    """
-    from fedhead.deploy import supervise
-    from fedhead.deploy.project import Project
-
-    print("everything has ended" if supervise.bring_down(Project.open(folder)) else "nothing was running")
-
-
-def _print_status(found: dict[str, object]) -> None:
-    from typing import Any, cast
-
-    state = cast(dict[str, Any], found)
-    print(f"status  {state['status']}")
-    if "link" not in state:
-        return
-    print(f"link    {state['address']}, {'up' if state['link'] else 'down'}{', TLS' if state['secure'] else ''}")
-    for name, node in state["nodes"].items():
-        again = f", started {node['starts']} times" if node["starts"] > 1 else ""
-        print(f"node    {name}, {'up' if node['alive'] else 'down'}{again}")
-    if state["last"]:
-        print(f"server  {state['last']}")
-    print(f"logs    {state['logs']}")
+    if not resume:
+        RunFolder.refuse_taken(project.server().at(project.server().out))
+    with interruptible(lambda: f"stopped; go on with fedhead deploy up {folder} --resume"):
+        LocalFederation(project, secure=not insecure, resume=resume).run()

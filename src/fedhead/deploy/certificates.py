@@ -45,8 +45,25 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
     written: list[Path] = []
     now = datetime.datetime.now(datetime.UTC)
 
-    def name(common: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    def certificate(
+        common: str,
+        key: ec.EllipticCurvePrivateKey,
+        issuer: x509.Certificate | None,
+        days: int,
+        extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+        builder = x509.CertificateBuilder(
+            subject_name=subject,
+            issuer_name=subject if issuer is None else issuer.subject,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(minutes=5),
+            not_valid_after=now + datetime.timedelta(days=days),
+        )
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(ca_key, hashes.SHA384())
 
     def save(path: Path, content: bytes, secret: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,41 +84,33 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
         ca_key, authority = loaded, x509.load_pem_x509_certificate(ca_file.read_bytes())
     else:
         ca_key = ec.generate_private_key(ec.SECP384R1())
-        authority = (
-            x509.CertificateBuilder()
-            .subject_name(name("fedhead federation CA"))
-            .issuer_name(name("fedhead federation CA"))
-            .public_key(ca_key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=10 * DAYS))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
-            .add_extension(
-                x509.KeyUsage(
-                    False, False, False, False, False, True, True, False, False
-                ),  # may only sign certificates
-                critical=True,
-            )
-            .sign(ca_key, hashes.SHA384())
+        may_only_sign = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        authority = certificate(
+            "fedhead federation CA",
+            ca_key,
+            None,
+            10 * DAYS,
+            [
+                (x509.BasicConstraints(ca=True, path_length=0), True),
+                (x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False),
+                (may_only_sign, True),
+            ],
         )
         save(ca_key_file, private(ca_key, serialization.PrivateFormat.PKCS8), secret=True)
         save(ca_file, authority.public_bytes(serialization.Encoding.PEM), secret=False)
 
     server_key = ec.generate_private_key(ec.SECP384R1())
-    server = (
-        x509.CertificateBuilder()
-        .subject_name(name(names[0]))
-        .issuer_name(authority.subject)
-        .public_key(server_key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
+    server = certificate(
+        names[0],
+        server_key,
+        authority,
+        DAYS,
+        [
+            (x509.SubjectAlternativeName([_host(host) for host in names]), False),
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
+        ],
     )
     save(folder / "server.key", private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
     save(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM), secret=False)
@@ -117,43 +126,29 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
 
 
 def check(folder: Path, sites: Sequence[str]) -> None:
-    """Check that certificates and keys exist, are readable and valid, and belong to one authority.
+    """Check that all certificates and keys exist and that the server's certificate is valid on this machine now.
 
     Raises:
         BadInput: With the file and what to do.
     """
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
     needed = ["ca.crt", "server.crt", "server.key", *(f"sites/{s}" for s in sites), *(f"sites/{s}.pub" for s in sites)]
-    for file in needed:
-        if not (folder / file).is_file():
-            raise BadInput(f"{folder / file} is missing: write it with fedhead deploy certs, or deploy with --insecure")
+    missing = [folder / file for file in needed if not (folder / file).is_file()]
+    if missing:
+        raise BadInput(f"{missing[0]} is missing: write it with fedhead deploy certs, or deploy with --insecure")
     try:
-        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-    except ValueError as error:
-        raise BadInput(f"{folder}: ca.crt or server.crt is not a certificate ({error}): write them again") from error
-    try:
-        server.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise BadInput(f"{folder / 'server.crt'} was not issued by {folder / 'ca.crt'}: write them again") from error
-    now = datetime.datetime.now(datetime.UTC)
-    for file, certificate in (("ca.crt", authority), ("server.crt", server)):
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise BadInput(
-                f"{folder / file} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
-                f"{certificate.not_valid_after_utc:%Y-%m-%d} only: write it again with fedhead deploy certs"
-            )
-    try:
-        hosts = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        hosts = x509.SubjectAlternativeName([])
-    if _host(LOOPBACK[0]) not in hosts:
-        raise BadInput(
-            f"{folder / 'server.crt'} is not valid for {LOOPBACK[0]}, where the SuperLink is reached on this machine: "
-            "write it again with fedhead deploy certs"
+        authority, server = (
+            x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.crt")
         )
+        address = x509.IPAddress(ipaddress.ip_address(LOOPBACK[0]))
+        PolicyBuilder().store(Store([authority])).build_server_verifier(address).verify(server, [])
+    except (ValueError, VerificationError) as error:
+        raise BadInput(
+            f"{folder}: server.crt is not valid for {LOOPBACK[0]} by ca.crt ({error}): write them again with "
+            "fedhead deploy certs"
+        ) from error
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -1,135 +1,179 @@
-"""A federation on one machine: a SuperLink, one SuperNode per site, and the run, supervised until it ends."""
+"""A federation on one machine: a SuperLink, one SuperNode per site, and one run."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import FedheadError
-from fedhead.core.system.process import ProcessIdentity
-from fedhead.deploy import certificates, lock, processes
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.deploy import certificates, processes
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
-from fedhead.deploy.superlink import SuperLink
 from fedhead.flower.server import server_status
 from fedhead.flower.server.server_status import ServerStatus
-from fedhead.runs.run_folder import CHECKPOINT, RESULT
+from fedhead.runs.run_folder import RESULT
 
-RESTART_SECONDS = 5.0  # before a failed node is restarted: Flower keeps it registered for a minute
-ASK_SECONDS = 20.0  # without a server process, before Flower is asked whether the run still exists
-MAX_RESUMES = 5  # how often a run that makes no progress is resumed automatically
+RESTART_SECONDS = 5.0  # before an ended node is started again: Flower refuses a killed node's key for a minute
+LINK_SECONDS = 90.0  # for the SuperLink to answer
+SERVER_SECONDS = 240.0  # for the run's server to start
 
 
 @dataclass
 class Node:
-    """The SuperNode of a site."""
+    """SuperNode of a site."""
 
     site: str
     port: int
-    process: subprocess.Popen[bytes] | None = None
-    starts: int = 0
-    next_start: float = 0.0
+    process: subprocess.Popen[bytes]
+    starts: int = 1
+    next_start: float | None = None  # set while an ended node waits for its restart
 
 
 @dataclass
 class LocalFederation:
-    """Starts and supervises the processes; `close` ends everything it started.
+    """Local processes of a deployment, from start to end of one run.
+
+    A node that ends is started again. The end of the SuperLink or of the run's server ends the run, which another
+    federation of the same project continues with `resume`.
 
     Args:
         project: Folder of the deployment.
-        secure: Whether to use TLS and authenticated nodes.
-        resume: Whether to continue an interrupted run.
-        log: Called with each progress message.
+        secure: Use TLS and authenticated nodes.
+        resume: Continue an interrupted run.
+        log: Called with each progress message and each line of the server's log.
     """
 
     project: Project
     secure: bool = False
     resume: bool = False
     log: Callable[[str], None] = print
-    nodes: list[Node] = field(default_factory=list)
-    run_id: str | None = None
-    status: str = "starting"
-    resumes: int = 0  # how often the run was resumed in total …
-    resumes_without_progress: int = 0  # … and since its last round
+    nodes: list[Node] = field(default_factory=list, init=False)
+    link: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._claimed = False
-        self._resumed_at = 0  # the checkpoint's time when the run was last resumed
-        self._server_seen = time.monotonic()  # when the server last had a process
         self.private = self.project.private
-        self.private.mkdir(parents=True, exist_ok=True)
         self.sites = self.project.sites()
-        self.out = self.project.server().at(self.project.server().out)
         if not self.sites:
             raise FedheadError(f"{self.project.path} has no site.yaml for any of its sites")
         if self.secure:
             certificates.check(self.project.certs, list(self.sites))
-        link_port, *ports = processes.free_ports(1 + len(self.sites))
-        self.nodes = [Node(name, port) for name, port in zip(self.sites, ports, strict=True)]
-        self.env = processes.environment(
-            self.private / "flwr",
-            FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
-            **{server_status.VARIABLE: str(self.private / lock.SERVER), processes.MARK: str(self.private)},
-        )
-        self.link = SuperLink(self.project, link_port, self.secure, self.env)
+        self.private.mkdir(parents=True, exist_ok=True)
+        link_port, *self._node_ports = processes.free_ports(1 + len(self.sites))
+        self.address = f"127.0.0.1:{link_port}"
+        self._result = self.project.server().at(self.project.server().out) / RESULT
+        self._status, server_log = self.private / "server.json", self.private / "server.log"
+        self._lock = (self.private / "lock").open("w")
+        self._server_log = server_log.open("a+", encoding="utf-8")  # read from the end of what earlier runs wrote
+        variables = {server_status.VARIABLE: str(self._status), "FEDHEAD_SERVER_LOG": str(server_log)}
+        self.env = processes.environment(self.private / "flwr", **variables)
+
+    def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Start everything, wait until the run has ended, and end everything; arguments and errors as of `watch`."""
+        try:
+            self.up()
+            self.watch(on_tick)
+        finally:
+            self.close()
 
     # -- starting ---------------------------------------------------------------------------------
     def up(self) -> None:
-        """Start everything; when this returns, the run has been handed to the link.
+        """Start the processes and submit the run.
 
         Raises:
-            BadInput: If another process watches over this deployment.
+            BadInput: If another process runs this deployment.
             FedheadError: If something does not start.
         """
-        lock.claim(self.project)
-        self._claimed = True
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(f"{self.project.path} is up already, in another process: end that one first") from error
+        self._status.unlink(missing_ok=True)
         self._start_link()
         if self.secure:
             keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
-            register(self.link.address, self.project.certs / "ca.crt", keys)
-        for node in self.nodes:
-            self._start_node(node)
-        self._submit(self.resume)
+            register(self.address, self.project.certs / "ca.crt", keys)
+        for site, port in zip(self.sites, self._node_ports, strict=True):
+            self.nodes.append(Node(site, port, self._start_node(site, port)))
+        self._submit()
 
     def _start_link(self) -> None:
-        self.link.launch()
-        self.save()
-        self.link.wait_until_ready()
-        self.log(f"SuperLink is ready on {self.link.address}")
-
-    def _start_node(self, node: Node) -> None:
-        command = ["flower-supernode", "--superlink", self.link.address, "--port", str(node.port)]
-        command += ["--node-config", f'site="{self.sites[node.site].path}"']
+        certs, host, _, port = self.project.certs, *self.address.partition(":")
+        trust = f'root-certificates = "{certs / "ca.crt"}"' if self.secure else "insecure = true"
+        home = self.private / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        text = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{self.address}"\n{trust}\n'
+        (home / "config.toml").write_text(text, encoding="utf-8")
+        command = ["flower-superlink", "--host", host, "--port", port, "--database", str(self.private / "link.db")]
         if self.secure:
-            command += ["--root-certificates", str(self.project.certs / "ca.crt")]
-            command += ["--auth-supernode-private-key", str(self.project.certs / "sites" / node.site)]
+            command += ["--ssl-certfile", str(certs / "server.crt"), "--ssl-keyfile", str(certs / "server.key")]
+            command += ["--ssl-ca-certfile", str(certs / "ca.crt"), "--enable-supernode-auth"]
         else:
             command += ["--insecure"]
-        node.process = processes.start(
-            command, self.private / f"site-{node.site}.log", self.env, self.sites[node.site].path.parent
+        self.link = processes.start(command, self.private / "link.log", self.env, self.project.path)
+        deadline = time.monotonic() + LINK_SECONDS
+        while not self._link_answers():
+            if self.link.poll() is not None or time.monotonic() > deadline:
+                raise FedheadError(f"the SuperLink did not start: see {self.private / 'link.log'}")
+            time.sleep(0.1)
+        self.log(f"SuperLink is ready on {self.address}")
+
+    def _link_answers(self) -> bool:
+        context = ssl.create_default_context(cafile=str(self.project.certs / "ca.crt")) if self.secure else None
+        url = f"{'https' if self.secure else 'http'}://{self.address}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=2, context=context) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def _start_node(self, site: str, port: int) -> subprocess.Popen[bytes]:
+        file, certs = self.sites[site].path, self.project.certs
+        command = ["flower-supernode", "--superlink", self.address, "--port", str(port)]
+        command += ["--node-config", f'site="{file}"']
+        if self.secure:
+            command += ["--root-certificates", str(certs / "ca.crt")]
+            command += ["--auth-supernode-private-key", str(certs / "sites" / site)]
+        else:
+            command += ["--insecure"]
+        return processes.start(command, self.private / f"site-{site}.log", self.env, file.parent)
+
+    def _submit(self) -> None:
+        config = f'server="{self.project.server_file}" '
+        config += f"resume={str(self.resume).lower()} insecure={str(not self.secure).lower()}"
+        reply = self._flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
+        if not reply.get("success"):
+            raise FedheadError(f"Flower refused the run: {reply.get('error-message', reply)}")
+        self._server_deadline = time.monotonic() + SERVER_SECONDS
+        self.log(f"run {reply.get('run-id')} has begun")
+
+    def _flwr(self, *words: str) -> dict[str, Any]:
+        """Run a `flwr` command against this SuperLink and return its JSON output."""
+        completed = subprocess.run(
+            ["flwr", *words],
+            env=self.env,
+            cwd=self.project.path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
-        node.starts += 1
-        self.save()
+        log = self.private / "flwr.log"
+        log.write_text(f"$ flwr {' '.join(words)}\n{completed.stdout}{completed.stderr}\n", encoding="utf-8")
+        if completed.returncode != 0:
+            raise FedheadError(f"flwr {words[0]} failed: see {log}")
+        output: dict[str, Any] = json.loads(completed.stdout[completed.stdout.find("{") :])
+        return output
 
-    def _submit(self, resume: bool) -> None:
-        self.run_id, self.status = self.link.submit(resume), "running"
-        self._server_seen = time.monotonic()
-        self.save()
-        self.log(f"run {self.run_id} has begun")
-
-    # -- watching ---------------------------------------------------------------------------------
-    @property
-    def finished(self) -> bool:
-        """Whether the run has its final metrics."""
-        return (self.out / RESULT).exists()
-
+    # -- waiting ----------------------------------------------------------------------------------
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Keep the processes running until the run has ended.
+        """Wait until the run has ended; nodes that end meanwhile are started again.
 
         Args:
             on_tick: Called several times per second.
@@ -137,114 +181,54 @@ class LocalFederation:
         Raises:
             FedheadError: With the server's reason, if the run failed.
         """
-        while not self.finished:
+        while not self._result.exists():
             on_tick()
-            self._restart_link()
+            self._follow_log()
             self._restart_nodes()
-            reason = self._server_failure()
-            if reason is not None:
-                self.status = f"failed: {reason}"
-                self.save()
-                raise FedheadError(reason)
+            self._check_running()
             time.sleep(0.3)
+        self._follow_log()
         on_tick()
-        self.status = "finished"
-        self.save()
+
+    def _follow_log(self) -> None:
+        for line in self._server_log:
+            self.log(line.rstrip("\n"))
 
     def _restart_nodes(self) -> None:
+        now = time.monotonic()
         for node in self.nodes:
-            if node.process is None or node.process.poll() is None:
+            if node.process.poll() is None:
                 continue
-            now = time.monotonic()
-            if node.next_start == 0.0:
+            if node.next_start is None:
                 node.next_start = now + RESTART_SECONDS
                 self.log(f"the node of {node.site} has ended with code {node.process.returncode}; it is started again")
             elif now >= node.next_start:
-                node.next_start = 0.0
-                self._start_node(node)
+                node.process, node.next_start = self._start_node(node.site, node.port), None
+                node.starts += 1
 
-    def _restart_link(self) -> None:
-        if self.link.process is None or self.link.process.poll() is None:
-            return
-        if not self._may_resume():
+    def _check_running(self) -> None:
+        if self.link is not None and self.link.poll() is not None:
             raise FedheadError(
-                f"the SuperLink has ended {MAX_RESUMES + 1} times without a round in between: "
-                f"see {self.private / 'link.log'}"
+                f"the SuperLink has ended with code {self.link.returncode}: see {self.private / 'link.log'}, then "
+                "go on with --resume"
             )
-        code = self.link.process.returncode
-        self.log(f"the SuperLink has ended with code {code}; it is started again, and the run resumed")
-        server = ServerStatus.read(self.private / lock.SERVER, self.run_id)
-        if server is not None:  # it may not have noticed yet, and would hold the run folder
-            processes.end(lambda: [server.process])
-        self._start_link()
-        self._submit(resume=True)
-
-    def _may_resume(self) -> bool:
-        """Count a resumption; return False if the last few have brought no new round."""
-        checkpoint = self.out / CHECKPOINT
-        written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        self.resumes_without_progress = 1 if written != self._resumed_at else self.resumes_without_progress + 1
-        self._resumed_at = written
-        self.resumes += 1
-        return self.resumes_without_progress <= MAX_RESUMES
-
-    def _server_failure(self) -> str | None:
-        """Why the run can't go on, None if it does; a server that ended without a status is started again."""
-        status = ServerStatus.read(self.private / lock.SERVER, self.run_id)
-        if status is not None and status.failure is not None:
-            return status.failure
-        now = time.monotonic()
-        if status is not None and status.process.alive():
-            self._server_seen = now
-        if now - self._server_seen < ASK_SECONDS:
-            return None
-        self._server_seen = now
-        return self._lost_run()  # runs a command, so only if there is no server
-
-    def _lost_run(self) -> str | None:
-        """Resume a run that Flower ended from its checkpoint, a limited number of times; else return the reason."""
-        try:
-            runs = self.link.flwr("ls", "--run-id", str(self.run_id), "--format", "json").get("runs", [])
-        except (FedheadError, subprocess.TimeoutExpired) as error:
-            self.log(f"the SuperLink does not say how the run is: {error}")
-            return None  # asked again later; a link that has ended is started again
-        status = str(runs[0].get("status", "")) if runs else ""
-        if not status.startswith("finished") or self.finished:
-            return None
-        if not self._may_resume():
-            return f"Flower ended the run ({status}); see flwr log {self.run_id}"
-        self.log(f"Flower ended the run ({status}); it is resumed")
-        self._submit(resume=True)
-        return None
-
-    # -- the end ----------------------------------------------------------------------------------
-    def save(self) -> None:
-        """Write the running processes to the state file, for `status` and `down`."""
-
-        def entry(process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
-            return vars(ProcessIdentity.of(process.pid)) if process is not None else {"pid": 0, "started": ""}
-
-        state = {
-            "status": self.status,
-            "address": self.link.address,
-            "secure": self.secure,
-            "run": self.run_id,
-            "link": entry(self.link.process),
-            "nodes": {n.site: entry(n.process) | {"port": n.port, "starts": n.starts} for n in self.nodes},
-        }
-        with atomic(self.private / lock.STATE) as draft:
-            draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        status = ServerStatus.read(self._status)
+        if status is None:
+            failure = "the run's server did not start" if time.monotonic() > self._server_deadline else None
+        else:
+            failure = None if status.process.alive() else "the run's server has ended without a result"
+            failure = status.failure or failure
+        if failure is not None and not self._result.exists():
+            raise FedheadError(f"{failure} (logs: {self.private}); go on with --resume")
 
     def close(self) -> None:
         """End all processes started here."""
-        if not self._claimed:
-            return
-        nodes = [node.process for node in self.nodes if node.process is not None]
-        marks = [ProcessIdentity.of(process.pid) for process in nodes]
-        processes.end(lambda: marks)  # nodes first: they unregister at the link
-        lock.end_leftovers(self.project)
-        for process in [*nodes, *([self.link.process] if self.link.process is not None else [])]:
-            process.wait()
-        self.save()
-        self._claimed = False
-        lock.release(self.project)
+        processes.stop([node.process for node in self.nodes])  # first, so that they unregister at the link
+        if self.link is not None:
+            processes.stop([self.link])
+            status, deadline = ServerStatus.read(self._status), time.monotonic() + 10.0
+            while status is not None and status.process.alive() and time.monotonic() < deadline:
+                time.sleep(0.1)  # the server ends with its link; until then it holds the run folder
+        self.nodes, self.link = [], None
+        self._lock.close()
+        self._server_log.close()

@@ -1,4 +1,4 @@
-"""Run a recipe on Flower with local processes, one per client: `fedhead run RECIPE --transport flower`."""
+"""A recipe on Flower with local processes, one per client: `fedhead run RECIPE --transport flower`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.flower.factory import site_names
 from fedhead.metrics.records import Row
-from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 
-# The settings that a site can follow: it has its own device, and trains its one client in a loop.
+# Compute options that a site can follow: it has its own device, and trains its one client in a loop.
 ALLOWED = {
     "device": ("auto", "cpu"),
     "executor": ("auto", "loop"),
@@ -63,9 +62,8 @@ def execute(
         import flwr  # noqa: F401 (only to fail early if it is missing)
     except ImportError as error:
         raise BadInput("--transport flower needs Flower: pip install 'fedhead[flower]'") from error
-    Experiment.from_recipe(recipe)
     out = Path(out).resolve()
-    project_path = out.with_name(f"{out.name}.flower")
+    path = out.with_name(f"{out.name}.flower")
     if resume and RunFolder.holds_run(out):
         folder = RunFolder.open(out, recipe)
         if (folder.recipe.rounds, folder.recipe.stages) != (recipe.rounds, recipe.stages):
@@ -75,14 +73,22 @@ def execute(
             )
         if folder.finished:
             return folder.result() or {}
-        project = Project.open(project_path)
+        project = Project.open(path)
         if settings.allow_changed_code and not project.server().allow_changed_code:
             with project.server_file.open("a", encoding="utf-8") as yaml:
                 yaml.write("allow_changed_code: true\n")
     else:
         RunFolder.refuse_taken(out)
-        project = _project(recipe, project_path, out, settings)
-    federation = LocalFederation(project, resume=resume, log=log)
+        data = None if settings.data is None else str(Path(settings.data).resolve())
+        project = Project.init(
+            path,
+            recipe,
+            site_names(recipe.clients),
+            out=str(out),
+            server_keys={"data": data},
+            # min_class_count as in simulations
+            site_keys={"data_folder": data, "threads": settings.threads, "min_class_count": 1},
+        )
     reported = 0
 
     def report_new_rows() -> None:
@@ -93,31 +99,5 @@ def execute(
         reported = max(reported, len(rows))
 
     with raising_on_term(SystemExit(128 + signal.SIGTERM)):
-        try:
-            federation.up()
-            federation.watch(report_new_rows)
-        finally:
-            federation.close()
+        LocalFederation(project, resume=resume, log=log).run(report_new_rows)
     return RunFolder.open(out).result() or {}
-
-
-def _project(recipe: Recipe, project_path: Path, out: Path, settings: Compute) -> Project:
-    file = project_path.with_name(f"{project_path.name}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(recipe.to_yaml(), encoding="utf-8")
-    project = Project.init(project_path, str(file), site_names(recipe.clients), out=str(out), folders=recipe.folders)
-    inside = project.path / "recipe.yaml"
-    file.rename(inside)
-    text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")
-    folder = None if settings.data is None else str(Path(settings.data).resolve())
-    if folder is not None:
-        text += f'data: "{folder}"\n'
-    for site in project.sites().values():
-        with site.path.open("a", encoding="utf-8") as yaml:
-            yaml.write("min_class_count: 1\n")  # as in any simulation
-            if folder is not None:
-                yaml.write(f'data_folder: "{folder}"\n')
-            if settings.threads is not None:
-                yaml.write(f"threads: {settings.threads}\n")
-    project.server_file.write_text(text, encoding="utf-8")
-    return project

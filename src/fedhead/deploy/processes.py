@@ -1,4 +1,4 @@
-"""Processes that are started, watched and ended by their numbers, and that end with whoever started them."""
+"""Processes of a local federation: started in their own sessions, ended with the process that started them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedhead.core.system.process import ProcessIdentity
-
-MARK = "FEDHEAD_DEPLOYMENT"  # in the environment of every process of a deployment, with the folder of its private files
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def start(
-    command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, *, outlive: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start a process that leads its own session and writes to a log.
+def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    """Start a process that leads its own session and, on Linux, ends with this process however this one ends.
 
     Args:
-        command: The program and its arguments.
-        log: The file that its output is added to.
-        env: Its whole environment.
-        cwd: Its working folder.
-        outlive: Whether it goes on when this process ends; otherwise, on Linux, it is told to end then, however this
-            process came to its end.
+        command: Program and arguments.
+        log: File that its output is appended to.
+        env: Complete environment.
+        cwd: Working directory.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
@@ -42,12 +35,12 @@ def start(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=None if outlive else _ends_with(os.getpid()),
+            preexec_fn=_end_with(os.getpid()),
         )
 
 
-def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before its program starts, so that it ends with its parent."""
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """Return the hook that a child runs before its program starts, to be terminated with its parent."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: a forked child must not load anything
@@ -60,36 +53,21 @@ def _ends_with(parent: int) -> Callable[[], None] | None:
     return bind
 
 
-def marked(folder: Path) -> list[ProcessIdentity]:
-    """Find all processes of a deployment by the mark in their environment, whoever their parents are by now."""
-    wanted = f"{MARK}={folder}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
-                found.append(ProcessIdentity.of(int(entry.name)))
-    return [process for process in found if process.alive()]
+def stop(started: Sequence[subprocess.Popen[bytes]], seconds: float = 10.0) -> None:
+    """Terminate processes and their children; kill those that have not ended in time."""
+    deadline = time.monotonic() + seconds
+    for process in started:
+        _signal_group(process, signal.SIGTERM)
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        _signal_group(process, signal.SIGKILL)
+        process.wait()
 
 
-def end(found: Callable[[], Sequence[ProcessIdentity]], seconds: float = 10.0) -> bool:
-    """End processes, politely, then not; says whether there were any.
-
-    Args:
-        found: Returns those that run now; asked again and again, because they may start others.
-        seconds: For them to end by themselves.
-    """
-    any_ran = False
-    for how, wait in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
-        signaled: set[ProcessIdentity] = set()
-        deadline = time.monotonic() + wait
-        while (alive := [process for process in found() if process.alive()]) and time.monotonic() < deadline:
-            any_ran = True
-            for process in set(alive) - signaled:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process.pid, how)
-            signaled.update(alive)
-            time.sleep(0.05)
-    return any_ran
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them have ended
+        os.killpg(process.pid, number)
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,19 +1,20 @@
-"""The folder of a deployment: what `fedhead deploy init` writes and the other commands read.
+"""Folder of a deployment, written by `fedhead deploy init`.
 
 app/                  what `flwr run` bundles and sends to every site: a pyproject.toml, nothing else
 server.yaml           what is trained, and with which sites
 sites/NAME/site.yaml  where a site's data is; the folder goes to the site's machine
 certs/                what `fedhead deploy certs` writes
-.deploy/              logs, ports and process numbers of `fedhead deploy up`
+.deploy/              logs and database of `fedhead deploy up`
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedhead.core.system.errors import BadInput
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
@@ -49,7 +50,7 @@ _SERVER = """\
 # What the server runs. Paths are relative to this file.
 recipe: {recipe}
 set: {set}  # key=value on top of the recipe
-out: run  # the run folder: metrics, checkpoint, final models
+out: {out}  # the run folder: metrics, checkpoint, final models
 sites: {sites}  # their names; the position in this list is the client's index
 test: {test}  # the server's own test samples: an .npz, a folder, a CSV, file.py:function; recipe: the data set's
 quorum: {quorum}  # minimum number of sites for a round
@@ -100,12 +101,13 @@ class Project:
     def init(
         cls,
         path: str | Path,
-        recipe: str,
+        recipe: str | Recipe,
         sites: Sequence[str],
         assignments: Sequence[str] = (),
         data: Sequence[str] = (),
-        out: str | None = None,
-        folders: Sequence[Path] = (),
+        out: str = "run",
+        server_keys: Mapping[str, Any] | None = None,
+        site_keys: Mapping[str, Any] | None = None,
     ) -> Project:
         """Create a project.
 
@@ -114,12 +116,13 @@ class Project:
 
         Args:
             path: Folder; it must be empty or not exist.
-            recipe: Recipe name or file.
+            recipe: Recipe name or file, or a recipe to be stored in the project.
             sites: Names of the sites.
             assignments: `key=value` settings on top of the recipe.
             data: One data source per site, or none to use the recipe's data set.
-            out: Run folder; by default `run` in the project.
-            folders: Where files that the recipe names are looked for, besides its own folder.
+            out: Run folder.
+            server_keys: Further keys of server.yaml.
+            site_keys: Further keys of every site.yaml.
 
         Raises:
             BadInput: If the folder is not empty, or the recipe is invalid.
@@ -130,33 +133,38 @@ class Project:
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         refuse_other_clients(assignments, sites)
-        found = load(recipe, [*assignments, f"clients={len(sites)}"])
-        found = replace(found, folders=(*found.folders, *folders))
+        loaded = recipe if isinstance(recipe, Recipe) else load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
-        build.algorithms(found) if data else Experiment.from_recipe(found)
-        files, modules = _own_code(found)
-        named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
-        project.path.mkdir(parents=True, exist_ok=True)
+        build.algorithms(loaded) if data else Experiment.from_recipe(loaded)
+        files, modules = _own_code(loaded)
+        project.app.mkdir(parents=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
-        project.app.mkdir()
         (project.app / "pyproject.toml").write_text(_PYPROJECT.format(name=name, server=project.server_file))
+        if isinstance(recipe, Recipe):
+            (project.path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+            recipe = "recipe.yaml"
+        elif Path(recipe).is_file():
+            recipe = str(Path(recipe).resolve())
         text = _SERVER.format(
-            recipe=json.dumps(named),
+            recipe=json.dumps(recipe),
             set=json.dumps(list(assignments)),
+            out=json.dumps(out),
             sites=json.dumps(list(sites)),
             test="null" if data else RECIPE_DATA,
             quorum=max(1, (len(sites) + 1) // 2),
         )
-        project.server_file.write_text(text if out is None else text.replace("out: run ", f"out: {json.dumps(out)} "))
-        paths = [str(Path(found.dataset).resolve())] if not data and is_path(found.dataset) else []
-        for index, site in enumerate(sites):
+        project.server_file.write_text(text + _lines(server_keys), encoding="utf-8")
+        paths = [str(Path(loaded.dataset).resolve())] if not data and is_path(loaded.dataset) else []
+        for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
+            text = _SITE.format(
+                name=site,
+                data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
+                allow=json.dumps([*files, *modules]),
+                paths=json.dumps(paths),
+            )
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
-            source = data[index] if data else RECIPE_DATA
-            given = str(Path(source).resolve()) if Path(source).exists() else source
-            allow = json.dumps([*files, *modules])
-            text = _SITE.format(name=site, data=json.dumps(given), allow=allow, paths=json.dumps(paths))
-            (folder / "site.yaml").write_text(text)
+            (folder / "site.yaml").write_text(text + _lines(site_keys), encoding="utf-8")
         for where, file in files.items():
             for folder in (project.path, *(project.path / "sites" / site for site in sites)):
                 (folder / where).parent.mkdir(parents=True, exist_ok=True)
@@ -190,12 +198,16 @@ class Project:
 
     def sites(self) -> dict[str, SiteFile]:
         """Read the site files in this folder, in the server's order."""
-        found = {name: self.path / "sites" / name / "site.yaml" for name in self.server().sites}
-        return {name: SiteFile.read(path) for name, path in found.items() if path.is_file()}
+        files = {name: self.path / "sites" / name / "site.yaml" for name in self.server().sites}
+        return {name: SiteFile.read(path) for name, path in files.items() if path.is_file()}
+
+
+def _lines(keys: Mapping[str, Any] | None) -> str:
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in (keys or {}).items())
 
 
 def _own_code(recipe: Recipe) -> tuple[dict[str, str], list[str]]:
-    """The files that a recipe names, by the paths it writes, and the modules of installed packages."""
+    """Return the files that a recipe names, by the paths it writes, and the modules of installed packages."""
     files: dict[str, str] = {}
     modules: list[str] = []
     for entry in components.sources(recipe):

@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedhead.flower.server_run import serve
 
     copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
-    status = ServerStatus(str(context.run_id), ProcessIdentity.of(os.getpid()))
+    status = ServerStatus(ProcessIdentity.of(os.getpid()))
 
     def log(text: str) -> None:
         line = printable(text, LINE)

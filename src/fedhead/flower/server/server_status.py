@@ -1,4 +1,4 @@
-"""The status of a run's server, in a file that whoever watches over the run reads; logs are for people."""
+"""Status file of a run's server, for the process that waits for the run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ VARIABLE = "FEDHEAD_SERVER_STATUS"  # the environment variable that names the fi
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Which run the server executes, in which process, and why it stopped, if it had to."""
+    """Process of a run's server, and why it stopped."""
 
-    run: str  # Flower's number of the run: a resumed run has another one
     process: ProcessIdentity
     failure: str | None = None  # what the operator has to fix before resuming
 
     def write(self, path: str | Path) -> None:
-        """Store the status in a file, in one step."""
+        """Write the status atomically."""
         with atomic(Path(path)) as draft:
             draft.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path, run: str | None) -> ServerStatus | None:
-        """Return what the server of a run wrote, None if it has written nothing yet."""
+    def read(cls, path: Path) -> ServerStatus | None:
+        """Read the status; None if the server has written none yet."""
         if not path.exists():
             return None
         entry: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = cls(entry["run"], ProcessIdentity.from_dict(entry["process"]), entry["failure"])
-        return found if found.run == run else None
+        return cls(ProcessIdentity.from_dict(entry["process"]), entry["failure"])
