@@ -41,10 +41,13 @@ server = ServerApp()
 
 @server.main()
 def main(grid, context):
-    from fedhead.engine.rounds import train_round
+    from fedhead.core.system.process import ProcessIdentity
+    from fedhead.engine.rounds.rounds import train_round
     from fedhead.flower import factory
-    from fedhead.flower.files import ServerFile
+    from fedhead.flower.config import ServerFile
+    from fedhead.flower.server.server_status import VARIABLE, ServerStatus
 
+    ServerStatus(ProcessIdentity.of(os.getpid())).write(os.environ[VARIABLE])
     file = ServerFile.read(context.run_config["server"])
     recipe, spec = file.recipe_of_run(), factory.run_spec(file)
     experiment = factory.experiment_of(recipe, spec)
