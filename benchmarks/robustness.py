@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import mean
 
 from fedhead.core.system.errors import FedheadError
 from fedhead.engine.rounds import rounds
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
-from fedhead.testing import hostile
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+import hostile
 
 HOSTILE = (0, 1)
 ATTACKS: Mapping[str, hostile.Attack] = {

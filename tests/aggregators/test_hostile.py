@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hostile
 import pytest
 
 from fedhead.core.system.errors import Diverged
 from fedhead.engine.rounds.rounds import FinishedRun, run
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
-from fedhead.testing import hostile
 
 
 def finished(attack: hostile.Attack, *settings: str, flip_labels: bool = False) -> FinishedRun:

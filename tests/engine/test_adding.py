@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile import inflated
 from small import federation, network
 
 import fedhead as fh
@@ -21,7 +22,6 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Received
 from fedhead.methods.fedavg import FedAvg
 from fedhead.metrics.records import StageResult
-from fedhead.testing.hostile import inflated
 
 SETTINGS: dict[str, Any] = {"rounds": 0, "local": LocalTraining()}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile import Attack, HostileSimulation, honest
 from small import federation, network
 
 from fedhead.algorithm.stage import Stage
@@ -26,7 +27,6 @@ from fedhead.stages.fedcof import FedCOF
 from fedhead.stages.lda import LDA
 from fedhead.stages.ncm import NCM
 from fedhead.stages.ridge import Ridge
-from fedhead.testing.hostile import Attack, HostileSimulation, honest
 
 LOCAL = LocalTraining(epochs=1, batch_size=8)
 STAGES = [NCM(), FedCOF(), LDA(), Ridge(alpha=1.0), CCVR(samples=4, epochs=1, free=True)]

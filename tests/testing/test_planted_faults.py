@@ -156,7 +156,7 @@ FAULTS = {
 @pytest.mark.parametrize("method", FAULTS, ids=lambda cls: cls.__name__)
 def test_methods(method: type[fh.Method]) -> None:
     with pytest.raises(CheckFailed, match=FAULTS[method]):
-        check_method(method, flower=False)
+        check_method(method, skip=["over_flower"])
 
 
 @dataclass(frozen=True)
@@ -186,14 +186,14 @@ class UnsentSum(fh.Method):
 
 def test_sums_that_are_none() -> None:
     with pytest.raises(CheckFailed, match=r"^NoSum\.aggregate looks at single clients' entries of model, declared as"):
-        check_method(NoSum, flower=False)
+        check_method(NoSum, skip=["over_flower"])
     with pytest.raises(CheckFailed, match=r"^UnsentSum\.sums names 'counts', which finish does not send; it sends"):
-        check_method(UnsentSum, flower=False)
+        check_method(UnsentSum, skip=["over_flower"])
 
 
 def test_options_out_of_their_range_are_found_whatever_made_them() -> None:
     with pytest.raises(CheckFailed, match=r"^IgnoresItsRange: mu is -2, it must be at least 0$"):
-        check_method(IgnoresItsRange(mu=-2), flower=False)
+        check_method(IgnoresItsRange(mu=-2), skip=["over_flower"])
 
 
 def test_something_else_is_no_method() -> None:
@@ -226,7 +226,7 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES, ids=lambda cls: cls.__name__)
 def test_stages(stage: type[fh.Stage]) -> None:
     with pytest.raises(CheckFailed, match=STAGES[stage]):
-        check_stage(stage, flower=False)
+        check_stage(stage, skip=["over_flower"])
 
 
 Rows = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""A short run over Flower's messages, inside this process, against the same run in a simulation."""
+"""Comparison of a short run over Flower's messages, within this process, with a simulation."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.rounds import FinishedRun, run
 from fedhead.executors.loop import Loop
 from fedhead.flower.site.site_store import SiteStore
-from fedhead.testing.failure import CheckFailed
+from fedhead.testing.checks import CheckFailed, require
 from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation
 from fedhead.testing.trial import PARTICIPATION, Trial, difference
 
 
-def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
-    """Raise `CheckFailed` where a run over Flower differs by more than 1e-6 from a simulation, both in float32.
-
-    Args:
-        trial: The run, with one architecture.
-        stages: What follows its rounds.
-        owner: The name of the component that is checked.
-    """
-    trial = dataclasses.replace(trial, dtype=torch.float32)
+def compare_with_simulation(trial: Trial) -> None:
+    """Raise `CheckFailed` if a run over Flower differs by more than 1e-6 from a simulation, both in float32."""
+    trial, stages, owner = (
+        dataclasses.replace(trial, dtype=torch.float32),
+        [trial.stage] if trial.stage else [],
+        trial.owner,
+    )
     settings: dict[str, Any] = {"rounds": trial.rounds, "local": trial.local, "participation": PARTICIPATION}
     simulation = trial.simulation().using(Loop())
     expected = run(simulation, stages=stages)
@@ -55,8 +52,8 @@ def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
             k: SiteStore(world.folder / "state", world.experiment, f"site-{k}").state(int(transport.states[k]))
             for k in simulation.states.kept
         }
-    if gap := difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6):
-        raise CheckFailed(f"{owner} gives other numbers over Flower's messages than in a simulation ({gap})")
+    gap = difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6)
+    require(not gap, f"{owner} gives other numbers over Flower's messages than in a simulation ({gap})")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.training import global_generators
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.testing.failure import CheckFailed
+from fedhead.testing.checks import CheckFailed
 
 A = TypeVar("A", bound=Algorithm)
 TREES = ("init_server", "init_client", "per_client", "aggregate", "correct")  # hooks that return a tree

@@ -1,7 +1,8 @@
-"""Short runs of the small federation, and comparisons of what they leave behind."""
+"""Short training runs on the small federation, and comparisons of their results."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,13 @@ from torch import Tensor
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
-from fedhead.engine.clients.padding_check import PaddingCheck
-from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.rounds import run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.client_round import local_round
@@ -26,7 +27,7 @@ from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import Vectorizer
 from fedhead.executors.loop import Loop
 from fedhead.models.split_model import SplitModel
-from fedhead.testing.failure import CheckFailed
+from fedhead.testing.checks import require
 from fedhead.testing.small import small_federation
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
@@ -36,16 +37,36 @@ PARTICIPATION = 0.6  # of the clients, in each round
 
 @dataclass(frozen=True)
 class Trial:
-    """A short run, described."""
+    """Short training run with a method, and a stage that follows it, on the small federation.
+
+    Args:
+        method: What is trained.
+        models: The architectures.
+        local: Local training.
+        rounds: Number of rounds.
+        stage: Follows the rounds; None if the method itself is checked.
+        dtype: Floating-point type.
+    """
 
     method: Method
     models: list[SplitModel]
     local: LocalTraining = LOCAL
     rounds: int = 3
+    stage: Stage | None = None
     dtype: torch.dtype = torch.float64
 
+    @property
+    def owner(self) -> str:
+        """Name of the component that is checked."""
+        return type(self.stage or self.method).__name__
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method or the stage that is checked."""
+        return self.method if self.stage is None else self.stage.on_method(self.method)
+
     def simulation(self) -> Simulation:
-        """Set the run up."""
+        """Return a new simulation."""
         return Simulation(
             small_federation(),
             self.models,
@@ -56,20 +77,34 @@ class Trial:
             dtype=self.dtype,
         )
 
-    def run(self, executor: Executor, rounds: int | None = None) -> Simulation:
-        """Train all rounds, or the first ones."""
+    def train(self, executor: Executor, rounds: int | None = None) -> Simulation:
+        """Train all rounds, or the first ones, in a new simulation."""
         return train(self.simulation(), executor, 1, self.rounds if rounds is None else rounds)
 
     @cached_property
-    def finished(self) -> Simulation:
-        """The whole run, one client after another, which all others are held to."""
-        return self.run(Loop())
+    def trained(self) -> Simulation:
+        """The simulation after all rounds, one client after another: the reference."""
+        return self.train(Loop())
 
-    def after_checkpoint(self, folder: Path) -> Simulation:
-        """Train with a break before the last round, over which everything goes through a file."""
-        before = self.run(Loop(), self.rounds - 1)
-        store(before, folder / "checkpoint.safetensors")
-        return train(load(self.simulation(), folder / "checkpoint.safetensors"), Loop(), self.rounds, self.rounds)
+    def outcome(self, executor: Executor) -> dict[str, Tensor]:
+        """Return all tensors that the rounds, or the stage after them, leave behind."""
+        if self.stage is not None:
+            return _stage_tensors(self.trained, self.stage, executor)
+        return final_tensors(self.trained if isinstance(executor, Loop) else self.train(executor))
+
+    def outcome_after_checkpoint(self, file: Path) -> dict[str, Tensor]:
+        """Return `outcome` with everything going through a file before the stage, or before the last round."""
+        before = self.trained if self.stage is not None else self.train(Loop(), self.rounds - 1)
+        clients = Tree({str(k): state for k, state in before.states.kept.items()})
+        save_tree(file, Tree(server=before.server, clients=clients), {"round": before.round})
+        state, metadata = load_tree(file)
+        simulation = self.simulation()
+        simulation.server, simulation.round = state["server"], metadata["round"]
+        for k, kept in state["clients"].items():
+            simulation.states[int(k)] = kept
+        if self.stage is not None:
+            return _stage_tensors(simulation, self.stage, Loop())
+        return final_tensors(train(simulation, Loop(), self.rounds, self.rounds))
 
 
 def train(simulation: Simulation, executor: Executor, first: int, last: int) -> Simulation:
@@ -79,31 +114,27 @@ def train(simulation: Simulation, executor: Executor, first: int, last: int) -> 
     return simulation
 
 
-def store(simulation: Simulation, path: Path) -> None:
-    """Write the states of server and clients to a file."""
-    clients = Tree({str(k): state for k, state in simulation.states.kept.items()})
-    save_tree(path, Tree(server=simulation.server, clients=clients), {"round": simulation.round})
-
-
-def load(simulation: Simulation, path: Path) -> Simulation:
-    """Give a simulation the states of a file."""
-    state, metadata = load_tree(path)
-    simulation.server, simulation.round = state["server"], metadata["round"]
-    for k, kept in state["clients"].items():
-        simulation.states[int(k)] = kept
-    return simulation
+def _stage_tensors(simulation: Simulation, stage: Stage, executor: Executor) -> dict[str, Tensor]:
+    result = run_stage(simulation.using(executor), stage)
+    tensors = _named(result.server, {k: result.states[k] for k in simulation.holders})
+    accuracies = {"accuracy": result.accuracy, "personal accuracy": result.personal}
+    return tensors | {name: torch.tensor(float(value or 0.0)) for name, value in accuracies.items()}
 
 
 def final_tensors(simulation: Simulation) -> dict[str, Tensor]:
-    """What a run leaves behind: every tensor of the server's state and of the clients', by name."""
-    found = {f"the server's state: {name}": t for name, t in simulation.server.leaves().items()}
-    for k, state in sorted(simulation.states.kept.items()):
-        found |= {f"client {k}'s state: {name}": t for name, t in state.leaves().items()}
-    return found
+    """Return every tensor of the server's and the clients' states, by name."""
+    return _named(simulation.server, dict(sorted(simulation.states.kept.items())))
+
+
+def _named(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor]:
+    tensors = {f"the server's state: {name}": t for name, t in server.leaves().items()}
+    for k, state in clients.items():
+        tensors |= {f"client {k}'s state: {name}": t for name, t in state.leaves().items()}
+    return tensors
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
-    """Say where two results differ by more than a tolerance, relative to 1 or to the larger number; None: nowhere."""
+    """Return where two results differ by more than a tolerance, relative to 1 or to the larger number, or None."""
     for name in sorted(one.keys() ^ other.keys()):
         return f"{name} is there only once"
     for name, a in one.items():
@@ -119,7 +150,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: floa
 
 
 class PlainLoop(Executor):
-    """One client after another in one thread, each of them twice; keeps an eye on the replies."""
+    """Executor that runs each client twice, one after another, and compares the replies."""
 
     name = "loop"
 
@@ -128,45 +159,38 @@ class PlainLoop(Executor):
         self.sent: tuple[str, Schema] | None = None
 
     def run(self, job: Job) -> list[Reply]:
-        """The replies, in the order of the job's clients."""
+        """Return the replies, in the order of the job's clients."""
         return [self._client(job, k) for k in range(len(job.clients))]
 
     def _client(self, job: Job, k: int) -> Reply:
         where = f"client {job.clients[k]}, round {job.round}"
         reply, again = (local_round(job.program, job.inputs(k), job.batches(k), Vectorizer()) for _ in range(2))
         for word, one, other in (("sends", reply.send, again.send), ("keeps", reply.keep, again.keep)):
-            if gap := difference(one.leaves(), other.leaves()):
-                raise CheckFailed(
-                    f"{self.owner}: the same round of the same client {word} something else each time "
-                    f"({where}: {gap}): a hook depends on more than its arguments, such as the time, "
-                    f"a global variable or a generator"
-                )
+            gap = difference(one.leaves(), other.leaves())
+            require(
+                not gap,
+                f"{self.owner}: the same round of the same client {word} something else each time ({where}: {gap}): a "
+                "hook depends on more than its arguments, such as the time, a global variable or a generator",
+            )
         self._check_schemas(job.program.algorithm, job.states[k], reply, where)
         return reply
 
     def _check_schemas(self, algorithm: Algorithm, state: Tree, reply: Reply, where: str) -> None:
-        found = schema(reply.send)
-        before, expected = self.sent or (where, found)
-        if odd := odd_entry(found, expected):
-            raise CheckFailed(
-                f"{self.owner}.finish sends another {odd!r} for {where} than for {before}: names, shapes and types "
-                f"must be the same for all clients and rounds; send zeros for what is not there yet"
-            )
-        self.sent = (before, expected)
-        if isinstance(algorithm, Method) and (odd := odd_entry(schema(reply.keep), schema(state))):
-            raise CheckFailed(
-                f"{self.owner}.finish keeps another {odd!r} than init_client made: give it the same names, shapes and "
-                f"types, with zeros for what is not there yet"
-            )
+        before, expected = self.sent = self.sent or (where, schema(reply.send))
+        odd = odd_entry(schema(reply.send), expected)
+        require(
+            not odd,
+            f"{self.owner}.finish sends another {odd!r} for {where} than for {before}: names, shapes and types must be "
+            "the same for all clients and rounds; send zeros for what is not there yet",
+        )
+        odd = odd_entry(schema(reply.keep), schema(state)) if isinstance(algorithm, Method) else None
+        require(
+            not odd,
+            f"{self.owner}.finish keeps another {odd!r} than init_client made: give it the same names, shapes and "
+            "types, with zeros for what is not there yet",
+        )
 
 
 def odd_entry(one: Schema, other: Schema) -> str | None:
-    """The first name by which two schemas differ."""
+    """Return the first name by which two schemas differ."""
     return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), None)
-
-
-def check_padding(simulation: Simulation, algorithm: Algorithm, round: int) -> None:
-    """Raise `BadInput` for a loss that counts padding rows, from the present state."""
-    jobs = simulation.jobs(algorithm, simulation.server, simulation.states, simulation.holders, round)
-    for group, job in enumerate(jobs):
-        PaddingCheck()(job, group)

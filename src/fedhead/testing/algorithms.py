@@ -1,0 +1,203 @@
+"""Checks of methods and stages: what every executor, transport and checkpoint relies on."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from torch import Tensor
+
+from fedhead.algorithm.method import METHODS, Method
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
+from fedhead.engine.clients.padding_check import PaddingCheck
+from fedhead.engine.rounds.rounds import evaluate, run_stage
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack.stack import Stack
+from fedhead.testing.checks import Check, Skipped, as_check_failure, require, run_checks
+from fedhead.testing.options import check_ranges, instance
+from fedhead.testing.purity import check_tree, watched
+from fedhead.testing.small import small_model, small_perceptron
+from fedhead.testing.trial import LOCAL, PlainLoop, Trial, difference, final_tensors
+
+
+def check_method(
+    method: Method | type[Method], *, local: LocalTraining = LOCAL, skip: Sequence[str] = ()
+) -> list[Check]:
+    """Check that a method keeps what fedhead relies on.
+
+    It is trained on a small federation (uneven clients, an empty one, a part of them in each round) one client after
+    another, many at once, over Flower's messages and across a checkpoint, which must all give the same numbers. Its
+    hooks must be pure and its losses blind to padding rows.
+
+    Args:
+        method: The class, or an instance with the options to be checked.
+        local: How clients train, for a method that asks for something special.
+        skip: Names of checks to leave out: "options", "hooks", "padding", "executors", "architectures", "sums",
+            "checkpoint", "over_flower".
+
+    Returns:
+        The checks, with the reason for each that was skipped.
+
+    Raises:
+        CheckFailed: In one line, what is wrong and how to fix it.
+    """
+    component = instance(method, Method)
+    trial = Trial(component, [small_model("group", component.head)], local)
+    return run_checks(trial.owner, trial, METHOD_CHECKS, skip)
+
+
+def check_stage(
+    stage: Stage | type[Stage],
+    method: Method | None = None,
+    *,
+    local: LocalTraining = LOCAL,
+    skip: Sequence[str] = (),
+) -> list[Check]:
+    """Check that a stage keeps what fedhead relies on.
+
+    It follows two rounds of a small federation: one client after another, many at once, over Flower's messages and
+    after a checkpoint, which must all give the same numbers. Its hooks must be pure, its losses blind to padding rows,
+    and the trained run stays as it is.
+
+    Args:
+        stage: The class, or an instance with the options to be checked.
+        method: The method that it follows; None: FedAvg, or the built-in method with the head that the stage needs.
+        local: How clients train.
+        skip: Names of checks to leave out: "options", "hooks", "padding", "executors", "checkpoint", "over_flower".
+
+    Returns:
+        The checks, with the reason for each that was skipped.
+
+    Raises:
+        CheckFailed: In one line, what is wrong and how to fix it.
+    """
+    component = instance(stage, Stage)
+    if method is None:
+        matching = (cls for cls in METHODS.values() if cls.head == component.head)
+        method = METHODS["fedavg"]() if component.head is None else next(matching, METHODS["fedavg"])()
+    trial = Trial(method, [small_model("batch", method.head)], local, rounds=2, stage=component)
+    with as_check_failure(trial.owner, f"after {method.name or type(method).__name__}"):
+        component.on_method(method)
+    return run_checks(trial.owner, trial, STAGE_CHECKS, skip)
+
+
+def check_options(trial: Trial) -> None:
+    """Check that the component can be made again from its options, and refuses values out of their ranges."""
+    check_ranges(trial.stage or trial.method)
+
+
+def check_hooks(trial: Trial) -> None:
+    """Check that hooks are pure, return named tensors, and leave the trained run unchanged."""
+    if trial.stage is None:
+        simulation = dataclasses.replace(trial, method=watched(trial.method)).train(PlainLoop(trial.owner))
+        check_tree(f"{trial.owner}.init_server makes", simulation.server)
+        evaluate(simulation, simulation.method, simulation.server, simulation.states, trial.rounds)
+        return
+    before = final_tensors(trial.trained)
+    run_stage(trial.trained.using(PlainLoop(trial.owner)), watched(trial.stage.on_method(trial.method)))
+    gap = difference(before, final_tensors(trial.trained))
+    require(not gap, f"{trial.owner} changes the trained run ({gap}): return new trees, with .replace(...)")
+
+
+def check_padding(trial: Trial) -> None:
+    """Check that losses do not depend on padding rows, from a trained state, whose loss may have more terms."""
+    simulation, round = trial.trained, trial.rounds + (trial.stage is not None)
+    jobs = simulation.jobs(trial.algorithm, simulation.server, simulation.states, simulation.holders, round)
+    for group, job in enumerate(jobs):
+        PaddingCheck()(job, group)
+
+
+def check_executors(trial: Trial) -> None:
+    """Check that many clients at once give the numbers of one client after another."""
+    _check_same(trial, Stack())
+    if trial.stage is None:
+        _check_same(trial, Stack(size=2))
+        _check_same(dataclasses.replace(trial, models=[small_model("batch", trial.method.head)]), Stack())
+
+
+def _check_same(trial: Trial, stack: Stack) -> None:
+    gap = difference(trial.outcome(Loop()), trial.outcome(stack), 1e-10)
+    require(
+        not gap,
+        f"{trial.owner} gives other numbers with many clients at once than one after another ({gap}): a hook looks at "
+        "another client, or takes a mean over rows that are padding (client.total gives a weight)",
+    )
+
+
+def check_architectures(trial: Trial) -> None:
+    """Check the executors with two architectures, if the method can train them together."""
+    head = trial.method.head
+    several = dataclasses.replace(trial, models=[small_model("batch", head), small_perceptron(head=head)])
+    try:
+        several.simulation()
+    except BadInput as error:
+        raise Skipped(str(error)) from None
+    _check_same(several, Stack())
+
+
+def check_sums(trial: Trial) -> None:
+    """Check that entries declared as sums are used through their sums alone."""
+    names, owner = trial.method.sums, trial.owner
+    if not names:
+        raise Skipped("it declares no sums")
+    simulation = trial.train(Loop(), 1)
+    cohort = simulation.holders
+    job = simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 2)[0]
+    sent = [reply.send for reply in Loop().run(job)]
+    for name in names:
+        require(name in sent[0], f"{owner}.sums names {name!r}, which finish does not send; it sends {list(sent[0])}")
+    samples = [float(len(simulation.federation.rows[k])) for k in cohort]
+    expected, other = (
+        simulation.method.aggregate(simulation.server, Replies(cohort, samples, each), simulation.task).leaves()
+        for each in (sent, _sum_up_in_first(sent, names))
+    )
+    gap = difference(expected, other, 1e-8)
+    require(
+        not gap,
+        f"{owner}.aggregate looks at single clients' entries of {', '.join(names)}, declared as plain sums ({gap}): "
+        f"use replies.sum(...) alone, or take them out of {owner}.sums",
+    )
+
+
+def _sum_up_in_first(sent: list[Tree], names: tuple[str, ...]) -> list[Tree]:
+    """Return replies with the same sums, all of which the first client sends."""
+
+    def total(name: str) -> Tree | Tensor:
+        entries = [tree[name] for tree in sent]
+        return sum(entries[1:], entries[0])  # type: ignore[no-any-return]  # a tree's entries are untyped
+
+    first = sent[0].replace({name: total(name) for name in names})
+    return [first, *(tree.replace({name: 0 * tree[name] for name in names}) for tree in sent[1:])]
+
+
+def check_checkpoint(trial: Trial) -> None:
+    """Check that a run continued from a checkpoint gives the numbers of an uninterrupted one."""
+    with tempfile.TemporaryDirectory() as folder:
+        gap = difference(trial.outcome(Loop()), trial.outcome_after_checkpoint(Path(folder) / "checkpoint.safetensors"))
+    require(
+        not gap,
+        f"{trial.owner} does not go on from a checkpoint as it would have without ({gap}): what a round needs of "
+        "earlier ones must be in the server's or the client's state",
+    )
+
+
+def check_over_flower(trial: Trial) -> None:
+    """Check that a run over Flower's messages, within this process, gives the numbers of a simulation."""
+    if find_spec("flwr") is None:
+        raise Skipped("flwr is not installed: pip install 'fedhead[flower]'")
+    if trial.stage is not None and trial.stage.oracle:
+        raise Skipped("it needs all clients' data in one place (oracle = True)")
+    from fedhead.testing.over_flower import compare_with_simulation
+
+    compare_with_simulation(trial)
+
+
+STAGE_CHECKS = (check_options, check_hooks, check_padding, check_executors, check_checkpoint, check_over_flower)
+METHOD_CHECKS = (*STAGE_CHECKS[:4], check_architectures, check_sums, *STAGE_CHECKS[4:])
