@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -164,9 +164,10 @@ def test_the_last_rounds_test_gives_the_confusion_matrix_too(monkeypatch: pytest
 class Full(FedAvg):
     """Stands for a device that holds only so many samples."""
 
+    sizes: ClassVar[list[int]] = []
+
     def __init__(self, most: int):
         object.__setattr__(self, "most", most)
-        object.__setattr__(self, "sizes", [])
 
     def scores(self, out: Output, w: fh.Weights, task: Task) -> Tensor:
         self.sizes.append(len(out.logits))

@@ -12,7 +12,7 @@ from small import federation, network
 import fedhead as fh
 from fedhead.engine.clients import prefetch
 from fedhead.engine.rounds.callbacks import STOP
-from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.rounds.rounds import Snapshot, run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors.client.base import Executor
@@ -73,26 +73,3 @@ def test_of_joined_runs_the_one_that_is_stopped_leaves_no_batches_behind() -> No
 
     run_together(Stack(), [partial(go, 0, 2), partial(go, 1, 4)])
     assert left[-1] == 0
-
-
-def test_joined_runs_of_a_method_that_changes_its_phases_hold_one_round_each() -> None:
-    class Changing(fh.FedAvg):
-        """Trains for one epoch more in each round."""
-
-        def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
-            return (fh.Phase(self.loss, epochs=vars(self).get("epochs", 1)),)
-
-        def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
-            object.__setattr__(self, "epochs", vars(self).get("epochs", 1) + 1)
-            return super().aggregate(server, replies, task)
-
-    most: list[int] = []
-
-    def go(seed: int, executor: Executor) -> None:
-        made = simulation(executor, Changing(), seed=seed)
-        for number in range(1, 7):
-            train_round(made, number)
-            most.append(held(made))
-
-    run_together(Stack(), [partial(go, seed) for seed in (0, 1)])
-    assert max(most) <= 2 * len(federation())

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-import fedhead as fh
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
@@ -186,34 +183,3 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
     found = serve(made.server(), grid, log=lambda line: None)
     assert found["accuracy"] is not None
     assert len(found["per_class"]) == 2
-
-
-class Stopped(BaseException):
-    """Stands for a kill: nothing on the way catches it."""
-
-
-def test_the_server_goes_on_with_what_its_method_has_changed_and_says_that_sites_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def aggregate(self: Any, server: Any, replies: Any, task: Any) -> Any:
-        object.__setattr__(self, "mu", self.mu / 2)
-        new = fh.FedAvg.aggregate(self, server, replies, task)
-        return new.replace(model=new["model"] * (1 + self.mu))
-
-    monkeypatch.setattr(fh.FedProx, "aggregate", aggregate)
-    words = ("method=fedprox", "method.mu=0.5")
-    (whole, grid), (stopped, other_grid) = project(tmp_path / "a", *words), project(tmp_path / "b", *words)
-    with caplog.at_level(logging.WARNING, "fedhead"):
-        serve(whole.server(), grid, log=lambda line: None)
-    assert "FedProx.mu changes at the server, and the sites go on with the first one" in caplog.text
-
-    def stop(line: str) -> None:
-        if line.startswith("round 1"):
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        serve(stopped.server(), other_grid, log=stop)
-    serve(stopped.server(), other_grid, resume=True, log=lambda line: None)
-    expected, found = (load_tree(one.path / "run" / "checkpoint.safetensors")[0] for one in (whole, stopped))
-    for name, tensor in expected["server"].leaves().items():
-        torch.testing.assert_close(found["server"].leaves()[name], tensor, msg=name)

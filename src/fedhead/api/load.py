@@ -163,7 +163,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
         return reopen.restored(folder, experiment, federation, state, number, given.device, assign)
 
     clients = _without_data(experiment, begun, record, assign, device) or with_data().clients
-    server = clients.attributes.restore(state["server"].to(device))
+    server = state["server"].to(device)
     states = None
     if "accepted" not in state:  # a run over Flower: its clients' states are at their sites
         kept = {int(k): own.to(device) for k, own in state["clients"].items()}

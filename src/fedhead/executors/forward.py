@@ -18,9 +18,7 @@ from fedhead.core.tree.tree_check import check_rows
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
-from fedhead.executors.client.global_draws import warn_of_client_draws
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.mutation_guard import MutationGuard
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.map_clients import (
     SIMILAR,
@@ -65,25 +63,11 @@ def personal_scores(
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
-        given = MutationGuard(algorithm, inputs)
-
-        def run(width: int, batch: Batch) -> Tensor:
-            found = predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x)
-            given.check()
-            return reduce(found, batch)
-
-        return run
+        return lambda width, batch: reduce(predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x), batch)
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        given = MutationGuard(algorithm, inputs)
-
-        def run(_: int, batch: Batch) -> Tensor:
-            found = own_scores(inputs, _first(batch.x))[None]
-            given.check()
-            return reduce(found, batch)
-
-        return run
+        return lambda _, batch: reduce(own_scores(inputs, _first(batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 
@@ -147,11 +131,7 @@ class ForwardExecutor(Executor):
         def run(inputs: ClientInputs) -> Reply:  # in one function, so that a model shared by all clients is not stacked
             return program.finish(program.start(inputs), inputs)
 
-        inputs = job.stacked_inputs()
-        given = MutationGuard(program.algorithm, inputs)
-        with warn_of_client_draws("stack", program.algorithm.name, leave_out=["torch"]):  # vmap refuses these
-            reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(inputs)
-        given.check()
+        reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 
 

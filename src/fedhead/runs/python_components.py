@@ -36,7 +36,7 @@ from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 
 Objects = dict[str, str]  # what each object is, by the recipe's key
-GIVE_AGAIN = "give the same again; build anew what a run has changed, such as a method that sets its own attributes"
+GIVE_AGAIN = "give the same again"
 
 
 def described(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-
-from fedhead.core.system.log import warn_once
 
 _lock = threading.RLock()
 
@@ -58,25 +56,3 @@ def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
         finally:
             np.random.set_state(of_numpy)  # noqa: NPY002 (whose state is put back)
             random.setstate(of_python)
-
-
-@contextmanager
-def warn_of_draws(
-    who: str, fix: str, device: torch.device | None = None, leave_out: Collection[str] = ()
-) -> Iterator[None]:
-    """Warn, once, of code inside this context that draws from one of the generators, which no run's seed decides.
-
-    Args:
-        who: What that code belongs to.
-        fix: How it draws numbers that the seed decides.
-        device: A GPU whose generator is one of them.
-        leave_out: Whose generators are not looked at.
-    """
-    before = states(device)
-    yield
-    for name, state in states(device).items():
-        if name not in leave_out and state != before[name]:
-            warn_once(
-                f"{who} draws from {name}'s global generator, which the run's seed does not decide: the same run will "
-                f"give other numbers; {fix}"
-            )

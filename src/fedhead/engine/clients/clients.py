@@ -30,7 +30,6 @@ from fedhead.data.pool import Pool
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.engine.clients import compatibility, local_schedule, training_objective
-from fedhead.engine.clients.changed_attributes import ChangedAttributes
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
 from fedhead.engine.clients.padding_check import PaddingCheck
@@ -42,6 +41,7 @@ from fedhead.engine.policies.sampling import Cohort
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.client.client_round import OPTIMIZER, initial_optimizer_states
+from fedhead.executors.client.hook_check import check_client_hooks
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.shared_work import SharedWork
@@ -99,11 +99,6 @@ class Clients:
         if outliers is not None:
             outliers.check(method)
         self.federation, self.method = federation, method
-        self.attributes = ChangedAttributes(
-            {"method": method, "aggregator": aggregator, "sampler": sampler}
-            | {f"upload {number}": step for number, step in enumerate(self.uploads)},
-            all_here,
-        )
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         if bf16:
             warn_if_emulated(self.device)
@@ -166,7 +161,7 @@ class Clients:
         self._batches = ClientBatches(
             federation.rows, self.public, self.stragglers, self.prefetch, joined=shared is not None
         )
-        self.padding_check = PaddingCheck()
+        self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
 
     def _held(self) -> Pool:
@@ -287,6 +282,7 @@ class Clients:
                     tables=tables,
                 )
             )
+            check_client_hooks(jobs[-1], trains, draws=self._all_here)
             if trains:
                 self.padding_check(jobs[-1], group)
         return jobs

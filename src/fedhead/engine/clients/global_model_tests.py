@@ -10,15 +10,14 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import Task
-from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Output
 from fedhead.core.tree.foreach import unwrapped
 from fedhead.core.tree.inputs import Inputs, device_of
-from fedhead.core.tree.mutation_check import Unchanged
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Weights, stack
 from fedhead.core.tree.tree_check import check_rows
 from fedhead.data.pool import Pool
+from fedhead.executors.client.hook_check import check_once
 from fedhead.executors.stack.map_clients import MAX_SAMPLES, MemoryBudget, map_in_stacks, samples_at_once, vectorized
 from fedhead.metrics.predictions import Predictions, of_stacked_outputs, predict
 from fedhead.models import functional
@@ -36,16 +35,10 @@ def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) 
     """
     with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
         out: Output = functional.call(algorithm.architecture(task.model).eval(), w, x)
-        if algorithm.is_built_in:
-            return check_rows(algorithm.scores(out, w, task), x, algorithm.name)
-        before = Unchanged({"w": w.map(unwrapped)})
-        found = algorithm.scores(out, w.copy(), task)
-    if (changed := before.changed()) is not None:
-        raise BadInput(
-            f"{type(algorithm).__name__}.scores writes into {changed}, which the next batches and rounds read as well: "
-            "compute a new tensor"
-        )
-    return check_rows(found, x, algorithm.name)
+        fix = "which the next batches and rounds read as well: compute a new tensor"
+        with check_once(f"{type(algorithm).__name__}.scores", (algorithm,), {"w": w.map(unwrapped)}, fix):
+            values = algorithm.scores(out, w if algorithm.is_built_in else w.copy(), task)
+    return check_rows(values, x, algorithm.name)
 
 
 @dataclass(frozen=True)

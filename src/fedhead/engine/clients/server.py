@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,9 +12,6 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.system.errors import BadInput
-from fedhead.core.training.global_generators import warn_of_draws
-from fedhead.core.tree.mutation_check import Unchanged
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import check_broadcast, check_weights, checked_tree
 from fedhead.core.tree.tree_mean import tree_mean
@@ -22,12 +19,14 @@ from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.global_model_tests import ModelTest
 from fedhead.engine.policies.robust_mean import RobustMean
+from fedhead.executors.client.hook_check import check_once
 from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 
-_DRAW_BY_KEY = (
-    "draw with generator=fh.random.generator(fh.random.key(task.seed, …)), and the round where it should differ"
+_FIX = (
+    "which clients, snapshots and the best round so far may hold as well: compute a new tensor, and return "
+    "server.replace(…) from aggregate"
 )
 
 
@@ -45,9 +44,9 @@ class Downlink(NamedTuple):
 def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
     """What these clients receive; `task` gives the task of a client's architecture."""
     down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
-    hook, before = f"{type(algorithm).__name__}.per_client", _unchanged(algorithm, server)
-    own = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
-    _refuse(before, hook)
+    hook = f"{type(algorithm).__name__}.per_client"
+    with _checked(hook, algorithm, server):
+        own = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
     return Downlink(down, own)
 
 
@@ -84,8 +83,8 @@ def aggregate_replies(
         BadInput: If the rule writes into the old state, or returns something else than a tree of tensors with all that
             clients are to receive.
     """
-    hook, before = f"{type(algorithm).__name__}.aggregate", _unchanged(algorithm, server)
-    with _warn_of_draws(algorithm, server, aggregator):
+    hook = f"{type(algorithm).__name__}.aggregate"
+    with _checked(hook, algorithm, server, *(() if aggregator is None else (aggregator,))):
         if aggregator is None:
             new = checked_tree(algorithm.aggregate(_given(algorithm, server), replies, task), hook)
         else:
@@ -94,36 +93,17 @@ def aggregate_replies(
             new = robust.remember(algorithm, checked_tree(found, hook))
     check_weights(new, server, hook)
     check_broadcast(new, server, algorithm.broadcast, hook)
-    _refuse(before, hook)
     return new
 
 
-def _unchanged(algorithm: Algorithm, server: Tree) -> Unchanged:
-    """Remember the server's state, of which users' hooks must leave the tensors as they are."""
-    return Unchanged({} if algorithm.is_built_in else {"server": server})
+def _checked(hook: str, algorithm: Algorithm, server: Tree, *others: object) -> AbstractContextManager[None]:
+    device = next((tensor.device for tensor in server.tensors()), None)
+    return check_once(hook, (algorithm, *others), {"server": server}, _FIX, device)
 
 
 def _given(algorithm: Algorithm, server: Tree) -> Tree:
     """The server's state for a hook; a user's may replace entries of it."""
     return server if algorithm.is_built_in else server.copy()
-
-
-def _refuse(before: Unchanged, hook: str) -> None:
-    """Raise `BadInput` if a hook has changed the server's state."""
-    if (changed := before.changed()) is not None:
-        raise BadInput(
-            f"{hook} writes into {changed}, which clients, snapshots and the best round so far may hold as well: "
-            "compute a new tensor, and return server.replace(…) from aggregate"
-        )
-
-
-def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:
-    """Warn of draws that the seed does not decide; fedhead's own rules draw none, and looking takes 0.2 ms."""
-    rules = (type(algorithm).aggregate, type(algorithm if aggregator is None else aggregator))
-    if all(rule.__module__.startswith("fedhead.") for rule in rules):
-        return nullcontext()
-    device = next((tensor.device for tensor in server.tensors()), None)
-    return warn_of_draws(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device)
 
 
 def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | None:
@@ -132,10 +112,8 @@ def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | No
     Raises:
         BadInput: If the hook writes into the state.
     """
-    before = _unchanged(algorithm, server)
-    model = algorithm.global_model(_given(algorithm, server), task)
-    _refuse(before, f"{type(algorithm).__name__}.global_model")
-    return model
+    with _checked(f"{type(algorithm).__name__}.global_model", algorithm, server):
+        return algorithm.global_model(_given(algorithm, server), task)
 
 
 def evaluate_global_model(

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedhead.core.system.errors import BadInput, user_code
 from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.executors.client.hook_check import check_once
 from fedhead.samplers.base import Sampler
 
 
@@ -73,7 +74,9 @@ def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> 
     Raises:
         BadInput: If the sampler fails, or if the second time it selects others.
     """
-    if draw(sampler, 1, count, sizes, seed) != draw(sampler, 1, count, sizes, seed):
+    with check_once(f"sampler {sampler.name}", (sampler,), {}, ""):
+        twice = [draw(sampler, 1, count, sizes, seed) for _ in range(2)]
+    if twice[0] != twice[1]:
         raise BadInput(
             f"sampler {sampler.name} selects other clients when it is asked again: let it depend on its arguments "
             "alone, and draw with fedhead.random.permutation(fedhead.random.key(seed, round), …)"

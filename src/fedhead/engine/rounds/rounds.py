@@ -60,8 +60,7 @@ class Snapshot:
 
     Args:
         round: The round, counted from 1.
-        server: The server's state after it, with the attributes that components have changed
-            (`ChangedAttributes`).
+        server: The server's state after it.
         clients: What the transport's states hold for each client that took part so far.
         history: The records of all rounds so far.
         memories: What each callback remembers.
@@ -186,9 +185,7 @@ def run(
     memories = () if resume is None else resume.memories
     objective = transport.clients.task.objective.name
     watching = CallbackList(callbacks, metrics, validated, transport.keeps_states, memories, objective)
-    attributes = transport.clients.attributes
     if resume is not None:
-        attributes.check_resumable(resume.server)
         transport.restore(resume.server, resume.clients, resume.round)
         history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
         transport.compiled_from = resume.compiled_from
@@ -212,13 +209,12 @@ def run(
         if transport.compiled and transport.compiled_from is None:
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
-        server = attributes.held_in(transport.server)
         if KEEP in watching.after_round(row):
-            kept = Kept(number, server, _only_own(transport.states.kept.copy()))
+            kept = Kept(number, transport.server, _only_own(transport.states.kept.copy()))
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
         now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)
-        snapshot = Snapshot(number, server, *now, transport.compiled_from)
+        snapshot = Snapshot(number, transport.server, *now, transport.compiled_from)
         if on_round is not None and on_round(snapshot) is STOP:
             stopped = row.setdefault("stopped", "on_round")
             if not is_evaluated(number, rounds, evaluate_every, last_rounds):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
@@ -35,7 +34,6 @@ from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
-from fedhead.executors.client.global_draws import warn_of_client_draws
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.forward import ForwardExecutor
@@ -163,14 +161,8 @@ class Simulation(Clients, Transport[ClientStates]):
         jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
-        with ExitStack() as training:
-            training.enter_context(self._warn_of_draws(executor, algorithm))
-
-            def prepare(replies: Sequence[Sequence[Reply]]) -> None:
-                training.close()  # from here on it is no client's code that draws
-                self._prepare_next(algorithm, states, cohort, round, replies)
-
-            trained = executor.train_and_prepare(jobs, prepare)
+        prepare = partial(self._prepare_next, algorithm, states, cohort, round)
+        trained = executor.train_and_prepare(jobs, prepare)
 
         def finite() -> bool:
             return executor.replies_finite
@@ -231,12 +223,6 @@ class Simulation(Clients, Transport[ClientStates]):
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
         return replies
-
-    def _warn_of_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
-        """Warn of draws that the seed does not decide: a stack refuses or names them itself, a loop decides them."""
-        if executor.name == "stack" or isinstance(executor, Loop):
-            return nullcontext()
-        return warn_of_client_draws(executor.name, algorithm.name, self.device)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""

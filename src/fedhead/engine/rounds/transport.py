@@ -134,7 +134,7 @@ class Transport(ABC, Generic[S]):
     def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
         """Go on from the state of the server and of the clients after an earlier round."""
         self.round = round
-        self.server = self.clients.attributes.restore(server)
+        self.server = server
         for client, state in kept.items():
             self.states[client] = state
 

@@ -19,7 +19,6 @@ from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import channels_last
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.executors.client.mutation_guard import MutationGuard
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
 from fedhead.executors.client.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, train_eagerly
 
@@ -42,11 +41,7 @@ def phase_runs(
 
     Returns:
         The reply.
-
-    Raises:
-        BadInput: If a hook has changed what the client received or holds.
     """
-    given = MutationGuard(program.algorithm, inputs)
     with torch.no_grad():
         w = vectorizer.start(program)(inputs)
     if program.channels_last:
@@ -78,7 +73,6 @@ def phase_runs(
                 added[phase.saves] = saved
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(added)))
-    given.check()
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
     return reply._replace(losses=_mean_loss(losses, batches))

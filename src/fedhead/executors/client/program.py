@@ -29,7 +29,6 @@ from fedhead.core.training.optimizers import Optimizer, clip_norm
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.executors.client.hyperparameters import ROUND_LR, with_hyperparameters
-from fedhead.executors.client.mutation_guard import keeping_state
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class ClientProgram:
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
         own, inputs = self.with_hyperparameters(inputs)
-        with keeping_state(self.algorithm, client := own.client(inputs)):
-            w: Any = own.algorithm.start(client)
+        w: Any = own.algorithm.start(own.client(inputs))
         if not self.algorithm.phases(self.task) or (
             isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
         ):
@@ -113,8 +111,7 @@ class ClientProgram:
             g = clip_norm(g, own.task.local.clip_norm)
         if not (self.corrects and phase.corrects):
             return g
-        with keeping_state(self.algorithm, client := own.client(inputs)):
-            found = own.algorithm.correct(g, client)
+        found = own.algorithm.correct(g, own.client(inputs))
         if not isinstance(found, Tree):
             raise BadInput(
                 f"{type(self.algorithm).__name__}.correct returned a {type(found).__name__}: return the gradient as "
@@ -141,8 +138,7 @@ class ClientProgram:
                 compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
             followed = self.task.objective.is_plain or phase.data != "private"
             try:
-                with keeping_state(self.algorithm, client):
-                    value = reduced(compute(w.replace(params), batch, client), batch, phase)
+                value = reduced(compute(w.replace(params), batch, client), batch, phase)
             except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
                 if followed or client.asked_objective:
                     raise

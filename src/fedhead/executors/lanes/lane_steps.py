@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.executors.client.steps import PhaseBatches, PhaseRun, draw_batch
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
-from fedhead.executors.stack.phase_keys import PhaseKey, cache_key
+from fedhead.executors.stack.phase_keys import cache_key
 from fedhead.executors.stack.step_graphs import copy_each, copy_into
 
 
@@ -33,8 +32,6 @@ class Lane:
 
     def __init__(self, phase_run: PhaseRun, in_place: bool):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
-        # holds the tensors that graphs read, if the method gets others
-        self.algorithm = copy.copy(self.step.program.algorithm)
         # filters keep their layout: torch computes in theirs
         self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
             torch.clone, (*phase_run[2:], phase_run.batches[:3])
@@ -131,7 +128,7 @@ class CompiledSteps:
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
-        self._steps: dict[tuple[PhaseKey, bool], InPlace | None] = {}  # None: it can't be compiled
+        self._steps: dict[tuple[str, bool], InPlace | None] = {}  # None: it can't be compiled
 
     @property
     def complete(self) -> bool:
@@ -151,7 +148,7 @@ class CompiledSteps:
         return self._steps.get(key) or function, arguments
 
 
-def step_key(phase_run: PhaseRun) -> PhaseKey:
+def step_key(phase_run: PhaseRun) -> str:
     """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
     first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
     return cache_key(phase_run._replace(batches=first))

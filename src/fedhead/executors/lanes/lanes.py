@@ -22,8 +22,7 @@ from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.client.steps import Carry, PhaseRun
 from fedhead.executors.lanes.lane_groups import LaneGroup
 from fedhead.executors.lanes.lane_steps import CompiledSteps
-from fedhead.executors.stack.changing_methods import ChangingMethods
-from fedhead.executors.stack.phase_keys import PhaseKey, cache_key, without_rows
+from fedhead.executors.stack.phase_keys import cache_key, without_rows
 
 MAX_GROUPS = 4  # groups of lanes whose graphs are kept
 
@@ -49,8 +48,7 @@ class Lanes(Executor):
     def __init__(self, size: int = 32, compile: bool = False):
         self.size = size
         self._compiled = CompiledSteps(compile)
-        self._groups: OrderedDict[tuple[PhaseKey, ...], LaneGroup] = OrderedDict()
-        self._changing = ChangingMethods()
+        self._groups: OrderedDict[tuple[str, ...], LaneGroup] = OrderedDict()
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
@@ -91,8 +89,6 @@ class Lanes(Executor):
         phases = [without_rows(work[index]) for index in order]
         key = tuple(cache_key(phase_run) for phase_run in phases)
         if key not in self._groups:
-            for own, phase_run in dict(zip(key, phases, strict=True)).items():
-                self._changing.note_capture(phase_run, own)
             self._groups[key] = LaneGroup(phases, self._compiled)
             while len(self._groups) > MAX_GROUPS:
                 self._groups.popitem(last=False)

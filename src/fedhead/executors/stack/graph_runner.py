@@ -7,7 +7,6 @@ table on the device, from which a counter selects the next ones.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
@@ -19,7 +18,6 @@ from torch.utils import _pytree as pytree
 from fedhead.algorithm.stage import Stage
 from fedhead.core.training import random
 from fedhead.core.tree.transfer import to_device
-from fedhead.executors.client.mutation_guard import MutationGuard
 from fedhead.executors.client.steps import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
@@ -63,7 +61,6 @@ class GraphRunner:
         step, batches, carry, w, inputs = phase_run
         self.owner, self.step, self.slots, self.compile = owner, step, slots, compile
         self.of_stage = isinstance(step.program.algorithm, Stage)
-        self.algorithm = copy.copy(step.program.algorithm)  # holds the tensors that graphs read, if it gets others
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(take_clients(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))
@@ -199,7 +196,6 @@ class GraphRunner:
     def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
         """Call the step, and undo what it changes."""
         before = [t.clone() for t in arguments[: self._changed]]
-        given = MutationGuard(self.algorithm, self.inputs, self.w)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -208,7 +204,6 @@ class GraphRunner:
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        given.check()  # a replay does not count what it writes
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
         """Return the step as a function of flat tensors that changes the first of them in place."""

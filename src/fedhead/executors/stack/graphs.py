@@ -10,9 +10,8 @@ from fedhead.executors.client.steps import Carry, PhaseRun
 from fedhead.executors.compiling.choice import pays_for
 from fedhead.executors.compiling.process import Compiler
 from fedhead.executors.compiling.step import warn_not_compiled
-from fedhead.executors.stack.changing_methods import ChangingMethods
 from fedhead.executors.stack.graph_runner import GraphRunner
-from fedhead.executors.stack.phase_keys import PhaseKey, slot_key, without_rows
+from fedhead.executors.stack.phase_keys import slot_key, without_rows
 from fedhead.executors.stack.slots import choose_slots
 
 MAX_RUNNERS = 6  # whose static tensors and graphs are kept
@@ -35,8 +34,7 @@ class Graphs:
         self.slots = slots
         self.compiler = compiler
         self.preparing = 0.0  # seconds that training waited for compiling and capturing
-        self._runners: OrderedDict[PhaseKey, GraphRunner] = OrderedDict()
-        self._changing = ChangingMethods()
+        self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._round: int | None = None
         self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
 
@@ -85,7 +83,6 @@ class Graphs:
         key = slot_key(phase_run)
         runner = self._runners.get(key)
         if runner is None:
-            self._changing.note_capture(phase_run, key)
             slots = self.slots or choose_slots(phase_run.batches.lengths())
             runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
             while len(self._runners) > MAX_RUNNERS:

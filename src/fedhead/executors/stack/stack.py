@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -18,7 +16,6 @@ from fedhead.core.tree.stacked_trees import StackedTrees, with_own_rows
 from fedhead.core.tree.tree import Tree
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.client_round import local_round
-from fedhead.executors.client.global_draws import warn_of_client_draws
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.stack_errors import explain
 from fedhead.executors.client.steps import train_eagerly
@@ -31,10 +28,6 @@ from fedhead.executors.stack.vectorize import VmapVectorizer
 MAX_CLIENTS = 1024
 MAX_BYTES = 4 << 30
 COPIES_PER_CLIENT = 10  # of what a client receives and holds: gradients, the optimizer's state and copies of them
-
-# How many stacks of a method or stage, the first ones, are watched for draws from global generators: looking takes 0.1
-# ms and more, and what a CUDA graph replays calls no user's code anyway.
-WATCHED_STACKS = 3
 
 
 def default_size(device: torch.device) -> int:
@@ -70,7 +63,6 @@ class Stack(Executor):
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
-        self._seen = Counter[str]()  # stacks of each algorithm
         self._streams: list[torch.cuda.Stream] = []  # of architectures
         self._computed: list[Tree] = []  # the replies of whole stacks
         self._finite_check: FiniteCheck | None = None  # of the last replies; None: these are not known
@@ -147,20 +139,12 @@ class Stack(Executor):
         before = self.graphs.preparing
         # a CPU takes all clients at once: in parts they would be rounded differently than in recorded results
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
-        with self._warn_of_draws(program.algorithm.name):
-            reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
+        reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         reply = reply._replace(keep=with_own_rows(reply.keep))
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
         return ReplyStack(reply, range(len(job.clients)))
-
-    def _warn_of_draws(self, algorithm: str) -> AbstractContextManager[None]:
-        """Warn of draws that the seed does not decide, in the first stacks of an algorithm; vmap refuses torch's."""
-        self._seen[algorithm] += 1
-        if self._seen[algorithm] > WATCHED_STACKS:
-            return nullcontext()
-        return warn_of_client_draws("stack", algorithm, leave_out=["torch"])
 
     def _halve(self, count: int) -> None:
         if count == 1:

@@ -1,4 +1,4 @@
-"""Methods that change an attribute between rounds: graphs are captured again, and a warning names the attribute."""
+"""Keys of captured graphs: methods with other settings get their own, the least recently used make room."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.training.batch import Batch
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Weights
-from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.steps import Trainer, train_eagerly
 from fedhead.executors.compiling.step import trace
 from fedhead.executors.lanes import lane_steps
-from fedhead.executors.lanes.lanes import Lanes
-from fedhead.executors.loop import Loop
 from fedhead.executors.stack import graph_runner, graphs
 from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.vectorize import VmapVectorizer
@@ -54,9 +51,6 @@ class Scaled(FedAvg):
 
     def __init__(self, scale: float = 1.0):
         super().__init__()
-        self.set(scale)
-
-    def set(self, scale: float) -> None:
         object.__setattr__(self, "scale", {"of the loss": scale})
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
@@ -87,10 +81,10 @@ def trained(run: Simulation, trainer: Trainer) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [Scaled, pytest.param(ByFunction, marks=pytest.mark.slow)])
-def test_a_stack_trains_with_the_attributes_of_the_round(kind: type[Scaled], captures: list[object]) -> None:
-    run, trainer = simulation(method := kind()), Graphs(slots=2)
+def test_methods_with_other_settings_have_their_own_graphs(kind: type[Scaled], captures: list[object]) -> None:
+    run, trainer = simulation(kind()), Graphs(slots=2)
     for scale in (1.0, 3.0, 1.0):
-        method.set(scale)
+        run.method = kind(scale)
         torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
     count = len(captures)
     trained(run, trainer)
@@ -102,40 +96,15 @@ def test_the_runner_that_was_used_least_recently_makes_room(
     captures: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "MAX_RUNNERS", 2)
-    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
+    run, trainer = simulation(Scaled()), Graphs(slots=2, compile=False)
     counts = []
     for scale in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
-        method.set(scale)
+        run.method = Scaled(scale)
         torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
         assert len(trainer._runners) <= 2
         counts.append(len(captures))
     new = [after > before for before, after in itertools.pairwise([0, *counts])]
     assert new == [True, True, False, True, False, True], "2 was used before 1 when there came 3"
-
-
-@pytest.mark.slow
-def test_lanes_train_with_the_attributes_of_the_round() -> None:
-    found = []
-    for executor in (Lanes(compile=True), Loop()):
-        run = simulation(method := Scaled())
-        for number, scale in ((1, 1.0), (2, 3.0)):
-            method.set(scale)
-            train_round(run.using(executor), number)
-        found.append(torch.cat([value.flatten() for value in run.server.leaves().values()]))
-    torch.testing.assert_close(*found, atol=1e-11, rtol=1e-10)
-
-
-def test_what_makes_graphs_be_captured_in_each_round_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
-    for scale in (1.0, 2.0):
-        method.set(scale)
-        trained(run, trainer)
-    assert not caplog.records  # once may be on purpose
-    for scale in (3.0, 4.0):
-        method.set(scale)
-        trained(run, trainer)
-    [told] = caplog.records
-    assert told.getMessage().startswith("Scaled.scale: it changes from round to round")
 
 
 class Cached(Scaled):
@@ -151,13 +120,3 @@ def test_a_cached_property_is_no_change() -> None:
     before = settings_digest(method := Cached())
     assert method.twice == 2.0
     assert settings_digest(method) == before
-
-
-def test_graphs_keep_the_tensors_that_they_read() -> None:
-    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
-    object.__setattr__(method, "mask", first := torch.ones(3))
-    trained(run, trainer)
-    object.__setattr__(method, "mask", torch.ones(3))  # the same numbers in another place
-    trained(run, trainer)
-    [runner] = trainer._runners.values()
-    assert vars(runner.algorithm)["mask"] is first

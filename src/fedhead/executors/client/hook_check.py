@@ -1,0 +1,196 @@
+"""First-use check of users' components, whose hooks must be pure.
+
+A hook may not change its component, draw from a global generator or write into what it is given: each executor, a
+resumed run and another machine would compute something else. Built-in components are tested for it. A component of a
+user's own is checked once, when its hooks are first called; `fh.testing.check_method` checks each hook by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhead.algorithm.client import Client, ClientInputs
+from fedhead.core.system.errors import BadInput
+from fedhead.core.training import global_generators
+from fedhead.core.tree.mutation_check import Unchanged
+from fedhead.core.tree.tree import Tree
+from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.job import Job
+from fedhead.executors.client.program import ClientProgram, Vectorizer
+from fedhead.models.module_digest import value_digest
+
+_KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
+_ROWS = 2  # samples that a personal model is tried on
+
+_checked: WeakValueDictionary[tuple[Any, ...], object] = WeakValueDictionary()  # components by hook and id
+
+
+def is_built_in(component: object) -> bool:
+    """Return whether a component is one of fedhead's own."""
+    return bool(getattr(component, "is_built_in", type(component).__module__.startswith("fedhead.")))
+
+
+@contextmanager
+def check_once(
+    hook: str, components: Sequence[object], given: Mapping[str, Tree], fix: str, device: torch.device | None = None
+) -> Iterator[None]:
+    """Check a hook that is called inside this context, the first time for these components if one is a user's.
+
+    Args:
+        hook: The hook's name in errors.
+        components: The components whose hooks are called, the one that the hook belongs to first.
+        given: What the hook is given, by how its code would write it.
+        fix: The end of the error of a hook that writes into it.
+        device: A GPU whose generator is checked as well.
+
+    Raises:
+        BadInput: The hook is not pure.
+    """
+    key = (hook, *map(id, components))
+    if key in _checked or all(map(is_built_in, components)):
+        yield
+        return
+    with _checking(hook, components, given, fix, device):
+        yield
+    _checked[key] = components[0]
+
+
+@contextmanager
+def _checking(
+    hook: str,
+    components: Sequence[object],
+    given: Mapping[str, Tree | Tensor],
+    fix: str,
+    device: torch.device | None,
+    draws: bool = True,
+) -> Iterator[None]:
+    """Refuse hooks inside this context that change a component, draw from a global generator or write into `given`."""
+    before, attributes = Unchanged(given), [attribute_digests(part) for part in components]
+    generators = global_generators.states(device)
+    yield
+    if (entry := before.changed()) is not None:
+        raise BadInput(f"{hook} writes into {entry}, {fix}")
+    for part, digests in zip(components, attributes, strict=True):
+        now = attribute_digests(part)
+        if changed := [name for name in {**digests, **now} if digests.get(name) != now.get(name)]:
+            raise BadInput(
+                f"{hook} changes {type(part).__name__}.{changed[0]}, but a component keeps nothing from round to "
+                "round: keep it in the server's or the client's state, or make it a functools.cached_property where "
+                "it follows from the component's fields"
+            )
+    for name, state in global_generators.states(device).items():
+        if draws and state != generators[name]:
+            raise BadInput(
+                f"{hook} draws from {name}'s global generator, which the run's seed does not decide: draw by key, "
+                "fh.random.uniform(batch.key), at the server with generator=fh.random.generator(fh.random.key(…)), "
+                "in a model with nn.Dropout, which draws by key"
+            )
+
+
+def attribute_digests(component: object) -> dict[str, Any]:
+    """Return a component's attributes in a form that shows changes; cached properties follow from the others."""
+    kind = type(component)
+    return {
+        name: _digest(value)
+        for name, value in getattr(component, "__dict__", {}).items()
+        if not isinstance(getattr(kind, name, None), functools.cached_property)
+    }
+
+
+def _digest(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return value_digest(value)
+
+
+# -- clients' hooks -----------------------------------------------------------------------------------
+def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
+    """Try the hooks of a job's first client, once where the algorithm, an upload or the model is a user's.
+
+    Args:
+        job: The work of some clients of one architecture.
+        trains: Whether its round is tried, with one step per phase, or its personal model.
+        draws: Whether draws from global generators are refused; a real site's are not, since the server must not know
+            a site's noise.
+
+    Raises:
+        BadInput: A hook is not pure.
+    """
+    algorithm, model = job.program.algorithm, job.program.task.model
+    components = (algorithm, *job.program.uploads)
+    key = ("client", trains, id(model), *map(id, components))
+    if key in _checked or (all(map(is_built_in, components)) and _is_built_in_model(model)):
+        return
+    short = job.take([0]).truncated(1)
+    inputs, device = short.inputs(0), job.program.pool.device
+    fix = f"but it belongs to other clients, batches or rounds as well: compute a new tensor, and {_KEEP}"
+    with _checking(algorithm.name, components, _given(inputs), fix, device, draws):
+        if trains:
+            _try_round(short, inputs)
+        else:
+            _try_personal_model(short, inputs)
+    _checked[key] = algorithm
+
+
+def _is_built_in_model(model: nn.Module) -> bool:
+    return all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules())
+
+
+def _given(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
+    """Return what a client's hooks are given, by how their code would write it."""
+    return {
+        "client.received": inputs.broadcast.replace(inputs.per_client),
+        "client.state": inputs.state,
+        "client.counts": inputs.counts,
+        "client.steps": inputs.steps,
+        "client.lr": inputs.lr,
+        "client.round": inputs.round,
+        "batch.rows": inputs.rows,  # of client.total
+        "batch.weight": inputs.mask,
+    }
+
+
+def _try_round(job: Job, inputs: ClientInputs) -> None:
+    base = job.program
+    program = _RecordingProgram(base.algorithm, base.task, base.pool, base.public, base.uploads, bf16=base.bf16)
+    local_round(program, inputs, job.batches(0), Vectorizer())
+    for client in program.clients[:-1]:  # the last one is that of finish, which returns what it sets
+        if (entry := client.set_in_state()) is not None:
+            name = base.algorithm.name
+            raise BadInput(f"{name} sets {entry} in start, loss or correct, where it is lost: {_KEEP}")
+
+
+@dataclass(frozen=True)
+class _RecordingProgram(ClientProgram):
+    """A program that records the clients which its hooks see."""
+
+    clients: list[Client] = field(default_factory=list)
+
+    def client(
+        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
+    ) -> Client:
+        """Return the client behind these tensors."""
+        self.clients.append(super().client(inputs, key, data, weight))
+        return self.clients[-1]
+
+
+def _try_personal_model(job: Job, inputs: ClientInputs) -> None:
+    program, algorithm = job.program, job.program.algorithm
+    client, pool = program.client(inputs), program.pool
+    x = pool.view(torch.from_numpy(job.rows[0][:_ROWS]).to(pool.device), None)
+    with torch.no_grad():
+        algorithm.predict(algorithm.personal_model(client), x, client)
