@@ -35,8 +35,8 @@ from fedhead.api.leave_one_out import LeaveOneOut as LeaveOneOut
 from fedhead.api.leave_one_out import leave_one_out as leave_one_out
 from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
+from fedhead.api.oneshot import OneShot as OneShot
 from fedhead.api.oneshot import oneshot as oneshot
-from fedhead.api.oneshot_result import OneShot as OneShot
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.api.sweep import sweep as sweep

@@ -18,7 +18,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.report.compare import comparison_text
 from fedhead.report.compare.comparison_table import ComparisonTable, compare
 from fedhead.report.compare.measured import Measured, Replicate, of_records
-from fedhead.report.text_table import TextTable, latex_text, shorten
+from fedhead.report.table import shorten
 
 AWFUL = ["<script>alert(1)</script>", "a & b", "5 $ of 100 %", "x_1^2 # {y} \\ ~ |*`[z]`", "ש" * 30, "L" * 200]
 
@@ -280,17 +280,6 @@ def test_latex_of_numbers_and_bold(table: ComparisonTable) -> None:
 
 def test_long_labels_are_cut_in_the_middle() -> None:
     assert len(shorten("x" * 200, 60)) == 60
-    assert len(latex_text("L" * 200)) < 80
-
-
-def test_latex_tells_long_labels_apart_that_differ_in_their_middle() -> None:
-    label = "mine.py:FedMine (lr=0.05, local_epochs=5, momentum={}, weight_decay=0.0001, mu=0.1)"
-    rows = [label.format(0.5), label.format(0.9), "a label that is alone and " + "long " * 20]
-    head = ["method", "setting", "x"]
-    tex = TextTable("T", head, [[rows[0], rows[1], "-1.5"], *([row, "", "2"] for row in rows)]).latex()
-    for row in rows[:2]:
-        assert tex.count(row.replace("_", r"\_")) == 2
-    assert r"a label that is alone and long\ldots{}" in tex
 
 
 @pytest.mark.slow

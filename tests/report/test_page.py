@@ -97,22 +97,21 @@ def last(folder: Path, name: str) -> float:
 def test_results_are_a_pivot_of_the_numbers_in_the_run_folders(runs: Path, found: Reader) -> None:
     head, *rows = found.tables["results-0"]
     assert head == ["method", "dirichlet(0.1)", "dirichlet(0.5)"]
-    assert [row[0] for row in rows] == ["fedavg", "fedavg + ccvr", "fedprox", "moon"]
+    assert [row[0] for row in rows] == ["fedavg", "fedavg + ccvr", "fedprox"]  # moon is not finished
     values = [last(runs / f"fedprox-0.5-{seed}", "accuracy") for seed in (0, 1)]
     assert rows[2][2] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
-    assert rows[3][1:] == ["–1 not finished", "–"]  # never in a mean
     assert found.best.count("results-0") == 2  # one in each column
 
 
 def test_gains_are_those_of_a_paired_t_interval(runs: Path, found: Reader) -> None:
-    rows = {row[0]: row for row in found.tables["gains-0"]}
+    rows = {tuple(row[:2]): row[2:] for row in found.tables["gains-0"]}
     differences = [
         last(runs / f"fedprox-0.1-{seed}", "accuracy") - last(runs / f"fedavg-0.1-{seed}", "accuracy")
         for seed in (0, 1)
     ]
     mean, error = statistics.fmean(differences), float(stats.sem(differences))
     low, high = stats.t.interval(0.95, 1, mean, error)
-    assert rows["fedprox"][1].startswith(f"{mean:+.2f}{low:+.2f} … {high:+.2f}, n = 2")
+    assert rows["fedprox", "dirichlet(0.1)"][:3] == ["2", f"{mean:+.2f}", f"{low:+.2f} … {high:+.2f}"]
 
 
 def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, found: Reader) -> None:
@@ -155,7 +154,7 @@ def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path
             row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
             (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
             folder.finish({"accuracy": accuracy, "stages": {}})
-    assert read(tmp_path).tables["gains-0"][1] == ["fedprox", "+10.00all equal: none"]
+    assert read(tmp_path).tables["gains-0"][1][:4] == ["fedprox", "2", "+10.00", "all equal: none"]
 
 
 def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
@@ -187,31 +186,8 @@ def test_sections_are_there_where_their_data_are(tmp_path: Path) -> None:
 def test_analyses_enter_the_page(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", Recipe(rounds=2), samples=100).path
     (path / "analysis").mkdir()
-    square = [[1.0, 0.5], [0.5, 1.0]]
-    files = {
-        "cka": {
-            "fedavg iid": {"clients": [0, 1], "means": {"fc": 0.5}, "samples": {"fc": 9}, "layers": {"fc": square}}
-        },
-        "collapse": {"fedavg iid": [{"round": 1, "nc1": 2.0, "nc2": 1.0}, {"round": 2, "nc1": 1.0, "nc2": 0.5}]},
-        "norms": {
-            "clients": [0, 1],
-            "counts": [[5, 0], [1, 4]],
-            "rounds": {"1": {"norms": square, "correlation_with_counts": 0.8}},
-            "calibration": {"before": [1.0, 2.0], "after": [1.5, 1.5], "spread_before": 1.0, "spread_after": 0.0},
-        },
-        "separability": {"a": {"distance": 1.0, "forecast": 2.0, "before": 50.0, "ccvr": 60.0, "whole_data": 65.0}},
-    }
-    for name, numbers in files.items():
-        (path / "analysis" / f"{name}.json").write_text(json.dumps(numbers))
     (path / "analysis" / "embed.png").write_bytes(b"png")
-    found = read(path)
-    assert found.charts["separability-0"][""]["data"][0]["y"] == [10]
-    assert found.charts["collapse-0-nc1"][""]["data"][0]["mode"] == "markers"  # two points make no curve
-    assert found.charts["norms-0-calibration"][""]["data"][1]["y"] == [1.5, 1.5]
-    assert found.tables["norms-0-table"][1] == ["round 1", "0.8"]
-    assert "img" in found.tags
-    (path / "analysis" / "cka.json").write_text("[1]")
-    assert "cka.json can&#x27;t be shown" in page.page(content.load([path])).html()
+    assert "img" in read(path).tags
 
 
 def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
@@ -244,18 +220,15 @@ def test_many_clients_and_classes(tmp_path: Path) -> None:
     each = -(-1000 // len(heat["z"]))
     shown = sum(v or 0 for row in heat["z"] for v in row) * each
     assert shown == pytest.approx(counts.sum(), rel=0.02)
-    assert len(found.tables["confused-0"]) == 16
+    assert not any(name.startswith("confusion") for name in found.charts)
 
 
-def test_bubbles_have_areas_in_proportion_to_samples(tmp_path: Path) -> None:
+def test_a_partition_is_a_map_of_its_counts(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", Recipe(rounds=1, clients=4), samples=300).path
     counts = RunFolder.open(path).partition.counts()
     assert counts is not None
-    dots, legend = read(path).charts["partition"]["p0"]["data"]
-    areas = {(x, y): s**2 for x, y, s in zip(dots["x"], dots["y"], dots["marker"]["size"], strict=True)}
-    assert set(areas) == {(int(k), int(c)) for k, c in zip(*np.nonzero(counts), strict=True)}
-    assert areas == pytest.approx({(k, c): 22**2 * counts[k, c] / counts.max() for k, c in areas}, rel=1e-4)
-    assert legend["text"][-1].strip() == str(counts.max())
+    (heat,) = read(path).charts["partition"]["p0"]["data"]
+    assert [[value or 0 for value in row] for row in heat["z"]] == counts.tolist()
 
 
 def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,7 +269,7 @@ def test_a_run_that_was_kept_twice_counts_once(tmp_path: Path) -> None:
         make_run(tmp_path / name, Recipe(rounds=2), samples=100)
     found = content.load([tmp_path])
     assert [len(entry.runs) for entry in found.entries] == [1]
-    assert "which counts once" in found.notes[0]
+    assert found.notes[0].endswith("with the same result, only the first counts")
 
 
 def test_settings_that_labels_leave_out_have_a_table(tmp_path: Path) -> None:

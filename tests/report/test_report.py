@@ -11,8 +11,8 @@ import pytest
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.data.federation.federation import Federation
 from fedhead.recipes.recipe import Recipe
-from fedhead.report.compare import tables
 from fedhead.report.figures import plots
+from fedhead.report.page.content import Content
 from fedhead.runs.read_runs import empty_folders, find_runs, load_runs
 from fedhead.runs.run_folder import RunFolder
 
@@ -47,34 +47,34 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path) -> None:
-    lines = {line.label: line for line in tables.table_rows(tables.group_by_seed(load_runs([runs])))}
-    assert list(lines) == ["fedavg", "fedavg + ccvr", "fedprox"]
-    assert lines["fedavg"].accuracy == [60.0, 70.0]
-    assert lines["fedavg + ccvr"].accuracy == [90.0, 91.0]
-    assert tables.mean_std(lines["fedavg"].accuracy) == f"65.00 ± {statistics.stdev([60, 70]):.2f}" == "65.00 ± 7.07"
+def table(content: Content) -> dict[str, str]:
+    """The accuracies by method, as they are shown."""
+    comparison = content.compared("accuracy")
+    return {row: comparison.cell(i, 0) for i, row in enumerate(comparison.pivot.rows)}
 
 
-def test_lines_hold_the_round_that_was_kept(tmp_path: Path) -> None:
+def loaded(path: Path) -> Content:
+    return Content(load_runs([path]), empty=empty_folders([path]))
+
+
+def test_values_are_of_the_last_round_over_seeds_and_of_the_stages_after_it(runs: Path) -> None:
+    assert table(loaded(runs)) == {
+        "fedavg": f"65.00 ± {statistics.stdev([60, 70]):.2f} (n=2)",
+        "fedavg + ccvr": "90.50 ± 0.71 (n=2)",
+        "fedprox": "80.00 (n=1)",
+    }
+
+
+def test_values_are_of_the_round_that_was_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "best", Recipe(rounds=3), [50.0, 80.0, 60.0], {})
     (run,) = load_runs([tmp_path / "best"])
     assert run.last("accuracy") == 60.0
     run.rows[1]["kept"] = True
-    (line,) = tables.table_rows(tables.group_by_seed([run]))
-    assert line.accuracy == [80.0]
-
-
-def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
-    for mu in (0.1, 1.0):
-        write_run(tmp_path / f"{mu}", Recipe(method="fedprox", method_parameters={"mu": mu}, rounds=2), [1.0, 2.0], {})
-    write_run(tmp_path / "avg", Recipe(rounds=2), [1.0, 2.0], {})
-    labels = {group.label for group in tables.group_by_seed(load_runs([tmp_path]))}
-    assert labels == {"fedprox (mu=0.1)", "fedprox (mu=1.0)", "fedavg"}
+    assert table(Content([run])) == {"fedavg": "80.00"}
 
 
 def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
-    groups = tables.group_by_seed(load_runs([runs]))
-    ax = plots.curves(groups).axes[0]
+    ax = plots.curves(loaded(runs).methods).axes[0]
     assert [line.get_label() for line in ax.lines] == ["fedavg", "fedprox"]
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == [45.0, 65.0]
     band = ax.collections[0].get_paths()[0].vertices
@@ -92,18 +92,14 @@ def test_bubbles_have_areas_in_proportion_to_samples() -> None:
     assert (sizes / sizes[0]).tolist() == pytest.approx([1, 4, 2])
 
 
-def table(path: Path) -> dict[str, tables.TableRow]:
-    return {line.label: line for line in tables.table_rows(tables.group_by_seed(load_runs([path])))}
-
-
 def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
     for seed, accuracies in enumerate(([90.0, 92.0], [88.0, 90.0], [10.0])):
         write_run(tmp_path / f"s{seed}", Recipe(rounds=2, seed=seed), accuracies, {} if seed < 2 else None)
-    line = table(tmp_path)["fedavg"]
-    assert (line.accuracy, line.seeds, line.uncounted) == ([92.0, 90.0], [0, 1], "1 unfinished")
-    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
+    content = loaded(tmp_path)
+    assert table(content) == {"fedavg": "91.00 ± 1.41"}
+    [note] = content.notes
     assert note.endswith("s2 does not count: unfinished, stopped after round 1 of 2")
-    ax = plots.curves(tables.group_by_seed(load_runs([tmp_path]))).axes[0]
+    ax = plots.curves(content.methods).axes[0]
     assert {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in ax.lines} == {
         "fedavg": [89.0, 91.0],
         "fedavg, seed 2, unfinished": [10.0],
@@ -113,25 +109,20 @@ def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
 def test_one_seed_in_three_folders_that_were_stopped_is_no_result(tmp_path: Path) -> None:
     for i, rounds in enumerate((6, 1, 2)):
         write_run(tmp_path / f"run{i}", Recipe(rounds=9), [90.0 + i] * rounds)
-    line = table(tmp_path)["fedavg"]
-    assert (tables.mean_std(line.accuracy), line.seeds, line.uncounted) == ("–", [], "1 unfinished")
+    content = loaded(tmp_path)
+    assert content.metrics == {}
+    assert [(entry.runs, len(entry.unfinished)) for entry in content.methods] == [([], 1)]
 
 
-def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
-    for i, last in enumerate((92.0, 92.0, 92.0)):
-        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
-    assert (table(tmp_path)["fedavg"].accuracy, table(tmp_path)["fedavg"].seeds) == ([92.0], [0])
-    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
-    assert note.startswith("seed 0 was run 3 times with the same result, which counts once: ")
-    assert "run2" in note
-
-
-def test_a_seed_with_two_results_is_named(tmp_path: Path) -> None:
-    for i, last in enumerate((92.0, 95.0)):
-        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
-    assert table(tmp_path)["fedavg"].accuracy == [92.0]
-    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
-    assert "DIFFERENT results (accuracy 92.00, 95.00), of which only the first counts" in note
+@pytest.mark.parametrize(("last", "says"), [(92.0, "the same result"), (95.0, "another result (92 and 95)")])
+def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path, last: float, says: str) -> None:
+    for i, accuracy in enumerate((92.0, last)):
+        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, accuracy], {})
+    content = loaded(tmp_path)
+    assert table(content) == {"fedavg": "92.00"}
+    [note] = content.notes
+    assert "run1 repeats seed 0" in note
+    assert note.endswith(f"with {says}, only the first counts")
 
 
 def test_a_folder_named_twice_is_one_run(tmp_path: Path) -> None:
@@ -143,7 +134,7 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=9), [90.0])
     with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
         raise Diverged("client 3, round 2: 'own/w' is not finite any more")
-    assert table(tmp_path)["fedavg"].uncounted == "1 diverged"
+    assert "run does not count: diverged (client 3" in loaded(tmp_path).notes[0]
     assert load_runs([tmp_path])[0].state == "diverged (client 3, round 2: 'own/w' is not finite any more)"
 
 
@@ -154,7 +145,7 @@ def test_empty_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert len(load_runs([tmp_path / "run", tmp_path / "none"])) == 1
     assert empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
-    assert tables.notes([], empty_folders([tmp_path]))[0] == f"{tmp_path / 'none'} is empty: no run began there"
+    assert loaded(tmp_path).notes[0] == f"{tmp_path / 'none'} is empty: no run began there"
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
         load_runs([tmp_path / "none"])
 
@@ -179,20 +170,6 @@ def unlike(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_long_labels_shrink_to_what_tells_runs_of_a_method_apart(unlike: Path) -> None:
-    groups = tables.group_by_seed(load_runs([unlike]))
-    assert [g.label for g in groups] == ["fedavg (partition=iid)", "local", "fedavg (partition=dirichlet(0.1))"]
-    assert {"clients", "lr", "model", "optimizer"} <= set(tables.unlabeled_keys(groups))
-
-
-def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
-    for samples in (100, 500):
-        recipe = Recipe(rounds=1, stages=("ccvr",), stage_parameters={"ccvr": {"samples": samples}})
-        write_run(tmp_path / f"{samples}", recipe, [1.0], {"ccvr": 2.0})
-    labels = [line.label for line in tables.table_rows(tables.group_by_seed(load_runs([tmp_path])))]
-    assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg + ccvr (samples=500)"]
-
-
 def test_a_sweep_over_stages_has_one_row_per_stage_and_one_for_what_was_trained(tmp_path: Path) -> None:
     after = {"ccvr": 70.0, "ridge": 80.0}
     for stages in ((), ("ccvr",), ("ccvr", "ridge"), ("ridge",)):
@@ -201,34 +178,19 @@ def test_a_sweep_over_stages_has_one_row_per_stage_and_one_for_what_was_trained(
             place = tmp_path / f"{'+'.join(stages) or 'none'}-{seed}"
             write_run(place, recipe, [50.0 + seed], {name: after[name] + seed for name in stages})
     write_run(tmp_path / "prox", Recipe(method="fedprox", method_parameters={"mu": 0.1}, rounds=1), [60.0], {})
-    found = load_runs([tmp_path])
-    lines = tables.table_rows(tables.group_by_seed(found))
-    assert [(line.label, line.accuracy) for line in lines] == [
-        ("fedavg", [50.0, 51.0]),
-        ("fedavg + ccvr", [70.0, 71.0]),
-        ("fedavg + ridge", [80.0, 81.0]),
-        ("fedprox", [60.0]),
-    ]
-    assert not tables.notes(tables.group_by_seed(found))
-    other = replace(found[0].recipe, stages=("lda",))  # of the same training, with another result
+    content = loaded(tmp_path)
+    means = {row: text.partition(" ")[0] for row, text in table(content).items()}
+    assert means == {"fedavg": "50.50", "fedavg + ccvr": "70.50", "fedavg + ridge": "80.50", "fedprox": "60.00"}
+    assert not [note for note in content.notes if "fedavg:" in note]
+    other = replace(content.runs[0].recipe, stages=("lda",))  # of the same training, with another result
     write_run(tmp_path / "other", other, [58.0], {"lda": 1.0})
-    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
-    assert "DIFFERENT results (accuracy 50.00" in note
-    assert note.endswith(f"{tmp_path / 'ridge-0'}")
-
-
-def test_parameters_of_stages_are_named_where_those_that_have_the_stage_differ(tmp_path: Path) -> None:
-    for place, stages in (("a", ("ridge",)), ("b", ("ccvr", "ridge")), ("c", ("ccvr",))):
-        given = {"ridge": {"alpha": 2.0}} if "ridge" in stages else {}
-        write_run(
-            tmp_path / place, Recipe(rounds=1, stages=stages, stage_parameters=given), [1.0], dict.fromkeys(stages, 2.0)
-        )
-    assert list(table(tmp_path)) == ["fedavg", "fedavg + ridge", "fedavg + ccvr"]
+    [note] = [note for note in loaded(tmp_path).notes if note.startswith("fedavg:")]
+    assert "other repeats seed 0" in note or "with another result (58 and 50)" in note
 
 
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
-    groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group_by_seed(load_runs([unlike]))]
-    figure = plots.curves(groups)
+    entries = [replace(entry, name=f"{entry.name} {'and=more, ' * 40}") for entry in loaded(unlike).methods]
+    figure = plots.curves(entries)
     figure.draw_without_rendering()  # lays it out; a layout that fails is a warning, and so an error here
     budget = figure.axes[0].get_window_extent()
     assert budget.width > 0.8 * figure.bbox.width

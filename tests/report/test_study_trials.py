@@ -13,7 +13,7 @@ from fedhead.recipes.search_space import Dimension
 from fedhead.report import style
 from fedhead.report.compare.study_trials import Trials, read
 from fedhead.report.figures import tuning_plots
-from fedhead.report.figures.bytes_plot import accuracy_by_bytes
+from fedhead.report.figures.plots import accuracy_by_bytes
 from fedhead.report.page import content, page
 from fedhead.studies.tune.trials import TrialRecord, to_csv
 

@@ -23,7 +23,7 @@ from fedhead.papers.tables.results import Measurement, Results
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.run_folder_schema import check_totals
 from fedhead.recipes.yaml_text import write_yaml
-from fedhead.report.compare import tables
+from fedhead.report.page.content import Content
 from fedhead.runs import read_runs
 from fedhead.runs.run_folder import RunFolder
 
@@ -79,9 +79,8 @@ def use(made: RunFolder) -> None:
         check_totals([result], "result")
     made.environment()
     run = read_runs.Run(made, rows, result)
-    groups = tables.group_by_seed([run])
-    tables.notes(groups)
-    tables.table_rows(groups)
+    content = Content([run])
+    _ = content.notes, content.entries
 
 
 def result(folder: Path) -> Reader:

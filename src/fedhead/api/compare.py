@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Literal
 from fedhead.api.comparison import Level
 from fedhead.api.record import RecordedResult
 from fedhead.core.components.parameters import check
-from fedhead.core.system import html
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.report.compare import comparison_text, measured
 from fedhead.report.compare.comparison_table import ComparisonTable
 from fedhead.report.compare.comparison_table import compare as compare_measured
 from fedhead.report.compare.measured import Measured, Replicate
-from fedhead.report.compare.sweep_axes import with_choices
-from fedhead.report.text_table import TextTable
+from fedhead.report.table import Table
 from fedhead.runs import read_runs as found_runs
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class MethodComparison:
         """What a reader must know: runs that do not count, pairs that lack a partner."""
         return self.numbers.notes
 
-    def tables(self) -> list[TextTable]:
+    def tables(self) -> list[Table]:
         """Return the tables that people read: values, paired gains and ranks, where there are such."""
         return comparison_text.tables(self.numbers)
 
@@ -119,7 +117,7 @@ class MethodComparison:
         return f"{type(self).__name__} of {self.numbers.metric}\n{self.table.round(2)}"
 
     def _repr_html_(self) -> str:
-        return "".join(html.table(one.title, list(one.head), [list(row) for row in one.body]) for one in self.tables())
+        return "".join(table._repr_html_() for table in self.tables())
 
 
 Given = str | PathLike[str] | RecordedResult
@@ -143,7 +141,7 @@ def compare(
         runs: Results, run folders, folders of run folders, or patterns such as "runs/*".
         metric: "accuracy", "personal", "test_loss" or a metric of the runs; None: the accuracy, if there is one.
         baseline: A method's name or a row's label; None: fedavg, or the first row.
-        by: Keys of the recipe, or named axes of the runs' sweep, that are the columns; empty: by what varies.
+        by: Keys of the recipe that are the columns; empty: by what varies.
         level: Level of the intervals.
 
     Returns:
@@ -160,7 +158,6 @@ def compare(
         more, said = _of_folders([found for one in patterns for found in (sorted(glob.glob(one)) or [one])])
         entries, notes = [*entries, *more], [*notes, *said]
     keys = [by] if isinstance(by, str) else list(by)
-    entries = with_choices(entries, keys)
     return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fedhead.api.features import extract_features
-from fedhead.api.oneshot_result import COLUMNS, OneShot
 from fedhead.api.result import Result
 from fedhead.api.run import run
 from fedhead.core.system.errors import BadInput, unknown
@@ -21,19 +21,86 @@ from fedhead.data.federation import preprocessing
 from fedhead.data.federation.federation import Federation
 from fedhead.data.federation.leave_out import fitted_anew
 from fedhead.data.sources.datasets import is_path
-from fedhead.data.transforms.augment import NORMALIZATIONS, Transform
-from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.data.transforms.augment import Transform
 from fedhead.executors import select
 from fedhead.models.registry import MODELS, Preprocessing
+from fedhead.report.table import Cell, Table, number
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.closed_form import ClosedFormHead
 
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
+METRICS = ("f1", "worst_client")
 TEST_SHARE = 0.2  # share of each client's samples that is held out where there is no test set
 QUICK_SIDE = 64  # pixels of images up to which features take little time on a CPU
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
+
+
+@dataclass(frozen=True)
+class OneShot:
+    """Heads on the same features: what each reaches, and what it costs.
+
+    Attributes:
+        rows: One per head: `accuracy` in per cent, `pooled` (that of the same head where all features are in one
+            place), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per cent),
+            `bytes_per_client` that each sends, and `seconds`; `note` says why a head has no numbers.
+        features: The federation of features.
+        feature_seconds: Seconds that the features took.
+        result: The run without rounds that computed the last head, for `result.module(stage="ridge")`.
+        title: What was run.
+    """
+
+    rows: list[dict[str, Any]]
+    features: Federation
+    feature_seconds: float
+    result: Result | None
+    title: str
+
+    def __str__(self) -> str:
+        """Return the table as Markdown."""
+        return self.table().markdown()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def table(self) -> Table:
+        """Return the rows as a table."""
+        formats = {"accuracy": ".2f", "pooled": ".2f", "f1": ".4f", "worst_client": ".2f"}
+        body: list[list[Cell | str]] = []
+        for row in self.rows:
+            cells = [number(row[name], digits) for name, digits in formats.items()]
+            sent = row["bytes_per_client"]
+            seconds = Cell(row["note"]) if row["note"] else number(row["seconds"], ".2f")
+            body.append([row["head"], *cells, number(None if sent is None else sent / 1e3, ",.1f"), seconds])
+        head = ["head", "accuracy %", "pooled %", "macro-F1", "worst client %", "kB per client", "seconds"]
+        return Table(self.title, head, body)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draw the accuracy against the bytes that a client sends.
+
+        Args:
+            path: File to write, .png, .svg or .pdf.
+        """
+        from fedhead.report.figures import plots
+
+        rows = [row for row in self.rows if row["accuracy"] is not None]
+        points = [(row["head"], row["bytes_per_client"], row["accuracy"]) for row in rows]
+        plots.save(plots.accuracy_by_bytes(points), Path(path))
+
+    def to_csv(self, path: str | PathLike[str]) -> None:
+        """Write the rows to a CSV file.
+
+        Args:
+            path: The file.
+        """
+        import pandas as pd
+
+        pd.DataFrame(self.rows).to_csv(path, index=False)
+
+    def to_json(self) -> str:
+        """Return the rows, and the seconds of the features, as JSON."""
+        return json.dumps({"title": self.title, "feature_seconds": self.feature_seconds, "heads": self.rows})
 
 
 def oneshot(
@@ -87,30 +154,32 @@ def oneshot(
     ['ncm', 'ridge']
     """
     names = _heads(heads)
-    entry = MODELS.resolve_call(backbone)[1]
-    wanted = entry.preprocessing or Preprocessing()
+    wanted = MODELS.resolve_call(backbone)[1].preprocessing or Preprocessing()
     federation = _federation(data, partition, clients, seed, data_dir, missing, wanted)
     federation = _prepared(federation, wanted, resize, normalize, seed)
-    _warn_of_cpu(federation.transform, device)
+    side = federation.transform.resize if isinstance(federation.transform, Transform) else None
+    if side is not None and side > QUICK_SIDE and select.device(device).type == "cpu":
+        warn_once(f"features of {side}x{side} images take long on a CPU: --resize {QUICK_SIDE} is faster")
     begin = time.perf_counter()
-    held = extract_features(federation, backbone, device=device, precision=precision, cache=cache, progress=progress)
-    seconds = time.perf_counter() - begin
-    rows, result = _closed_form(held, names, heads == "all", device)
+    features = extract_features(
+        federation, backbone, device=device, precision=precision, cache=cache, progress=progress
+    )
+    feature_seconds = time.perf_counter() - begin
+    rows, result = _closed_form(features, names, heads == "all", device)
     if rounds:
-        rows += _fedavg(held, rounds, seed, device)
+        rows += _fedavg(features, rounds, seed, device)
     title = f"{federation.title}, {len(federation)} clients ({federation.partition}), {backbone}"
-    return OneShot([{name: row.get(name) for name in COLUMNS} for row in rows], held, seconds, result, title)
+    return OneShot(rows, features, feature_seconds, result, title)
 
 
-def _heads(asked: str | Sequence[str]) -> list[str]:
-    names = list(HEADS) if asked == "all" else [asked] if isinstance(asked, str) else list(asked)
+def _heads(heads: str | Sequence[str]) -> list[str]:
+    names = list(HEADS) if heads == "all" else [heads] if isinstance(heads, str) else list(heads)
     for name in names:
         if name not in STAGES or not issubclass(STAGES[name], ClosedFormHead):
             raise unknown("head in closed form", name, HEADS)
-    if len(set(names)) < len(names):
-        raise BadInput(f"heads: {max(names, key=names.count)} is given twice; name each once")
-    if not names:
-        raise BadInput("heads is an empty list: give at least one, or all")
+    if not names or len(set(names)) < len(names):
+        problem = f"{max(names, key=names.count)} is given twice; name each once" if names else "name at least one"
+        raise BadInput(f"heads: {problem}, or all")
     return names
 
 
@@ -124,20 +193,17 @@ def _federation(
     wanted: Preprocessing,
 ) -> Federation:
     if isinstance(data, Federation):
-        if partition is not None or clients is not None:
-            raise BadInput("partition and clients would have no effect: the federation has its clients")
-        if missing != "refuse":
-            raise BadInput("missing would have no effect: the federation was made without missing values")
+        given = {"partition": partition is not None, "clients": clients is not None, "missing": missing != "refuse"}
+        if unused := [name for name, there in given.items() if there]:
+            raise BadInput(f"{unused[0]} would have no effect: the federation has its clients and their samples")
         return data
     if not isinstance(data, str | PathLike):
         raise BadInput(f"data is {type(data).__name__}: give a federation, a data set's name, or a path")
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {} if missing == "refuse" else {"missing": missing}
     if wanted.encode is not None and is_path(data) and Path(data).is_file():
         more["encode"] = wanted.encode
-    if missing == "refuse":
-        return Federation.load(data, partition, clients, seed, data_dir, **more)
-    federation = Federation.load(data, partition, clients, seed, data_dir, missing=missing, **more)
-    if federation.test is not None:
+    federation = Federation.load(data, partition, clients, seed, data_dir, **more)
+    if missing == "refuse" or federation.test is not None:
         return federation
     return fitted_anew(federation, federation.hold_out(TEST_SHARE, seed))  # no test sample counts in the means
 
@@ -146,133 +212,110 @@ def _prepared(
     federation: Federation, wanted: Preprocessing, resize: int | None, normalize: str | None, seed: int
 ) -> Federation:
     """Return the federation with the inputs that the model wants, and with test sets."""
-    transform = federation.transform
     if federation.has_classes is False or federation.objective != "multiclass":
         raise BadInput(f"heads in closed form are for classes, the data's objective is {federation.objective}")
-    if isinstance(transform, Transform):
-        side = resize if resize is not None else wanted.resize
-        mean, std = wanted.mean, wanted.std
-        if normalize not in (None, "standard"):
-            if normalize not in NORMALIZATIONS:
-                raise unknown("normalization", normalize, [*NORMALIZATIONS, "standard"])
-            mean, std = NORMALIZATIONS[normalize]
-        if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
-            raise BadInput(
-                f"this backbone takes images, the samples have shape {federation.input_shape}: use --backbone "
-                "'mlp(hidden=[512])' --normalize standard for tables, --backbone wordllama for texts"
-            )
-        channels = federation.train.x.shape[1] if not isinstance(federation.train.x, dict) else 0
-        if len(mean) > 1 and channels == 1:  # a gray image that the model repeats over its channels
-            mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-        made = transform.replace("none", resize=side)
-        transform = replace(made, mean=mean, std=std) if mean else made
-    elif resize is not None or normalize is not None:
-        raise BadInput("resize and normalize are for images, the samples have several inputs")
-    federation = replace(federation, transform=transform)
+    if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
+        raise BadInput(
+            f"this backbone takes images, the samples have shape {federation.input_shape}: use --backbone "
+            "'mlp(hidden=[512])' --normalize standard for tables, --backbone wordllama for texts"
+        )
     if federation.test is None:
         federation = federation.hold_out(TEST_SHARE, seed)
-    if normalize == "standard":
-        federation = preprocessing.standardize(federation)
+    federation = preprocessing.prepare(federation, "refuse", "none", normalize, resize or wanted.resize)
+    if normalize is None and wanted.mean and isinstance(federation.transform, Transform):
+        mean, std = wanted.mean, wanted.std
+        if federation.input_shape[0] == 1:  # a gray image that the model repeats over its channels
+            mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
+        federation = replace(federation, transform=replace(federation.transform, mean=mean, std=std))
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)
 
 
-def _warn_of_cpu(transform: AnyTransform, device: str) -> None:
-    """Say that large images take long without a GPU."""
-    side = transform.resize if isinstance(transform, Transform) else None
-    if side is not None and side > QUICK_SIDE and select.device(device).type == "cpu":
-        warn_once(f"features of {side}x{side} images take long on a CPU: --resize {QUICK_SIDE} is faster")
-
-
 def _closed_form(
-    held: Federation, names: Sequence[str], skip: bool, device: str
+    features: Federation, names: Sequence[str], skip: bool, device: str
 ) -> tuple[list[dict[str, Any]], Result | None]:
     """Return one row per head; with `skip`, a head that can't be computed is one with a note."""
-    absent: Any = "refuse" if held.counts().sum(0).all() else "never"
-    everything = [np.sort(np.concatenate(held.rows))]
-    pooled = replace(held, rows=everything, client_test=None, client_names=None)
+    absent = "refuse" if features.counts().sum(0).all() else "never"
+    pooled = replace(features, rows=[np.sort(np.concatenate(features.rows))], client_test=None, client_names=None)
     rows: list[dict[str, Any]] = []
-    kept: Result | None = None
+    last: Result | None = None
     for name in names:
         kind: Any = STAGES[name]
-        made = kind(absent=absent)
-        if skip and made.kind == "full" and (size := _full_bytes(held) * len(held)) > LARGEST:
-            rows.append({"head": name, "note": f"left out: messages of {size / 1e9:.0f} GB"})
+        stage = kind(absent=absent)
+        size = _full_bytes(features) * len(features)
+        if skip and stage.kind == "full" and size > LARGEST:
+            rows.append(_row(name, note=f"left out: messages of {size / 1e9:.0f} GB"))
             continue
         try:
-            result = run(held, HEAD_ALONE, rounds=0, stages=[made], metrics=["f1", "worst_client"], device=device)
+            last = run(features, HEAD_ALONE, rounds=0, stages=[stage], metrics=METRICS, device=device)
         except BadInput as error:
             if not skip:
                 raise
-            rows.append({"head": name, "note": str(error)})
+            rows.append(_row(name, note=str(error)))
             continue
-        stage = result.stages[name]
-        found = stage.metrics.get("metrics") or {}
         bound = None
         if name != "fedcof":  # which needs the spread of several clients' means
-            bound = run(pooled, HEAD_ALONE, rounds=0, stages=[made], device=device).stages[name].accuracy
-        sent = stage.metrics["bytes_up"] / sum(size > 0 for size in held.sizes)
-        rows.append(
-            {
-                "head": name,
-                "accuracy": stage.accuracy,
-                "pooled": bound,
-                "f1": found.get("f1"),
-                "worst_client": _worst(found),
-                "bytes_per_client": sent,
-                "seconds": stage.metrics["seconds"],
-            }
-        )
-        kept = result
-    return rows, kept
+            bound = run(pooled, HEAD_ALONE, rounds=0, stages=[stage], device=device).stages[name].accuracy
+        rows.append(_after_stage(name, last, name, features, pooled=bound))
+    return rows, last
 
 
-def _worst(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the lowest accuracy of a client in per cent."""
-    worst = metrics.get("worst_client")
-    return None if worst is None else 100 * worst
-
-
-def _full_bytes(held: Federation) -> int:
-    """Return the bytes of a client's full statistics."""
-    d = held.input_shape[0]
-    return int(8 * held.classes * (1 + d + d * (d + 1) // 2))
-
-
-def _fedavg(held: Federation, rounds: int, seed: int, device: str) -> list[dict[str, Any]]:
-    """Return what FedAvg, and CCVR after it, reach on the same features."""
-    full = _full_bytes(held) * len(held) <= LARGEST
-    ccvr = CCVR(covariance="full" if full else "diagonal")
-    result = run(
-        held,
-        HEAD_ALONE,
-        rounds=rounds,
-        lr=0.1,
-        stages=[ccvr],
-        metrics=["f1", "worst_client"],
-        evaluate_every=rounds,
-        seed=seed,
-        device=device,
-    )
-    over = f"fedavg, {rounds} round{'s' * (rounds > 1)}"
-    there, stage = sum(size > 0 for size in held.sizes), result.stages["ccvr"]
-    sent = sum(row["bytes_up"] for row in result.rows) / there
+def _fedavg(features: Federation, rounds: int, seed: int, device: str) -> list[dict[str, Any]]:
+    """Return the rows of FedAvg, and of CCVR after it, on the same features."""
+    stage = CCVR(covariance="full" if _full_bytes(features) * len(features) <= LARGEST else "diagonal")
+    settings: dict[str, Any] = {"rounds": rounds, "lr": 0.1, "evaluate_every": rounds, "seed": seed, "device": device}
+    result = run(features, HEAD_ALONE, stages=[stage], metrics=METRICS, **settings)
+    name = f"fedavg, {rounds} round{'s' * (rounds > 1)}"
+    sent = sum(row["bytes_up"] for row in result.rows) / _holders(features)
     seconds = sum(row["seconds"] for row in result.rows)
-    more = stage.metrics.get("metrics") or {}
     return [
-        {
-            "head": over,
-            "accuracy": result.accuracy,
-            "f1": result.metrics.get("f1"),
-            "worst_client": _worst(result.metrics),
-            "bytes_per_client": sent,
-            "seconds": seconds,
-        },
-        {
-            "head": f"{over}, ccvr",
-            "accuracy": stage.accuracy,
-            "f1": more.get("f1"),
-            "worst_client": _worst(more),
-            "bytes_per_client": sent + stage.metrics["bytes_up"] / there,
-            "seconds": seconds + stage.metrics["seconds"],
-        },
+        _row(name, result.accuracy, result.metrics, sent, seconds),
+        _after_stage(f"{name}, ccvr", result, "ccvr", features, sent, seconds),
     ]
+
+
+def _after_stage(
+    head: str,
+    result: Result,
+    name: str,
+    features: Federation,
+    sent: float = 0.0,
+    seconds: float = 0.0,
+    pooled: float | None = None,
+) -> dict[str, Any]:
+    """Return the row of a stage, with what the rounds before it cost."""
+    stage = result.stages[name]
+    sent += stage.metrics["bytes_up"] / _holders(features)
+    seconds += stage.metrics["seconds"]
+    return _row(head, stage.accuracy, stage.metrics.get("metrics") or {}, sent, seconds, pooled)
+
+
+def _row(
+    head: str,
+    accuracy: float | None = None,
+    metrics: Mapping[str, float | None] | None = None,
+    sent: float | None = None,
+    seconds: float | None = None,
+    pooled: float | None = None,
+    note: str | None = None,
+) -> dict[str, Any]:
+    worst = (metrics or {}).get("worst_client")
+    return {
+        "head": head,
+        "accuracy": accuracy,
+        "pooled": pooled,
+        "f1": (metrics or {}).get("f1"),
+        "worst_client": None if worst is None else 100 * worst,
+        "bytes_per_client": sent,
+        "seconds": seconds,
+        "note": note,
+    }
+
+
+def _holders(features: Federation) -> int:
+    return sum(size > 0 for size in features.sizes)
+
+
+def _full_bytes(features: Federation) -> int:
+    """Return the bytes of a client's full statistics."""
+    d = features.input_shape[0]
+    return int(8 * features.classes * (1 + d + d * (d + 1) // 2))

@@ -16,19 +16,21 @@ import typer
 
 from fedhead.cli import analyse as analyse  # each of these modules adds its commands to the app
 from fedhead.cli import bench as bench
-from fedhead.cli import board as board
 from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare
 from fedhead.cli import deploy as deploy
 from fedhead.cli import export as export
-from fedhead.cli import inspect_ as inspect_
+from fedhead.cli import ls as ls
 from fedhead.cli import new as new
 from fedhead.cli import oneshot as oneshot
+from fedhead.cli import partition as partition
+from fedhead.cli import report as report
 from fedhead.cli import reproduce as reproduce
 from fedhead.cli import run as run
 from fedhead.cli import statistics as statistics
 from fedhead.cli import sweep as sweep
 from fedhead.cli import tune as tune
+from fedhead.cli import validate as validate
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault

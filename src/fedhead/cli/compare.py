@@ -1,4 +1,4 @@
-"""The command that compares methods over settings and seeds: compare."""
+"""The command compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import ColumnWidth
-from fedhead.cli.output import print_tables
+from fedhead.cli.output import print_table
 
 
 class TextFormat(StrEnum):
@@ -29,7 +29,7 @@ def compare(
     baseline: Annotated[str | None, typer.Option(help="A method, or a row's label. [default: fedavg]")] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe's key, or a sweep's named axis, whose values are the columns; may be repeated."),
+        typer.Option(help="A recipe's key whose values are the columns; may be repeated."),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     text_format: Annotated[TextFormat | None, typer.Option("--format", help="Print this in place of tables.")] = None,
@@ -60,7 +60,8 @@ def compare(
         print(found.text(text_format.value), end="")
         return
     if out is None:
-        print_tables(found.tables())
+        for table in found.tables():
+            print_table(table)
     for note in found.notes:
         print(note)
     for path in (out, diagram):

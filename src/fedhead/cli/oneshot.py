@@ -1,4 +1,4 @@
-"""The command oneshot: heads on features of a pretrained model, from one message per client."""
+"""The command oneshot."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import DataFolder, Device, Precision
-from fedhead.cli.output import print_tables
+from fedhead.cli.options import DataFolder, Device, Precision, words
+from fedhead.cli.output import print_table
 
 
 class Missing(StrEnum):
@@ -57,7 +57,7 @@ def oneshot(
     found = compute(
         source,
         backbone,
-        heads if heads == "all" else [name.strip() for name in heads.split(",") if name.strip()],
+        heads if heads == "all" else words(heads),
         partition=partition,
         clients=clients,
         seed=seed,
@@ -78,5 +78,5 @@ def oneshot(
     if as_json:
         print(found.to_json())
         return
-    print_tables([found.table()])
+    print_table(found.table())
     print(f"features took {found.feature_seconds:.1f} s")

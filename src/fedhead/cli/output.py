@@ -1,11 +1,11 @@
-"""What commands print."""
+"""Printing of tables, and messages about interrupted commands."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError, machine_fault
 from fedhead.core.system.process import raising_on_term
@@ -14,55 +14,35 @@ from fedhead.runs.writable import Unwritable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedhead.report.text_table import TextTable
+    from fedhead.report.table import Table
 
 
 def console() -> Console:
-    """The standard output; wide where it is no terminal, so that tables are not wrapped in files and pipes."""
+    """Return the standard output; wide where it is no terminal, so that tables are not wrapped in files and pipes."""
     from rich.console import Console
 
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=200)
 
 
-def print_results(lines: list[Any]) -> None:
-    """The table of methods x accuracy, mean and deviation over seeds."""
-    from rich.table import Table
+def print_table(table: Table, right: bool = True) -> None:
+    """Print a table under its title.
+
+    Args:
+        table: The table.
+        right: Whether all columns but the first are right-aligned.
+    """
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    from fedhead.report.compare import tables
-
-    personal = any(line.personal for line in lines)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    more = ["not counted"] if any(line.uncounted for line in lines) else []
-    for column in ("accuracy", *(["personal"] if personal else []), "seeds", *more):
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in lines:
-        own = [tables.mean_std(line.personal)] if personal else []
-        table.add_row(
-            Text(line.label),
-            tables.mean_std(line.accuracy),
-            *own,
-            str(len(line.seeds)),
-            *([line.uncounted] if more else []),
-        )
-    console().print(table)
-
-
-def print_tables(tables: list[TextTable]) -> None:
-    """Tables of texts, each under its title."""
-    from rich.table import Table
-    from rich.text import Text
-
-    for number, one in enumerate(tables):
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for column, heading in enumerate(one.head):
-            shown.add_column(Text(heading), justify="right" if column else "left")
-        for i, row in enumerate(one.body):
-            shown.add_row(*(Text(cell, style="bold" if (i, j) in one.bold else "") for j, cell in enumerate(row)))
-        console().print(Text(("\n" if number else "") + one.title, style="italic"))
-        console().print(shown)
+    shown = RichTable(box=None, pad_edge=False, header_style="bold")
+    for column, heading in enumerate(table.head):
+        shown.add_column(Text(heading), justify="right" if right and column else "left", no_wrap=column == 0)
+    for row in table.cells():
+        shown.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in row))
+    if table.title:
+        console().print(Text(table.title, style="italic"))
+    console().print(shown)
 
 
 GOES_ON = "the same command goes on where it stopped"
@@ -98,7 +78,7 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Say of a command that was interrupted, or that a full disk or too little memory ended, how it goes on."""
+    """Say how a command continues that was interrupted, or ended by a full disk or too little memory."""
     try:
         with interruptible(lambda: f"stopped; {GOES_ON}"):
             yield

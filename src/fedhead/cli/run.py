@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shlex
@@ -27,7 +26,7 @@ from fedhead.cli.options import (
     RecipeName,
     TransportName,
 )
-from fedhead.cli.output import interruptible, print_results
+from fedhead.cli.output import interruptible, print_table
 from fedhead.core.system.errors import BadInput
 from fedhead.loggers.progress import progress
 
@@ -264,8 +263,9 @@ def demo(
       fedhead demo --seeds 1 --rounds 2 --out /tmp/demo
     """
     from fedhead.recipes.recipe import load
-    from fedhead.report.compare import tables
+    from fedhead.report.compare.measured import of_runs
     from fedhead.report.page import page
+    from fedhead.report.table import Table, mean_std
     from fedhead.runs import read_runs
     from fedhead.runs.run import Compute, execute
 
@@ -282,10 +282,12 @@ def demo(
             execute(recipe, folder, Compute(), on_row=functools.partial(on_row, label))
     recipe = recipes[0][1]
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
-    lines = []
-    for name in DEMO:  # each on its own, so that no label lists the settings in which they differ
-        found = read_runs.load_runs([out / f"{name}-seed{seed}" for seed in range(seeds)])
-        rows = tables.table_rows(tables.group_by_seed(found))
-        lines += [dataclasses.replace(rows[-1], label="one round: ridge")] if name == "one-round" else rows
-    print_results(lines)
+    body = []
+    for name in DEMO:  # each by itself, so that no label lists the settings in which they differ
+        runs = read_runs.load_runs([out / f"{name}-seed{seed}" for seed in range(seeds)])
+        for stage in ("", *runs[0].recipe.stages):
+            values = [m.values["accuracy"] for m in of_runs(runs) if m.stage == stage]
+            body.append([f"{runs[0].recipe.method} + {stage}" if stage else runs[0].recipe.method, mean_std(values)])
+    body[-2:] = [["one round: ridge", body[-1][1]]]
+    print_table(Table("", ["method", "accuracy"], body))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")

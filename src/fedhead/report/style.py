@@ -16,7 +16,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedhead.core.system.errors import BadInput
-from fedhead.report.text_table import shorten
+from fedhead.report.table import shorten
 from fedhead.report.widths import WIDTHS as WIDTHS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Analyses of what run folders record: learning curves, splits and steps of fine-tuning; they need no data."""
+"""Analyses of the records in run folders: learning curves, splits and steps of fine-tuning; they need no data."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from fedhead.core.training import per_client_counts
 from fedhead.papers.analyses import clientwise_plots, geometry_plots
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.recipes import build
-from fedhead.report.compare import tables
 from fedhead.report.figures import plots
 from fedhead.report.histories import aligned, values_by_round
+from fedhead.report.page.content import Content
 from fedhead.runs.read_runs import Run
 
 
 @analysis("learning", "a metric over the rounds, mean and deviation over seeds (FedETF, Fig. 4, 8)", reads="records")
 def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisReport:
     """Plot a metric over the rounds, one line per setting; runs that did not finish are separate lines."""
-    groups = tables.group_by_seed(runs)
+    entries = Content(runs).methods
     numbers: dict[str, Any] = {}
-    for group in groups:
-        having = [run for run in group.runs if values_by_round(run.rows, options.metric)]
+    for entry in entries:
+        having = [run for run in entry.runs if values_by_round(run.rows, options.metric)]
         rounds, values = aligned([run.rows for run in having], options.metric)
         if len(rounds):
-            numbers[group.label] = {
+            numbers[entry.name] = {
                 "seeds": [run.recipe.seed for run in having],
                 "rounds": rounds.tolist(),
-                "mean": [float(np.mean(each)) for each in values.T],
+                "mean": values.mean(axis=0).tolist(),
             }
     if not numbers and not any(values_by_round(run.rows, options.metric) for run in runs):
         raise BadInput(f"none of the runs has {options.metric}")
-    return AnalysisReport(numbers, {"": plots.curves(groups, options.metric, options.width)})
+    return AnalysisReport(numbers, {"": plots.curves(entries, options.metric, options.width)})
 
 
 @analysis(

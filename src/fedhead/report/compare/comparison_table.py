@@ -79,12 +79,12 @@ class ComparisonTable:
 
     def cell(self, row: int, column: int) -> str:
         """Format a cell: mean ± deviation, and the number of values where cells differ in it; – where it is empty."""
-        found = self.pivot.cells.get((row, column))
-        if found is None:
+        cell = self.pivot.cells.get((row, column))
+        if cell is None:
             return "–"
-        deviation = "" if found.deviation is None else f" ± {self.number(found.deviation)}"
-        count = "" if self.count is not None else f" (n={len(found.values)})"
-        return self.number(found.mean) + deviation + count
+        deviation = "" if cell.deviation is None else f" ± {self.number(cell.deviation)}"
+        count = "" if self.count is not None else f" (n={len(cell.values)})"
+        return self.number(cell.mean) + deviation + count
 
     @property
     def count(self) -> int | None:
@@ -125,7 +125,7 @@ def compare(
         metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")
     if metric not in known:
         raise unknown("metric of these runs", metric, known)
-    table = pivot(measured, metric, by, arrangement)
+    table = pivot(measured, metric, arrangement or Arrangement.of([m.recipe for m in measured], by))
     reference = _baseline(table, baseline)
     differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
     better, assumed = _better(metric, measured)

@@ -1,10 +1,10 @@
-"""What runs measured, as comparisons need it: one entry per run and per stage, with the seed and the split."""
+"""Final measurements of runs: one entry per run and per stage, with the seed and the split."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedhead.metrics.records import Row, final_rows
@@ -18,7 +18,7 @@ _NO_RESULTS = ("round", "lr", "participants", "kept")
 
 
 class Replicate(NamedTuple):
-    """What tells repetitions of one setting apart; values are paired where both agree.
+    """Identity of a repetition of one setting; values are paired where both agree.
 
     Args:
         seed: The run's seed.
@@ -33,21 +33,9 @@ class Replicate(NamedTuple):
         return f"seed {self.seed}" + ("" if self.split is None else f" on split {self.split[:6]}")
 
 
-class Choice(NamedTuple):
-    """What a sweep chose on one of its named axes.
-
-    Args:
-        name: The choice.
-        number: Its place among the axis' choices, from 0.
-    """
-
-    name: str
-    number: int
-
-
 @dataclass(frozen=True)
 class Measured:
-    """What a finished run measured at its end, or after one of its stages.
+    """Measurements of a finished run at its end, or after one of its stages.
 
     Args:
         where: The run folder, or what else tells a reader which run it is.
@@ -55,7 +43,6 @@ class Measured:
         stage: The stage; "" for the end of the rounds.
         replicate: Seed and split.
         values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
-        choices: What the run's sweep chose on its named axes; see `sweep_axes`.
     """
 
     where: str
@@ -63,11 +50,10 @@ class Measured:
     stage: str
     replicate: Replicate
     values: Mapping[str, float]
-    choices: Mapping[str, Choice] = field(default_factory=dict)
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
-    """Return what finished runs measured; the others have no part in a comparison."""
+    """Return the measurements of finished runs; the others have no part in a comparison."""
     out: list[Measured] = []
     for run in runs:
         if run.result is not None:
@@ -79,7 +65,7 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
 def of_records(
     where: str, recipe: Recipe, replicate: Replicate, rows: list[Row], stages: Mapping[str, Row]
 ) -> Iterator[Measured]:
-    """Yield what the records of one finished run hold: its end, then its stages.
+    """Yield the measurements in the records of one finished run: its end, then its stages.
 
     Args:
         where: The run folder, or what else tells a reader which run it is.

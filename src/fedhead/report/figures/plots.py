@@ -13,33 +13,33 @@ from numpy.typing import NDArray
 
 from fedhead.report.histories import aligned
 from fedhead.report.metric_names import metric_label
-from fedhead.report.style import COLORS, DASHES, INK, WIDTHS, fitting, legend_below, line, styled, thin_ticks
+from fedhead.report.style import COLORS, DASHES, INK, WIDTHS, fitting, legend_below, line, log_scale, styled, thin_ticks
 from fedhead.report.style import save as save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedhead.report.compare.tables import Group
+    from fedhead.report.page.content import Entry
 
 _MANY = 40  # clients or classes beyond which bubbles become a heat map
 
 
 @styled
-def curves(groups: Sequence[Group], metric: str = "accuracy", width: float = WIDTHS[2]) -> Figure:
+def curves(entries: Sequence[Entry], metric: str = "accuracy", width: float = WIDTHS[2]) -> Figure:
     """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
 
     Runs that did not finish are separate lines, thin and named as such.
 
     Args:
-        groups: Groups of runs, see `fedhead.report.compare.tables.group_by_seed`.
+        entries: Methods by setting, see `fedhead.report.page.content.Content.methods`.
         metric: "accuracy", "personal", "train_loss", "test_loss" or a metric of the runs.
         width: Width in inches.
     """
     fig, ax = _blank(width, 2.7 if width > 4 else 2.2)
-    for i, g in enumerate(groups):
-        lines = [(g.label, [run.rows for run in g.runs], 1.3)]
-        for run in g.unfinished:
-            lines.append((f"{g.label}, seed {run.recipe.seed}, {run.status}", [run.rows], 0.6))
+    for i, entry in enumerate(entries):
+        lines = [(entry.name, [run.rows for run in entry.runs], 1.3)]
+        for run in entry.unfinished:
+            lines.append((f"{entry.name}, seed {run.recipe.seed}, {run.status}", [run.rows], 0.6))
         for label, histories, thickness in lines:
             rounds, values = aligned(histories, metric)
             if not len(rounds):
@@ -50,12 +50,16 @@ def curves(groups: Sequence[Group], metric: str = "accuracy", width: float = WID
             if len(values) > 1:
                 deviation = values.std(axis=0, ddof=1)
                 ax.fill_between(rounds, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
+    _finish_curves(fig, ax, metric, ax.lines)
+    return fig
+
+
+def _finish_curves(fig: Figure, ax: Axes, metric: str, named: Sequence[Line2D]) -> None:
     ax.set(xlabel="round", ylabel=metric_label(metric))
     ax.grid()
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if ax.lines:  # below the curves, so that it never hides them, however long the labels are
-        legend_below(fig, ax.lines, [str(drawn.get_label()) for drawn in ax.lines])
-    return fig
+    if named:  # below the curves, so that it never hides them, however long the labels are
+        legend_below(fig, named, [str(drawn.get_label()) for drawn in named])
 
 
 @styled
@@ -73,11 +77,7 @@ def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapp
     ax.plot(rounds, values, color=COLORS[0], marker="o" if len(rounds) == 1 else "")
     for i, (stage, value) in enumerate(after.items(), 1):
         ax.axhline(value, color=COLORS[i % len(COLORS)], ls=DASHES[i % len(DASHES)], lw=1.0, label=f"after {stage}")
-    ax.set(xlabel="round", ylabel=metric_label(name))
-    ax.grid()
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if after:
-        legend_below(fig, ax.lines[1:], [str(drawn.get_label()) for drawn in ax.lines[1:]])
+    _finish_curves(fig, ax, name, ax.lines[1:])
     return fig
 
 
@@ -151,7 +151,7 @@ def _heat_map(counts: NDArray[np.int64], names: Sequence[str] | None, title: str
 
 @styled
 def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Our results against the published ones, one dot per cell, colored by group, and the diagonal."""
+    """Plot our results against the published ones, one dot per cell, colored by group, and the diagonal."""
     fig, ax = _blank(5.0, 5.0)
     ends = [value for found in pairs.values() for pair in found for value in pair] or [0.0, 100.0]
     low, high = min(ends) - 2, max(ends) + 2
@@ -163,6 +163,18 @@ def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     ax.grid()
     if pairs:
         ax.legend()
+    return fig
+
+
+@styled
+def accuracy_by_bytes(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Plot accuracies in per cent against the bytes that a client sends, one point each with its name."""
+    fig, ax = _blank(WIDTHS[1], 2.4)
+    for i, (name, sent, accuracy) in enumerate(points):
+        ax.plot([sent / 1e3], [accuracy], **{**line(i), "linestyle": ""}, label=name)
+    log_scale(ax)
+    ax.set(xlabel="kB that a client sends", ylabel="accuracy (%)")
+    ax.legend()
     return fig
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedhead.report.style import COLORS
-from fedhead.report.text_table import shorten
+from fedhead.report.table import shorten
 
 DASHES = ("solid", "dash", "dashdot", "dot")  # in the order of those of the figures
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
@@ -115,14 +115,13 @@ def heat(
     row_names: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
     bounds: tuple[float, float] | None = None,
-    scale: str | None = None,
     height: int = HEIGHT,
 ) -> Chart:
     """Return a heat map with its axes named; cells without a number stay empty."""
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": [list(row) for row in z],
-        "colorscale": scale or SCALE,
+        "colorscale": SCALE,
         "colorbar": {"thickness": 12, "title": {"text": value, "side": "right"}},
         "hoverongaps": False,
         "hovertemplate": f"{rows} %{{y}}, {columns} %{{x}}: %{{z}}<extra></extra>",

@@ -1,17 +1,16 @@
-"""What the sections of a page are made of: the runs, arranged once by method and setting."""
+"""Content of a page: the runs, arranged once by method and setting."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from fedhead.metrics.records import Row
-from fedhead.report.compare import tables
 from fedhead.report.compare.comparison_table import ComparisonTable, compare
 from fedhead.report.compare.measured import Measured, of_runs
-from fedhead.report.compare.pivot import Arrangement, arrange
+from fedhead.report.compare.pivot import Arrangement, natural
 from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.page.charts import SYMBOLS, Style, style
@@ -24,6 +23,7 @@ class Entry:
     """One method, possibly followed by a stage, in one setting.
 
     Args:
+        name: The method, with the setting where there are several.
         label: The method with its stage.
         method: The method without.
         column: The setting.
@@ -32,6 +32,7 @@ class Entry:
         unfinished: Runs that were stopped, go on or diverged, one per seed and split without a finished one.
     """
 
+    name: str
     label: str
     method: str
     column: str
@@ -47,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Content:
-    """What a page is about.
+    """The runs and studies that a page shows.
 
     Args:
         runs: The runs.
@@ -65,26 +66,24 @@ class Content:
 
     @cached_property
     def arrangement(self) -> Arrangement:
-        """What tells methods and settings apart."""
-        return arrange([run.recipe for run in self.runs])
+        """The keys that tell methods and settings apart."""
+        return Arrangement.of([run.recipe for run in self.runs])
 
     @cached_property
     def entries(self) -> list[Entry]:
         """Methods and their stages by setting, each method followed by its stages."""
-        found: dict[str, dict[tuple[str, str], Entry]] = {}
-        for run in sorted(self.runs, key=lambda run: not run.finished):  # a stable sort: the finished first
-            method, column = self.arrangement.row(run.recipe), self.arrangement.column(run.recipe)
+        entries: dict[tuple[str, str, str], Entry] = {}
+        labels = [(self.arrangement.row(run.recipe), self.arrangement.column(run.recipe), run) for run in self.runs]
+        several = len({column for _, column, _ in labels}) > 1
+        for method, column, run in sorted(labels, key=lambda label: not label[2].finished):  # stable: finished first
             for stage in ("", *(((run.result or {}).get("stages") or {}) if run.finished else ())):
                 label = self.arrangement.row(run.recipe, stage)
-                entry = Entry(label, method, column, stage, [], [])
-                entry = found.setdefault(method, {}).setdefault((label, column), entry)
+                new = Entry(f"{method}, {column}" if several else method, label, method, column, stage, [], [])
+                entry = entries.setdefault((method, label, column), new)
                 if not any(_replicate(run) == _replicate(other) for other in (*entry.runs, *entry.unfinished)):
                     (entry.runs if run.finished else entry.unfinished).append(run)
-        order = {method: i for i, method in enumerate(dict.fromkeys(map(self._method, self.runs)))}
-        return [entry for method in sorted(found, key=lambda m: order[m]) for entry in found[method].values()]
-
-    def _method(self, run: Run) -> str:
-        return self.arrangement.row(run.recipe)
+        order = list(dict.fromkeys(method for method, _, _ in labels))
+        return sorted(entries.values(), key=lambda entry: order.index(entry.method))
 
     @cached_property
     def methods(self) -> list[Entry]:
@@ -94,7 +93,7 @@ class Content:
     @cached_property
     def columns(self) -> list[str]:
         """The settings, in their order."""
-        return self.arrangement.ordered(entry.column for entry in self.entries)
+        return sorted({entry.column for entry in self.entries}, key=natural)
 
     def of(self, column: str) -> list[Entry]:
         """Return the entries of a setting."""
@@ -113,7 +112,7 @@ class Content:
 
     @cached_property
     def measured(self) -> list[Measured]:
-        """What the finished runs measured."""
+        """Measurements of the finished runs."""
         return of_runs([run for run in self.runs if run.finished])
 
     @cached_property
@@ -132,10 +131,11 @@ class Content:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader must know: folders that do not count, and why."""
-        counted = [run for run in self.runs if run.finished or not self.live]  # those that go on are no mistake
-        found = tables.notes(tables.group_by_seed(counted), self.empty)
+        stopped = [] if self.live else [run for run in self.runs if not run.finished]
         return [
-            *found,
+            *(f"{run.folder.path} does not count: {run.state}" for run in stopped),
+            *(self.compared(next(iter(self.metrics)), gains=False).pivot.notes if self.metrics else ()),
+            *(f"{path} is empty: no run began there" for path in self.empty),
             *code_versions(self.runs),
             *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
         ]
@@ -152,6 +152,13 @@ def load(paths: Sequence[str | Path]) -> Content:
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
     found = find_runs(paths) if paths else FoundRuns([], {})
     return Content(found.runs, found.broken, empty_folders(paths), studies=studies)
+
+
+def class_names(runs: Iterable[Run], classes: int) -> list[str]:
+    """Return the names of the runs' classes, numbers where there are none or runs disagree on them."""
+    names = {run.class_names for run in runs}
+    common = names.pop() if len(names) == 1 else None
+    return list(common) if common is not None and len(common) == classes else [str(c) for c in range(classes)]
 
 
 def first_words(why: str) -> str:

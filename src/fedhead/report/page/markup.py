@@ -1,4 +1,4 @@
-"""The page's building blocks as HTML: sections, tables, charts, choices and legends; every text is escaped."""
+"""Building blocks of the page as HTML: sections, tables, charts, choices and legends; every text is escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fedhead.report.page.charts import Chart, Style, plain
-from fedhead.report.text_table import shorten
+from fedhead.report.table import Cell, Table, shorten
 
 LONGEST = 100  # characters of a label that are shown
 
@@ -33,7 +33,7 @@ class Section:
 
     @property
     def digest(self) -> str:
-        """What changes when the section does."""
+        """Fingerprint of the content."""
         return hashlib.blake2b(self.body.encode(), digest_size=8).hexdigest()
 
     @property
@@ -43,25 +43,6 @@ class Section:
             f'<section id="{self.id}" data-digest="{self.digest}" aria-labelledby="{self.id}-title">'
             f'<h2 id="{self.id}-title"><a href="#{self.id}">{escape(self.title)}</a></h2>\n{self.body}\n</section>'
         )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table.
-
-    Args:
-        text: What it shows.
-        value: What it is sorted by; None: the text.
-        best: Whether it is the best of its column.
-        note: What stands below in small letters.
-        html: HTML in place of the text.
-    """
-
-    text: str
-    value: float | None = None
-    best: bool = False
-    note: str = ""
-    html: str = ""
 
 
 def words(user_text: object, longest: int = LONGEST) -> str:
@@ -78,41 +59,36 @@ def words(user_text: object, longest: int = LONGEST) -> str:
     return f"<bdi{title}>{escape(short)}</bdi>"
 
 
-def table(
-    id: str, head: Sequence[str], body: Sequence[Sequence[Cell | str]], caption: str = "", wordy: Iterable[int] = ()
-) -> str:
+def table(id: str, content: Table, wordy: Iterable[int] = ()) -> str:
     """Return a table that can be sorted and filtered; it scrolls sideways where it is wider than the page.
 
     Args:
         id: Its identifier in the page.
-        head: Names of the columns.
-        body: The rows; the first cell of each names it.
-        caption: What stands above.
+        content: The table; the first cell of each row names it.
         wordy: Columns of texts, which are wrapped.
     """
-    wrapped = set(wordy)
-    left = ['class="text" ' if j in wrapped else "" for j in range(len(head))]
-    top = "".join(f'<th {place}scope="col">{words(word)}</th>' for place, word in zip(left, head, strict=True))
+    wrapped, caption = set(wordy), content.title
+    left = ['class="text" ' if j in wrapped else "" for j in range(len(content.head))]
+    top = "".join(f'<th {place}scope="col">{words(word)}</th>' for place, word in zip(left, content.head, strict=True))
     rows = "\n".join(
-        "<tr>" + "".join(_cell(cell, j, j in wrapped) for j, cell in enumerate(line)) + "</tr>" for line in body
+        "<tr>" + "".join(_cell(cell, j, j in wrapped) for j, cell in enumerate(row)) + "</tr>"
+        for row in content.cells()
     )
     # not a <caption>: that would be as wide as the table, and cut off where the table is
     above = f'<p class="caption" id="{id}-caption">{escape(caption)}</p>' if caption else ""
-    named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(head))}"'
+    named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(content.head))}"'
     return (
         f'{above}<div class="wide" tabindex="0" role="region" {named}><table class="sortable" id="{id}" {named}>'
         f"<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 
 
-def _cell(cell: Cell | str, column: int, wordy: bool) -> str:
-    cell = Cell(cell) if isinstance(cell, str) else cell
+def _cell(cell: Cell, column: int, wordy: bool) -> str:
     tag, attributes = ("th", ' scope="row"') if column == 0 else ("td", "")
-    names = [name for name, there in (("best", cell.best), ("text", wordy)) if there and column]
+    names = [name for name, present in (("best", cell.best), ("text", wordy)) if present and column]
     attributes += f' class="{" ".join(names)}"' if names else ""
     attributes += "" if cell.value is None else f' data-value="{cell.value!r}"'
-    note = f"<small>{words(cell.note, 200)}</small>" if cell.note else ""
-    return f"<{tag}{attributes}>{cell.html or words(cell.text, 200 if wordy else LONGEST)}{note}</{tag}>"
+    return f"<{tag}{attributes}>{cell.html or words(cell.text, 200 if wordy else LONGEST)}</{tag}>"
 
 
 def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "", caption: str = "") -> str:

@@ -20,7 +20,7 @@ from fedhead.report.page.sections import (
 
 def every(content: Content) -> list[Section]:
     """Return the sections of a page."""
-    before = [
+    sections = [
         progress.section(content),
         results.section(content),
         results.gains_section(content),
@@ -30,6 +30,9 @@ def every(content: Content) -> list[Section]:
         classes.confusion_section(content),
         clients.section(content),
         tuning.section(content),
+        analyses.section(content),
+        costs.traffic_section(content),
+        costs.time_section(content),
+        listing.section(content),
     ]
-    after = [costs.traffic_section(content), costs.time_section(content), listing.section(content)]
-    return [section for section in [*before, *analyses.sections(content), *after] if section is not None]
+    return [section for section in sections if section is not None]

@@ -1,26 +1,26 @@
-"""The accuracies of the clients' own models: their distribution, and the worst decile."""
+"""Accuracies of the clients' own models: their distribution, and the worst decile."""
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy as np
 
 from fedhead.report.page.charts import Chart, axis, distinct, text
 from fedhead.report.page.content import Content, Entry
-from fedhead.report.page.markup import Cell, Section, blocks, chart, choice, legend, panels, table
+from fedhead.report.page.markup import Section, blocks, chart, choice, legend, panels, table
+from fedhead.report.table import Cell, Table, number
 
 
 def section(content: Content) -> Section | None:
     """Return the distribution over clients of every method, one choice per setting."""
     charts: dict[str, Chart] = {}
     tables: dict[str, str] = {}
-    for number, column in enumerate(content.columns):
+    for i, column in enumerate(content.columns):
         found = [(entry, seeds) for entry in content.of(column) if (seeds := _clients(entry))]
         if found:
             charts[column] = _boxes(content, found)
-            tables[column] = _table(found, f"clients-{number}")
+            tables[column] = _table(found, f"clients-{i}")
     if not charts:
         return None
     figure = chart("client-accuracy", "clients", charts, "Distribution of the clients' accuracies")
@@ -62,16 +62,17 @@ def _boxes(content: Content, found: list[tuple[Entry, list[list[float]]]]) -> Ch
 
 
 def _table(found: list[tuple[Entry, list[list[float]]]], id: str) -> str:
-    body = []
+    body: list[list[Cell | str]] = []
     for entry, seeds in found:
-        figures = [
-            [statistics.fmean(s) for s in seeds],
-            [statistics.median(s) for s in seeds],
-            [statistics.fmean(sorted(s)[: max(1, len(s) // 10)]) for s in seeds],
-            [min(s) for s in seeds],
-            [statistics.stdev(s) if len(s) > 1 else 0.0 for s in seeds],
+        each = [np.sort(values) for values in seeds]
+        columns = [
+            [values.mean() for values in each],
+            [np.median(values) for values in each],
+            [values[: max(1, len(values) // 10)].mean() for values in each],
+            [values[0] for values in each],
+            [values.std(ddof=1) if len(values) > 1 else 0.0 for values in each],
         ]
-        means = [statistics.fmean(values) for values in figures]
-        body.append([Cell(entry.label), *(Cell(f"{mean:.2f}", mean) for mean in means)])
+        body.append([entry.label, *(number(float(np.mean(column)), ".2f") for column in columns)])
     head = ["method", "mean", "median", "worst decile", "worst", "deviation"]
-    return table(id, head, body, "Accuracy of the clients' own models in per cent, each number the mean over seeds")
+    title = "Accuracy of the clients' own models in per cent, each number the mean over seeds"
+    return table(id, Table(title, head, body))

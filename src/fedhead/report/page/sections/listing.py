@@ -8,8 +8,9 @@ from html import escape
 
 from fedhead.report.metric_names import metric_label
 from fedhead.report.page.content import Content, first_words
-from fedhead.report.page.markup import Cell, Section, folded, identifier, table, words
+from fedhead.report.page.markup import Section, folded, identifier, table, words
 from fedhead.report.page.sections import progress
+from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
 FEW = 6  # runs whose details are listed one below the other
@@ -27,8 +28,6 @@ def section(content: Content, now: float | None = None) -> Section | None:
     metric = next(iter(content.metrics), "accuracy")
     body: list[list[Cell | str]] = []
     for run, state in zip(content.runs, states, strict=True):
-        found = run.last(metric)
-        value = Cell("–") if found is None else Cell(f"{found:.4g}", found)
         r = run.recipe
         body.append(
             [
@@ -38,14 +37,14 @@ def section(content: Content, now: float | None = None) -> Section | None:
                 Cell(str(r.seed), r.seed),
                 state,
                 Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
-                value,
+                number(run.last(metric)),
                 _version(run),
             ]
         )
     for path, why in content.broken.items():
         body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
     head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
-    listed = table("runs-table", head, body, wordy=(2, 4))
+    listed = table("runs-table", Table("", head, body), wordy=(2, 4))
     details = "".join(map(_details, content.runs, states))
     if len(content.runs) > FEW:
         details = folded("recipes", "Recipes, versions and the commands that repeat the runs", details)
@@ -63,9 +62,7 @@ def _details(run: Run, state: str) -> str:
     facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
     facts += [f"precision {env['precision']}"] if env.get("precision") else []
     facts += [f"compiled from round {env['compiled_from']} on"] if env.get("compiled_from") else []
-    facts += [
-        f"{name} {version}" for name, version in (versions.items() if isinstance(versions, dict) else ()) if version
-    ]
+    facts += [f"{name} {version}" for name, version in versions.items() if version]
     facts += [f"commit {env['commit']}"] if env.get("commit") else []
     path = str(run.folder.path)
     if env.get("objects"):

@@ -1,4 +1,4 @@
-"""Runs that go on: how far they are, when they will be done, and what each client does."""
+"""Unfinished runs: how far they are, when they will be done, and what each client does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedhead.report.page.charts import Chart, heat
 from fedhead.report.page.content import Content
-from fedhead.report.page.markup import Cell, Section, chart, choice, notes, panels, table
+from fedhead.report.page.markup import Section, chart, choice, notes, panels, table
+from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
 RECENT = 10  # rounds from which the time that is left is estimated
@@ -37,20 +37,19 @@ def section(content: Content, now: float | None = None) -> Section | None:
         bar = f'<progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress> {done} / {rounds}'
         r = run.recipe
         setting = f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"
-        each = _pace(run)
         body.append(
             [
                 str(run.folder.path),
                 setting,
                 state,
                 Cell("", done / max(rounds, 1), html=bar),
-                Cell("–" if each is None else f"{each:.2f}", each),
+                number(_pace(run), ".2f"),
                 Cell("–" if left is None else duration(left), left),
-                *(_last(run, name) for name in ("accuracy", "personal", "train_loss")),
+                *(number(run.last(name)) for name in ("accuracy", "personal", "train_loss")),
             ]
         )
     head = ["run", "what", "state", "rounds", "s per round", "left", "accuracy", "personal", "training loss"]
-    listed = table("progress-table", head, body, wordy=(1, 2))
+    listed = table("progress-table", Table("", head, body), wordy=(1, 2))
     return Section("progress", "Progress", listed + _clients(unfinished) + notes(_troubles(unfinished)))
 
 
@@ -96,11 +95,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _last(run: Run, name: str) -> Cell:
-    value = run.last(name)
-    return Cell("–") if value is None else Cell(f"{value:.4g}", value)
-
-
 def _clients(runs: list[Run]) -> str:
     """Return the clients' training losses by round: who took part, and how it went."""
     charts: dict[str, Chart] = {}
@@ -110,12 +104,14 @@ def _clients(runs: list[Run]) -> str:
         if rows and clients:
             z = [[row["client_train_loss"].get(k) for row in rows] for k in clients]
             height = min(160 + 9 * len(clients), 620)
-            names: dict[str, Any] = {
-                "row_names": clients,
-                "column_names": [str(row["round"]) for row in rows],
-            }
             charts[str(run.folder.path)] = heat(
-                z, rows="client", columns="round", value="training loss", height=height, **names
+                z,
+                rows="client",
+                columns="round",
+                value="training loss",
+                row_names=clients,
+                column_names=[str(row["round"]) for row in rows],
+                height=height,
             )
     if not charts:
         return ""

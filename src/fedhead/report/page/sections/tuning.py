@@ -11,8 +11,9 @@ from fedhead.core.system.errors import BadInput
 from fedhead.report.compare.study_trials import Trials, is_logarithmic, read_study
 from fedhead.report.page.charts import HEIGHT, Chart, axis, distinct, text
 from fedhead.report.page.content import Content
-from fedhead.report.page.markup import Cell, Section, chart, choice, identifier, notes, panels, table
+from fedhead.report.page.markup import Section, chart, choice, identifier, notes, panels, table
 from fedhead.report.style import COLORS
+from fedhead.report.table import Cell, Table
 
 LINES = 100  # trials of the parallel coordinates, the best ones
 
@@ -61,7 +62,7 @@ def _table(studies: dict[str, Trials]) -> str:
         counts = [Cell(str(states.count(state)), states.count(state)) for state in ("complete", "pruned", "failed")]
         body.append([Path(name).name, trials.objective, Cell(f"{value:.4g}", value), chosen, *counts])
     head = ["study", "objective", "best value", "found", "complete", "pruned", "failed"]
-    return table("tuning-table", head, body, "Best settings, on validation samples", wordy=[3])
+    return table("tuning-table", Table("Best settings, on validation samples", head, body), wordy=[3])
 
 
 def _short(word: str) -> str:

@@ -1,0 +1,64 @@
+"""Lists of what can be named: components of all kinds and recipes, built in or of installed packages."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from fedhead.core.components.registry import Listed
+from fedhead.papers.analyses.registry import ANALYSES
+from fedhead.recipes.components import registries
+from fedhead.recipes.recipe import builtin, describe, paper_tables
+
+# Parameters of a kind's functions that are no settings of a recipe.
+_SKIPPED = {"models": ("classes",), "heads": ("key",)}
+_NO_PARAMETERS = ("executors", "analyses", "metrics")
+
+
+def list_components(kind: str) -> list[dict[str, Any]]:
+    """List the components of a kind.
+
+    Args:
+        kind: Such as "methods", "models", "analyses" or "recipes".
+
+    Returns:
+        One entry per component: its `name`, `parameters`, `description`, and the package that it comes `from`.
+    """
+    if kind == "recipes":
+        return [_entry(name, {}, describe(path), "built in") for name, path in {**builtin(), **paper_tables()}.items()]
+    entries = []
+    for listed in {**registries(), "analyses": ANALYSES}[kind].listed():
+        if listed.problem is not None:
+            entries.append(_entry(listed.name, {}, listed.problem, "broken"))
+        elif forms := getattr(listed.component, "forms", None):  # a built-in partition is written in several ways
+            entries += [_entry(f.text, f.parameters, f.description, listed.source) for f in forms]
+        else:
+            thing = listed.component
+            docline = (inspect.getdoc(thing) or "").partition("\n")[0]
+            description = str(getattr(thing, "description", "") or docline)
+            entries.append(_entry(listed.name, _parameters(kind, listed), description, listed.source))
+    return entries
+
+
+def _entry(name: str, parameters: dict[str, Any] | str, description: str, source: str) -> dict[str, Any]:
+    return {"name": name, "parameters": parameters, "description": description, "from": source}
+
+
+def _parameters(kind: str, listed: Listed) -> dict[str, Any]:
+    """Return a component's parameters with their defaults."""
+    thing: Any = listed.component
+    if kind == "datasets":
+        shape = getattr(thing, "shape", None)
+        return {"classes": thing.classes, "shape": "x".join(map(str, shape))} if shape else {}
+    if dataclasses.is_dataclass(thing):
+        fields = [f for f in dataclasses.fields(thing) if f.init and f.repr and f.default is not dataclasses.MISSING]
+        return {f.name: f.default for f in fields}
+    arguments = {} if kind in _NO_PARAMETERS else inspect.signature(thing).parameters
+    defaults = {name: p.default for name, p in arguments.items() if name not in _SKIPPED.get(kind, ())}
+    return {name: _plain(value) for name, value in defaults.items() if value is not inspect.Parameter.empty}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it."""
+    return value if isinstance(value, str | int | float | bool | list | tuple | None) else str(value)

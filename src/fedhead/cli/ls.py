@@ -1,0 +1,57 @@
+"""The command ls."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.output import print_table
+
+
+class ComponentKind(StrEnum):
+    """Kinds that `ls` can list."""
+
+    methods = "methods"
+    stages = "stages"
+    datasets = "datasets"
+    models = "models"
+    heads = "heads"
+    partitions = "partitions"
+    executors = "executors"
+    analyses = "analyses"
+    metrics = "metrics"
+    uploads = "uploads"
+    aggregators = "aggregators"
+    samplers = "samplers"
+    recipes = "recipes"
+
+
+@app.command()
+def ls(
+    kind: Annotated[ComponentKind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """List what can be named: fedhead's own and what installed packages add, with where each comes from.
+
+    \b
+    Examples:
+      fedhead ls methods
+      fedhead ls recipes --json
+    """
+    from fedhead.api.listing import list_components
+    from fedhead.report.table import Table
+
+    entries = list_components(kind.value)
+    if as_json:
+        print(json.dumps(entries))
+        return
+    body = []
+    for entry in entries:
+        words = entry["parameters"]
+        parameters = words if isinstance(words, str) else ", ".join(f"{k}={v}" for k, v in words.items())
+        body.append([entry["name"], parameters, entry["description"], entry["from"]])
+    print_table(Table("", ["name", "parameters", "description", "from"], body), right=False)

@@ -1,0 +1,69 @@
+"""The command partition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import DataFolder
+from fedhead.cli.output import print_table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedhead.report.table import Table
+
+WIDEST = 26  # classes that a table can show
+
+
+@app.command()
+def partition(
+    dataset: Annotated[str, typer.Argument(help="A data set's name, see `fedhead ls datasets`.")],
+    partition: Annotated[str, typer.Argument(help="How it is distributed, see `fedhead ls partitions`.")],
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
+    seed: Annotated[int, typer.Option(help="Which draw.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the bubbles to this .png, .svg or .pdf.")] = None,
+    data: DataFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """Show how a partition distributes a data set: the table of clients x classes, and the papers' bubble picture.
+
+    \b
+    Examples:
+      fedhead partition digits 'dirichlet(0.1)' --clients 10 --seed 0
+      fedhead partition digits 'skewed(2)' --clients 20 --plot split.png
+    """
+    from fedhead.recipes import recipe_data
+    from fedhead.recipes.recipe import Recipe
+
+    federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
+    counts = federation.counts()
+    if plot is not None:
+        from fedhead.report.figures import plots
+
+        plots.save(plots.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
+    if as_json:
+        print(json.dumps({"counts": counts.tolist(), "names": federation.names and list(federation.names)}))
+        return
+    print_table(_table(counts))
+    if plot is not None:
+        print(f"picture: {plot}")
+
+
+def _table(counts: NDArray[np.int64]) -> Table:
+    """Return the samples by client and class; of many classes, how many each client holds and its largest."""
+    from fedhead.report.table import Table
+
+    wide = counts.shape[1] > WIDEST
+    columns = ["classes held", "largest class"] if wide else [str(c) for c in range(counts.shape[1])]
+    body = []
+    for client, row in enumerate(counts):
+        cells = [int((row > 0).sum()), int(row.max())] if wide else row.tolist()
+        body.append([str(client), *(str(cell) if cell else "·" for cell in cells), str(int(row.sum()))])
+    totals = ["", ""] if wide else [str(int(c)) for c in counts.sum(axis=0)]
+    return Table("", ["client", *columns, "samples"], [*body, ["all", *totals, str(int(counts.sum()))]])
