@@ -3,11 +3,11 @@
     python benchmarks/targets.py [ROW ...] [--model NAME] [--device cuda] [--data FOLDER] [--out targets.csv]
                                  [--minutes 60] [--tiny]
 
-Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, fedjax_peer, scaffold, real_run, joined_runs, first_round,
+Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, fedjax_peer, scaffold, real_run, first_round,
 architectures; all of them unless some are named. Each runs in its own process within its own time limit, and one that
 fails does not stop the others; `pfl_peer` and `fedjax_peer` measure other libraries, which must be importable. Every
 measurement is appended to the file as soon as it is known, beside the eager loop's speed on the same machine. Without
---data the images are random and of CIFAR-10's shape. `real_run`, `joined_runs` and `first_round` have two models,
+--data the images are random and of CIFAR-10's shape. `real_run` and `first_round` have two models,
 SimpleCNN and ResNet-20; --model takes one of them. --tiny tries the script itself on a few samples.
 
 Python's bytecode is kept in a folder while the script runs, and torch's is made first where an installation lacks it:
@@ -143,7 +143,7 @@ def main() -> None:
     """Measure the rows that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help=f"among {', '.join(ROWS)}; all of them unless some are named")
-    parser.add_argument("--model", choices=MODELS, help="real_run, joined_runs and first_round of this one alone")
+    parser.add_argument("--model", choices=MODELS, help="real_run and first_round of this one alone")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", help="a folder with CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("targets.csv"))

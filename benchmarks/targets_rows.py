@@ -62,17 +62,10 @@ def real_run(options: argparse.Namespace) -> Iterator[Measured]:
 
     Steps are compiled before the first round: how long that takes is in `first_round`.
     """
-    yield from _against_bench("real_run", 1, options)
+    yield from _against_bench("real_run", options)
 
 
-def joined_runs(options: argparse.Namespace) -> Iterator[Measured]:
-    """The same with the runs of several seeds in one stack, as those of a table; `bench` has the clients of all."""
-    yield from _against_bench("joined_runs", 3, options)
-
-
-def _against_bench(row: str, runs: int, options: argparse.Namespace) -> Iterator[Measured]:
-    from fedhead.recipes.recipe import load
-
+def _against_bench(row: str, options: argparse.Namespace) -> Iterator[Measured]:
     for name, words, rounds, workload, clients in (
         ("SimpleCNN", SIMPLECNN, 100, "simplecnn", 10),
         ("ResNet-20", RESNET20, 40, "fedetf", 20),
@@ -84,13 +77,10 @@ def _against_bench(row: str, runs: int, options: argparse.Namespace) -> Iterator
             rounds, clients = 3, 2
             more = ["rounds=3", "clients=2", "local_epochs=1", "batch_size=8", "client_test=null"]
         words = [*words, *more, *data(options)]
-        first = load(words[0], words[1:]).seed
-        seeds = list(range(first, first + runs))
-        steps = sum(steps_per_round([*words, f"seed={seed}"], options) for seed in seeds)
-        words += [f"seeds={seeds}", "--together"] if runs > 1 else []
+        steps = steps_per_round(words, options)
         found = run(words, options, "bf16", compile="wait")
         rate = steps * (rounds - 1) / (found.last - found.first)
-        (promised,) = bench_rates(workload, runs * clients, ["stack"], ["bf16"], options)
+        (promised,) = bench_rates(workload, clients, ["stack"], ["bf16"], options)
         yield Measured(f"{row}: {name}", rate, "client-steps/s")
         yield Measured(f"{row}: {name}, bench", promised.steps_per_s, "client-steps/s")
         yield Measured(f"{row}: {name}, share of bench", 100 * rate / promised.steps_per_s, "%", "at least 80")
@@ -258,7 +248,6 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Measured]], float]
     "fedjax_peer": (fedjax_peer, 240),
     "scaffold": (scaffold, 150),
     "real_run": (real_run, 300),
-    "joined_runs": (joined_runs, 300),
     "first_round": (first_round, 300),
     "architectures": (architectures, 560),
 }

@@ -25,7 +25,7 @@ import fedhead as fh
 from fedhead.core.system.atomic_file import atomic
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.report.compare.statistics import interval
-from fedhead.runs.run import Compute, execute_together
+from fedhead.runs.run import Compute, execute
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "tuning" / "digits", ROOT / "docs" / "leaderboard.md"
@@ -124,10 +124,8 @@ def train(entry: Entry, setting: str, recipe: Recipe, runs: Path) -> Iterator[di
     """Train a setting with every seed, and yield one row each."""
     place = runs / f"{entry.objective}-{entry.method}" / setting
     place.mkdir(parents=True, exist_ok=True)
-    outs = [place / f"seed-{seed}" for seed in SEEDS]
-    recipes = [replace(recipe, seed=seed) for seed in SEEDS]
-    found = execute_together(recipes, outs, Compute(device="cpu"), resume=True)
-    for seed, result in zip(SEEDS, found, strict=True):
+    for seed in SEEDS:
+        result = execute(replace(recipe, seed=seed), place / f"seed-{seed}", Compute(device="cpu"), resume=True)
         value = f"{result[entry.objective]:.3f}"
         yield dict(zip(COLUMNS, (entry.objective, entry.method, setting, seed, value), strict=True))
 

@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("assignments", nargs="*", help="key=value, what differs from the table")
     parser.add_argument("--lr", default="log(1e-3, 1e-1)", help="the range of the learning rate")
     parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--concurrent-trials", type=int, default=16, help="trials side by side")
     parser.add_argument("--minutes", type=float, help="begin no trial after so many minutes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
@@ -58,7 +57,6 @@ def main() -> None:
         out=asked.runs / place,
         trials=asked.trials,
         objective=OBJECTIVES[cell.metric],
-        concurrent_trials=asked.concurrent_trials,
         minutes=asked.minutes,
         final=asked.final,
         settings=Compute(asked.data, asked.device, "auto", asked.precision),

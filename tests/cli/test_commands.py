@@ -108,19 +108,6 @@ def test_seeds_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["seed4", "seed7"]
 
 
-def test_seeds_train_together_as_they_would_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["run", "digits", "seeds=[4, 7]", "rounds=2", "local_epochs=1", "model.hidden=[16]", "--quiet", "--json"]
-    found = []
-    for name, options in [("apart", ["--executor", "stack"]), ("joined", ["--together"])]:
-        assert call([*quick, *options, "--out", str(tmp_path / name)]) == 0
-        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
-    apart, joined = found
-    assert [r["accuracy"] for r in joined["runs"]] == pytest.approx([r["accuracy"] for r in apart["runs"]], abs=0.5)
-    assert sorted(p.name for p in (tmp_path / "joined").iterdir()) == ["seed4", "seed7"]
-    assert call(["run", "digits", "--together"]) == 2
-    assert "seeds=[0, 1, 2]" in capsys.readouterr().err
-
-
 def test_the_same_seed_gives_the_same_run_and_another_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +180,6 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "client_test=7"], "client_test"),
         (["run", "digits", "optimizer=adam"], "momentum: 0.9 is for sgd"),
         (["run", "digits", "--resume"], "--resume needs --out"),
-        (["run", "digits", "seeds=[0, 1]", "--together", "--transport", "flower"], "leave out --transport flower"),
         (["run", "digits", "--device", "tpu"], "tpu"),
         (["run", "digits", "--sieve"], "--sieve"),
         (["run"], "RECIPE"),
@@ -284,12 +270,11 @@ class Bad(fh.Method):
 """
 
 
-@pytest.mark.parametrize("option", [["--executor", "loop"], ["--together"]], ids=["apart", "together"])
 def test_a_seed_that_diverges_leaves_the_others_their_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.py").write_text(BAD_SEED, encoding="utf-8")
-    quick = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--quiet", *option]
+    quick = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--quiet", "--executor", "loop"]
     words = ["run", "digits", *quick, f"method={tmp_path / 'bad.py'}:Bad", "seeds=[0, 1, 2]"]
     assert call([*words, "--json", "--out", str(tmp_path / "runs")]) == 1  # one of three failed
     shown = capsys.readouterr()

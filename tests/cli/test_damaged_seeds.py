@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedhead.cli import call
-from fedhead.runs import seeds
 from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT
 
 SMALL = ["run", "digits", "rounds=2", "clients=2", "subset=60", "model.hidden=[4]", "local_epochs=1", "--quiet"]
@@ -47,13 +46,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("option", [["--executor", "loop"], ["--together"]], ids=["apart", "together"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_other_seeds_are_run_and_averaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str], damage: str
-) -> None:
+def test_the_other_seeds_are_run_and_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     spoil, file, advice = DAMAGES[damage]
-    words = [*SMALL, *option, "seeds=[0, 1, 2]", "--out", str(tmp_path)]
+    words = [*SMALL, "--executor", "loop", "seeds=[0, 1, 2]", "--out", str(tmp_path)]
     assert call(words) == 0
     assert "(3 seeds)" in capsys.readouterr().out
     spoil(tmp_path / "seed0")
@@ -91,29 +87,17 @@ def test_every_damaged_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         assert ("(1 of 3 seeds)" in shown.out) == (count == 2)
 
 
-@pytest.mark.parametrize("option", [["--executor", "loop"], ["--together"]], ids=["apart", "together"])
 @pytest.mark.parametrize("missing", ["seed0", "seed1"])
 def test_seeds_of_another_recipe_are_refused_before_any_is_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str], missing: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
-    words = [*SMALL, *option, "seeds=[0, 1]", "--out", str(tmp_path)]
+    words = [*SMALL, "--executor", "loop", "seeds=[0, 1]", "--out", str(tmp_path)]
     assert call(words) == 0
     shutil.rmtree(tmp_path / missing)
     capsys.readouterr()
     assert call([*words, "lr=0.5", "--resume"]) == 2
     assert "was begun with another recipe: lr was" in capsys.readouterr().err
     assert not (tmp_path / missing).exists(), "with another lr it would be no seed of the same experiment"
-
-
-def test_finished_seeds_need_no_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*SMALL, "--together", "seeds=[0, 1]", "--out", str(tmp_path)]
-    assert call(words) == 0
-    monkeypatch.setattr(seeds, "execute_together", lambda *_, **__: pytest.fail("there is nothing to train"))
-    before = capsys.readouterr().out
-    assert call([*words, "--resume"]) == 0
-    assert capsys.readouterr().out == before.rstrip("\n") + " (was finished already, nothing was trained)\n"
 
 
 def test_a_single_run_says_it_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,14 +109,3 @@ def test_a_single_run_says_it_as_before(tmp_path: Path, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / 'run' / CHECKPOINT} can't be read")
     assert error.endswith(f"{AGAIN}\n")
-
-
-def test_seeds_that_were_begun_apart_go_on_alone(tmp_path: Path) -> None:
-    words = [*SMALL, "seeds=[0, 1, 2]", "--out", str(tmp_path)]
-    assert call([*words, "--executor", "loop"]) == 0
-    (tmp_path / "seed0" / RESULT).unlink()
-    for seed in (1, 2):
-        shutil.rmtree(tmp_path / f"seed{seed}")
-    assert call([*words, "--together", "--resume"]) == 0
-    used = [json.loads((tmp_path / f"seed{seed}" / RESULT).read_text())["executor"] for seed in range(3)]
-    assert used == ["loop", "stack", "stack"]

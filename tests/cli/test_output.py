@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -152,29 +151,14 @@ def test_tensorboard_that_is_missing_leaves_no_folder(
     TensorBoard().check(tmp_path)
 
 
-@pytest.mark.parametrize("option", [["--executor", "loop"], ["--together"]], ids=["apart", "together"])
-def test_a_round_of_several_seeds_names_its_seed(
-    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_round_of_several_seeds_names_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["rounds=2", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu"]
-    assert call(["run", "digits", *quick, "seeds=[3, 5]", *option, "--out", str(tmp_path / "two")]) == 0
+    assert call(["run", "digits", *quick, "seeds=[3, 5]", "--out", str(tmp_path / "two")]) == 0
     rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert sorted(rounds) == [f"fedavg (seed {seed}): round {number}" for seed in (3, 5) for number in (1, 2)]
     assert call(["run", "digits", *quick, "--out", str(tmp_path / "one")]) == 0
     rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert rounds == ["fedavg: round 1", "fedavg: round 2"], "a single run needs no seed"
-
-
-@pytest.mark.parametrize(("option", "whole"), [(["--executor", "loop"], sum), (["--together"], max)])
-def test_seeds_that_train_at_once_take_their_time_once(
-    option: list[str], whole: Callable[[list[float]], float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--json"]
-    words = ["run", "digits", *quick, "seeds=[0, 1, 2]", *option, "--out", str(tmp_path / "three")]
-    for again in ([], ["--resume"]):  # the second time all have ended already
-        assert call([*words, *again]) == 0
-        result = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert result["seconds"] == pytest.approx(whole([one["seconds"] for one in result["runs"]]))
 
 
 @pytest.mark.parametrize(("seeds", "said"), [("[3]", "(1 seed)"), ("[3, 5]", "(2 seeds)")])

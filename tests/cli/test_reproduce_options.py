@@ -23,7 +23,6 @@ TABLE = ["reproduce", "fedetf/table1", "--cells", "cifar10-0.05 fedavg"]
         (["--cells", "zzz", "--seeds", "0", "--dry-run", "--json"], "--cells, --seeds, --dry-run, --json"),
         (["--next", "5m"], "--next"),
         (["--scale", "full"], "--scale"),
-        (["--one-by-one"], "--together"),
     ],
 )
 def test_what_the_summary_does_not_heed_is_refused(

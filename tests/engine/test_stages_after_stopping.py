@@ -17,7 +17,7 @@ from fedhead.executors.stack.stack import Stack
 from fedhead.metrics.records import StageResult
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute, execute_together
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 
 DECAY = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 8}
@@ -145,17 +145,6 @@ def test_a_run_folder_that_is_resumed_or_opened_again(tmp_path: Path) -> None:
     assert execute(stopped, tmp_path / "run", STACK, resume=True)["stages"]["finetune"]["clients"] == expected
     trained = reopen(tmp_path / "run", device="cpu")  # as the tables' stages are run
     assert trained.run(fh.FineTune()).metrics["clients"] == expected
-
-
-def test_runs_that_train_together_and_stop_after_different_rounds(tmp_path: Path) -> None:
-    """The first one's stage has the number of a round that the second still trains."""
-    recipes = [recipe(tmp_path, "rounds=5", f"callbacks=[own.py:StopAfter({last})]", "seed=1") for last in (2, 4)]
-    together = execute_together(recipes, [tmp_path / "a", tmp_path / "b"], STACK)
-    for found, last in zip(together, (2, 4), strict=True):
-        alone = execute(recipe(tmp_path, f"rounds={last}", "seed=1"), tmp_path / f"alone-{last}", STACK)
-        assert found["trained_rounds"] == last
-        assert found["stages"]["finetune"]["clients"] == alone["stages"]["finetune"]["clients"]
-        assert found["stages"]["finetune"]["train_loss"] == pytest.approx(alone["stages"]["finetune"]["train_loss"])
 
 
 def test_a_stage_begins_no_round_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
@@ -21,8 +20,7 @@ from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.run_cells import folder
 from fedhead.recipes import build
-from fedhead.runs.reopen import checkpoint_state
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.tables import parse
@@ -138,7 +136,6 @@ def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Pat
         table.cells(pick=["mild fedsgd"])
 
 
-# -- seeds that train together ------------------------------------------------------------------------
 PICK = ["hard fedprox few", "hard fedprox before"]
 
 
@@ -146,50 +143,9 @@ class Stopped(BaseException):
     """Stands for a kill: nothing on the way catches it."""
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    """The server's final weights of all runs of a table."""
-    runs = sorted(path.parent for path in out.rglob("result.json"))
-    return {
-        f"{run.relative_to(out)} {name}": value
-        for run in runs
-        for name, value in checkpoint_state(RunFolder.open(run))[1]["server"].leaves().items()
-    }
-
-
-def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> None:
-    table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu", executor="stack")
-    said: list[str] = []
-    apart = reproduce(table, tmp_path / "apart", pick=PICK, settings=settings, together=False)
-    joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, log=said.append)
-    assert said == ["[1-3/3] digits dirichlet(0.1) fedprox seeds 0, 1, 2: paper/tiny hard fedprox before/few"]
-    found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
-    assert found.keys() == expected.keys()
-    assert len({name.split()[0] for name in found}) == 3
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
-    for mine, theirs in zip(joined.cells, apart.cells, strict=True):
-        assert mine.cell == theirs.cell
-        assert mine.values == pytest.approx(theirs.values, abs=0.5)
-
-
-def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -> None:
-    table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu", executor="stack")
-    pick, said = ["mild fedavg before", "hard fedavg before", "hard fedprox before"], list[str]()
-    reproduce(table, tmp_path / "apart", pick=pick, seeds=2, settings=settings, together=False)
-    reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, log=said.append)
-    assert said == [
-        "[1-4/6] digits dirichlet(0.5), dirichlet(0.1) fedavg seeds 0, 1: paper/tiny mild/hard fedavg before",
-        "[5-6/6] digits dirichlet(0.1) fedprox seeds 0, 1: paper/tiny hard fedprox before",
-    ]
-    found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
-
-
-def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu")
-    whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings, together=True)
+    whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings)
     record = RunFolder.record
 
     def stop(self: RunFolder, row: dict[str, Any]) -> None:
@@ -200,41 +156,14 @@ def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatc
     monkeypatch.setattr(RunFolder, "record", stop)
     out = tmp_path / "stopped"
     with pytest.raises(Stopped):
-        reproduce(table, out, pick=PICK, settings=settings, together=True)
+        reproduce(table, out, pick=PICK, settings=settings)
     monkeypatch.undo()
     done = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    assert sorted(path.parent.name for path in done) == ["seed-0", "seed-2"]
-    again = reproduce(table, out, pick=PICK, settings=settings, together=True)
+    assert sorted(path.parent.name for path in done) == ["seed-0"]
+    again = reproduce(table, out, pick=PICK, settings=settings)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
     for mine, theirs in zip(again.cells, whole.cells, strict=True):
         assert mine.values == pytest.approx(theirs.values, abs=0.5)
-
-
-def test_what_was_begun_one_by_one_goes_on_so_and_the_others_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = parse("paper/tiny", TINY.lstrip())
-    first = table.cells(pick=PICK)[0].recipe(0)
-    begun = folder(tmp_path, first)
-    begun.parent.mkdir(parents=True)
-
-    def stop(row: dict[str, Any]) -> None:
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        execute(first, begun, Compute(device="cpu", executor="loop"), on_row=stop)
-    reproduce(table, tmp_path, pick=PICK, settings=Compute(device="cpu"), together=True)
-    used = {path.parent.name: json.loads(path.read_text())["executor"] for path in tmp_path.rglob("result.json")}
-    assert used == {"seed-0": "loop", "seed-1": "stack", "seed-2": "stack"}
-
-
-def test_one_by_one_is_the_way_on_a_cpu_and_together_needs_a_stack(tmp_path: Path) -> None:
-    table, said = parse("paper/tiny", TINY.lstrip()), list[str]()
-    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Compute(device="cpu"), log=said.append)
-    assert [line.split(" ")[0] for line in said] == ["[1/2]", "[2/2]"]
-    with pytest.raises(BadInput, match="train together in a stack"):
-        reproduce(table, tmp_path / "t", settings=Compute(device="cpu", executor="loop"), together=True)
-    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(

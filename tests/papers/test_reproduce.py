@@ -1,4 +1,4 @@
-"""A table's results from results written by hand, and which of its runs train together."""
+"""A table's results from results written by hand."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import csv
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from fedhead.cli import call
-from fedhead.core.system.errors import BadInput, Diverged
+from fedhead.core.system.errors import BadInput
 from fedhead.papers.tables import reproduce, run_cells, table_result
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, value_at
-from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs import training_groups
+from fedhead.recipes.recipe import load
 from fedhead.runs.failures import raise_if_fatal
 from fedhead.runs.run import Compute
-from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.sweep.tables import load as table
 from fedhead.studies.sweep.tables import names, parse
 
@@ -67,40 +63,10 @@ def test_a_result_deep_in_the_result() -> None:
     assert value_at({}, "accuracy") is None
 
 
-@pytest.mark.parametrize(
-    ("together", "sizes"),
-    [(True, [2, 2, 1]), (False, [1] * 5), (None, [1] * 5)],  # 64 clients at most in a stack; None: as the device is
-)
-def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: bool | None, sizes: list[int]) -> None:
-    recipes = [RECIPE.override([f"seed={k}", f"partition_seed={k}"]) for k in range(5)]
-    jobs = {run_cells.folder(tmp_path, recipe): recipe for recipe in recipes}
-    groups = training_groups.group_trainings(jobs, together, torch.device("cpu"))
-    assert [len(paths) for _, paths in groups] == sizes
-    assert [path for _, paths in groups for path in paths] == list(jobs)
-    assert [number for number, _ in groups] == [1 + sum(sizes[:k]) for k in range(len(sizes))]
-
-
-def test_a_run_larger_than_a_stack_is_a_group_and_other_work_another(tmp_path: Path) -> None:
-    recipes = [RECIPE.override(words) for words in (["clients=100"], ["clients=100", "seed=1"], ["lr=0.5"], [])]
-    jobs = {run_cells.folder(tmp_path, recipe): recipe for recipe in recipes}
-    assert [len(paths) for _, paths in training_groups.group_trainings(jobs, True, torch.device("cpu"))] == [1, 1, 1, 1]
-
-
 def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_path: Path) -> None:
     one, seed, other = (run_cells.folder(tmp_path, RECIPE.override(w)) for w in ([], ["seed=1"], ["lr=0.5"]))
     assert one.parent == seed.parent != other.parent
     assert (one.name, seed.name) == ("seed-0", "seed-1")
-
-
-def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
-    assert training_groups.begun_with(tmp_path / "run") is None
-    (tmp_path / "run").mkdir()
-    assert training_groups.begun_with(tmp_path / "run") is None
-    folder = RunFolder.create(tmp_path / "run", RECIPE)
-    folder.save_environment({"executor": "loop"})
-    assert training_groups.begun_with(tmp_path / "run") == "loop"
-    folder.finish({})
-    assert training_groups.begun_with(tmp_path / "run") == ""
 
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
@@ -164,54 +130,6 @@ def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
 def test_each_text_of_cells_has_to_pick_some(cells: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", cells]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_runs_whose_common_stack_fails_are_each_tried_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    small = ["rounds=1", "clients=2", "subset=60"]
-    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
-    real, lost = training_groups.execute, tmp_path / "seed-1"
-
-    def fails(*args: object, **kwargs: object) -> None:
-        raise ValueError("the stack fails")
-
-    def fails_once(recipe: Recipe, out: Path, *args: Any, **kwargs: Any) -> Any:
-        if out == lost:
-            raise ValueError("alone it fails too")
-        return real(recipe, out, *args, **kwargs)
-
-    monkeypatch.setattr(training_groups, "execute_together", fails)
-    monkeypatch.setattr(training_groups, "execute", fails_once)
-    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
-    assert {path: str(error) for path, error in errors.items()} == {lost: "alone it fails too"}
-    assert [RunFolder.open(path).finished for path in runs if path != lost] == [True, True]
-    assert "runs that train together failed, each goes on alone" in caplog.text
-    assert "the stack fails" in caplog.text
-
-
-def test_a_run_that_diverged_in_the_common_stack_is_not_trained_again(tmp_path: Path) -> None:
-    small = ["rounds=1", "clients=2", "subset=60", "lr=1e30"]
-    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(2)}
-    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
-    assert list(errors) == list(runs)
-    assert all(isinstance(error, Diverged) for error in errors.values())
-
-
-def test_a_run_that_was_left_out_of_the_stack_is_tried_again_though_it_diverged_before(tmp_path: Path) -> None:
-    small = ["rounds=1", "clients=2", "subset=60"]
-    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
-    first = next(iter(runs))
-    folder = RunFolder.create(first, runs[first])
-    folder.save_environment({"executor": "loop"})
-    (first / "diverged.json").write_text(json.dumps({"reason": "client 0, round 1: not finite"}))
-    errors = training_groups.train(runs, True, Compute(device="cpu", executor="stack"))
-    assert not any(isinstance(error, Diverged) for error in errors.values())
-
-
-def test_a_damaged_folder_did_not_diverge(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("[")
-    assert training_groups.diverged(tmp_path) is None
 
 
 def test_after_an_error_of_the_gpu_no_other_run_is_taken() -> None:

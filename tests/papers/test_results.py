@@ -23,7 +23,7 @@ from fedhead.papers.tables import results_page
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.results import FILE, Results, digest
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs import training_groups
+from fedhead.studies import training
 from fedhead.studies.sweep import tables
 
 
@@ -32,8 +32,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(training_groups, "execute", refuse)
-    monkeypatch.setattr(training_groups, "execute_together", refuse)
+    monkeypatch.setattr(training, "execute", refuse)
 
 
 def test_a_row_per_cell_split_and_seed(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
     class Killed(BaseException):
         """Stands for a machine that disappears."""
 
-    real, begun = training_groups.execute, list[int]()
+    real, begun = training.execute, list[int]()
 
     def dies(*args: Any, **kwargs: Any) -> Any:
         begun.append(1)
@@ -110,7 +109,7 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
             raise Killed
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(training_groups, "execute", dies)
+    monkeypatch.setattr(training, "execute", dies)
     with pytest.raises(Killed):
         reproduce(tiny(), tmp_path / "runs", results=tmp_path, settings=CPU)
     assert len(rows(tmp_path)) == 4  # two runs, each with its stage
@@ -150,14 +149,14 @@ def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(
 
 
 def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = training_groups.execute
+    real = training.execute
 
     def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         if recipe.seed == 1:
             raise Diverged("left the finite numbers")
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(training_groups, "execute", fails)
+    monkeypatch.setattr(training, "execute", fails)
     said: list[str] = []
     result = reproduce(
         tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,

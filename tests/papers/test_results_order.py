@@ -14,9 +14,9 @@ from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.papers.tables.reproduce import reproduce, reproduce_next
-from fedhead.papers.tables.run_cells import Measured
+from fedhead.papers.tables.run_cells import MeasureResult
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs import time_budget, training_groups
+from fedhead.studies import time_budget, training
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 from fedhead.studies.sweep.tables import Table
@@ -50,22 +50,18 @@ def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
 def test_no_run_is_begun_that_is_not_likely_to_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
-    mine, recipes = time_budget.TimeBudget(minutes=10), [Recipe(rounds=10, seed=s) for s in range(4)]
-    assert mine.how_many_fit(recipes) == 4  # nothing is known yet
+    mine, recipe = time_budget.TimeBudget(minutes=10), Recipe(rounds=10)
+    assert mine.fits(recipe)  # nothing is known yet
     mine.record(Recipe(rounds=5), 100)  # so 10 rounds take 200 seconds
-    assert mine.how_many_fit(recipes) == 3
+    assert mine.fits(recipe)
     now[0] = 450.0
-    assert mine.how_many_fit(recipes) == 0
-    assert mine.how_many_fit([Recipe(rounds=5)]) == 1
-    assert mine.how_many_fit([Recipe(rounds=10, model="digitscnn")]) == 0  # of which nothing is known
-    mine.record(Recipe(rounds=10), 100, together=2)
-    assert mine.how_many_fit(recipes) == 3  # of which two take 100 seconds together
-    mine.record(Recipe(rounds=10), 200, together=8)
-    assert mine.how_many_fit(recipes[:1]) == 0  # one is taken to need as long as eight side by side
+    assert not mine.fits(recipe)
+    assert mine.fits(Recipe(rounds=5))
+    assert not mine.fits(Recipe(rounds=10, model="digitscnn"))  # of which nothing is known
     assert not mine.exhausted
     now[0] = 600.0
     assert mine.exhausted
-    assert time_budget.TimeBudget().how_many_fit(recipes) == 4
+    assert time_budget.TimeBudget().fits(recipe)
 
 
 def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
@@ -97,7 +93,7 @@ def test_next_measures_what_is_missing_by_priority_over_all_tables(
     slow = tiny(**{"rounds: 2": "rounds: 3", "priority: 1": "priority: 1"})
     _use(monkeypatch, slow=slow, fast=tiny())
     said: list[str] = []
-    nothing = Measured(0, {})
+    nothing = MeasureResult(0, {})
     assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == nothing
     order = [(r["table"], r["cell"]) for r in rows(tmp_path)]
     names = ["mild fedavg", "hard fedavg", "mild fedprox", "hard fedprox"]
@@ -121,19 +117,19 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     absent = tiny(**{"dataset: digits, subset: 120": "dataset: cifar10", "model: mlp": "model: simplecnn",
                      "model.hidden: [8], ": ""})  # fmt: skip
     _use(monkeypatch, absent=absent, there=tiny())
-    real = training_groups.execute
+    real = training.execute
 
     def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         if recipe.partition == "dirichlet(0.5)":
             raise BadInput("something is wrong with it")
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(training_groups, "execute", fails)
+    monkeypatch.setattr(training, "execute", fails)
     said: list[str] = []
     settings = replace(CPU, data=tmp_path / "no-data")
     measured = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append)
     names = [f"there mild {method} before/ccvr, seed 0" for method in ("fedavg", "fedprox")]
-    assert measured == Measured(2, dict.fromkeys(names, "something is wrong with it"))
+    assert measured == MeasureResult(2, dict.fromkeys(names, "something is wrong with it"))
     assert said[0] == "cifar10 is not there: its cells are left out"
     assert not [text for text in said if "the time is up" in text]
     assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
@@ -147,13 +143,10 @@ def test_next_says_that_the_time_is_up_when_it_begins_no_more_runs(
 ) -> None:
     _use(monkeypatch, one=tiny())  # FedProx has a later priority
 
-    def only_fedprox(self: time_budget.TimeBudget, recipes: list[Recipe]) -> int:
-        return len(recipes) if recipes[0].method == "fedprox" else 0
-
-    monkeypatch.setattr(time_budget.TimeBudget, "how_many_fit", only_fedprox)
+    monkeypatch.setattr(time_budget.TimeBudget, "fits", lambda self, recipe: recipe.method == "fedprox")
     said: list[str] = []
     measured = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append)
-    assert measured == Measured(2, {})
+    assert measured == MeasureResult(2, {})
     assert [text.partition(":")[0] for text in said[:-1]] == [
         "[1/2] digits dirichlet(0.5) fedprox seed 0",
         "[2/2] digits dirichlet(0.1) fedprox seed 4",
@@ -165,14 +158,14 @@ def test_the_command_names_what_failed_after_the_others_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _use(monkeypatch, one=tiny(), two=tiny(**{"rounds: 2": "rounds: 3"}))
-    real = training_groups.execute
+    real = training.execute
 
     def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         if recipe.partition == "dirichlet(0.5)" and recipe.method == "fedavg":
             raise BadInput("something is wrong with it")
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(training_groups, "execute", fails)
+    monkeypatch.setattr(training, "execute", fails)
     line = ["--next", "10m", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert call(["reproduce", *line, "--device", "cpu", "--executor", "loop"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
@@ -180,7 +173,7 @@ def test_the_command_names_what_failed_after_the_others_are_done(
     fix = "fix it, and the same command runs what failed again"
     assert error == f"error: {name}: something is wrong with it (1 more failed); {fix}"
     assert len(rows(tmp_path)) == 2 * 6  # all but the two that failed, each with its stage
-    monkeypatch.setattr(training_groups, "execute", real)
+    monkeypatch.setattr(training, "execute", real)
     assert call(["reproduce", *line, "--device", "cpu", "--executor", "loop"]) == 0
     assert len(rows(tmp_path)) == 2 * 8
 

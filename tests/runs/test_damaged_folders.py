@@ -12,10 +12,9 @@ from tiny_table import CPU, tiny
 from fedhead.core.system.errors import BadInput
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.recipe import load
-from fedhead.runs import training_groups
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
+from fedhead.runs.run import execute
+from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, RESULT, RunFolder
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 
@@ -45,9 +44,7 @@ def runs_of(out: Path) -> list[Path]:
     ],
     ids=["no config", "config", "environment", "result", "stage"],
 )
-def test_the_other_runs_of_a_table_are_run(
-    tmp_path: Path, damage: Callable[[Path], object], advice: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_other_runs_of_a_table_are_run(tmp_path: Path, damage: Callable[[Path], object], advice: str) -> None:
     pick = ["mild fedavg ccvr"]
     reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
     (run,) = runs_of(tmp_path)
@@ -59,7 +56,6 @@ def test_the_other_runs_of_a_table_are_run(
     (reason,) = found.failures.values()
     assert str(run) in reason
     assert reason.endswith(advice)
-    assert "train together" not in caplog.text
     shutil.rmtree(run)
     again = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, settings=CPU)
     assert (all(cell.mean is not None for cell in again.cells), again.failures) == (True, {})
@@ -92,27 +88,6 @@ def test_the_other_runs_of_a_sweep_are_run(tmp_path: Path) -> None:
         assert len(found.failures) == 1, name
         assert RunFolder.open(second).finished
         (first / name).write_text(kept)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [(CHECKPOINT, "{"), (METRICS, "{\n"), (METRICS, '{"round": 2}\n'), (METRICS, "")],
-    ids=["checkpoint", "metrics", "another round", "no metrics"],
-)
-def test_a_damaged_folder_does_not_keep_others_from_training_together(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str
-) -> None:
-    small = ["rounds=2", "clients=2", "subset=60"]
-    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
-    settings = Compute(device="cpu", executor="stack")
-    first = next(iter(runs))
-    execute(runs[first], first, settings)
-    (first / RESULT).unlink()
-    (first / name).write_text(content)
-    errors = training_groups.train(runs, True, settings)
-    assert list(errors) == [first]
-    assert str(errors[first]).endswith(AGAIN)
-    assert "train together failed" not in caplog.text
 
 
 def test_a_finished_run_without_its_checkpoint_is_not_told_to_go_on(tmp_path: Path) -> None:

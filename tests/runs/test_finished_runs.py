@@ -10,7 +10,7 @@ import pytest
 from tiny_table import CPU, rows, tiny
 
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.runs.work_sharing import Claims
+from fedhead.studies.claims import Claims
 
 PICK = ["mild fedavg"]
 

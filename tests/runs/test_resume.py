@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.loggers.tensorboard import TensorBoard
@@ -192,8 +191,6 @@ def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Pat
             execute(recipe, tmp_path / executor, Compute(executor="stack"), resume=True)
         assert execute(recipe, tmp_path / executor, Compute(executor=executor), resume=True)["accuracy"]
         assert RunFolder.open(tmp_path / executor).environment()["executor"] == "loop"
-    together = ["sweep", "digits", *words, f"method={tmp_path}/reads.py:Reads", "lr=[0.1]", "--seeds", "2"]
-    assert call([*together, "--together", "--out", str(tmp_path / "grid")]) == 0  # each for itself
 
 
 def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedhead.recipes import recipe_data
 from fedhead.recipes.recipe import load
 from fedhead.runs import run
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute, execute_together
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_writer import RunWriter
 from fedhead.runs.seeds import execute_seeds
@@ -136,12 +136,6 @@ def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) ->
     asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "loggers": (CSVLogger(),)}
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
         local_run.execute(RECIPE, tmp_path / "run", Compute(**{name: asked[name]}))
-    assert not (tmp_path / "run").exists()
-
-
-def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="train together in a stack"):
-        execute_together([RECIPE], [tmp_path / "run"], Compute(executor="loop"))
     assert not (tmp_path / "run").exists()
 
 

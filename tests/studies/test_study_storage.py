@@ -12,7 +12,10 @@ import fedhead as fh
 from fedhead.core.system.errors import machine_fault
 from fedhead.recipes.recipe import load
 from fedhead.recipes.search_space import Dimension
-from fedhead.studies.tune.study import FILE, Study
+from fedhead.runs.run import Compute
+from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.tune.study import FILE, SearchLimits, Study
+from fedhead.studies.tune.trial_training import TrialTraining
 
 pytest.importorskip("optuna")
 from sqlalchemy import event
@@ -21,28 +24,19 @@ from sqlalchemy.engine import Engine
 
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[Study]:
-    made = Study(
-        tmp_path,
-        load("digits"),
-        [Dimension("lr", "log", (0.01, 0.1))],
-        objective="loss",
-        direction="minimize",
-        sampler="random",
-        pruner="none",
-        seed=0,
-        share=0.15,
-    )
+    search = TrialTraining.make(load("digits"), [Dimension("lr", "log", (0.01, 0.1))], "loss", 0.15, Compute())
+    made = Study(tmp_path, search, SearchLimits(1, TimeBudget()), sampler="random", pruner="none")
     yield made
     made.close()
 
 
 def engine(study: Study) -> Engine:
-    found: Engine = study._storage.engine
+    found: Engine = study.storage.engine
     return found
 
 
 def fill(study: Study) -> None:
-    with study._storage_errors():
+    with study._storage():
         study._study.set_user_attr("filling", "x" * 100_000)
 
 
@@ -74,6 +68,6 @@ def test_a_statement_that_holds_the_word_full_is_no_full_disk(study: Study) -> N
         connection.exec_driver_sql("DROP TABLE study_user_attributes")
     with (
         pytest.raises(fh.BadInput, match=r"can't be used as a study .*no such table: study_user_attributes"),
-        study._storage_errors(),
+        study._storage(),
     ):
         study._study.set_user_attr("full", 1)

@@ -150,7 +150,7 @@ def test_ray_loses_a_worker_in_mid_cell(tmp_path: Path, monkeypatch: pytest.Monk
     said, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, complaints
     assert said.splitlines()[-1] == "3 True"
-    assert said.count("a worker was lost") == 1
+    assert complaints.count("a worker was lost") == 1
     rounds: dict[str, Counter[int]] = {}
     for run, number, _ in (line.split() for line in log.read_text().splitlines()):
         rounds.setdefault(run, Counter())[int(number)] += 1

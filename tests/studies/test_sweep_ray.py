@@ -18,8 +18,9 @@ from fedhead.runs import environment
 from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 from fedhead.runs.run_transfer import place, read_files
-from fedhead.studies.sweep import ray_cluster, ray_engine, ray_worker
-from fedhead.studies.sweep.ray_engine import RayEngine
+from fedhead.studies import ray_engine
+from fedhead.studies.ray_engine import RayEngine
+from fedhead.studies.sweep import ray_runs, sweep_runs
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
@@ -32,26 +33,29 @@ TABLE = plan("digits", {"lr": [0.1, 0.2], "clients": 3, "rounds": 2, "local_epoc
 def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Ray], RayEngine]:
     """Return a function that makes an engine on a stand-in for Ray."""
     monkeypatch.setattr(environment, "_commit", lambda: None)  # asking git takes longer than these runs
-    monkeypatch.setattr(ray_worker, "EVERY", 60.0)  # a stand-in's worker does not die: it sends when it has ended
-    monkeypatch.setattr(ray_worker.tempfile, "gettempdir", lambda: str(tmp_path / "worker"))
+    monkeypatch.setattr(ray_runs, "EVERY", 60.0)  # a stand-in's worker does not die: it sends when it has ended
+    monkeypatch.setattr(ray_runs.tempfile, "gettempdir", lambda: str(tmp_path / "worker"))
 
     def make(ray: Ray) -> RayEngine:
-        monkeypatch.setattr(ray_cluster, "importlib", SimpleNamespace(import_module=lambda name: ray))
+        monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=lambda name: ray))
         return RayEngine()
 
     return make
 
 
 def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
-    with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_ray: Callable[[Ray], RayEngine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     record, trained = RunFolder.record, list[int]()
     monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(row["round"]) or record(self, row))
-    ray, said = Ray(lost=1), list[str]()
-    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(ray), log=said.append)
+    ray = Ray(lost=1)
+    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(ray))
     assert [row.finished for row in result.rows] == [1, 1]
     assert (ray.begun, ray.most, trained) == (3, 2, [1, 2, 1, 2])
-    assert "a worker was lost (RayError): its runs go on from their checkpoints" in said
+    assert "a worker was lost (RayError): another one takes over" in caplog.text
     path, recipe = next(iter(sweep_cells(TABLE)[0].runs.items()))
     alone = execute(recipe, tmp_path / "alone", LOOP)
     found = RunFolder.open(tmp_path / "sweep" / path).result() or {}
@@ -62,8 +66,8 @@ def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
 def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
     with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOSSES", 1)
-    monkeypatch.setattr(ray_engine, "place", lambda files, folder: None)  # nothing arrives
+    monkeypatch.setattr(ray_engine, "_LOSSES", 1)
+    monkeypatch.setattr(sweep_runs, "place", lambda files, folder: None)  # nothing arrives
     result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(Ray(lost=4)))
     assert list(result.failures) == ["lr=0.1, seed 0", "lr=0.2, seed 0"]
     assert result.failures["lr=0.1, seed 0"] == "its worker was lost 2 times, RayError"
@@ -88,7 +92,7 @@ def test_a_worker_goes_on_from_the_checkpoint_that_it_is_sent(
     trained: list[int] = []
     monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(row["round"]) or record(self, row))
     held = {"run": read_files(tmp_path / "stopped")}
-    for changed, failures in ray_worker.run_streaming("name", {"run": recipe}, held, None, LOOP):
+    for changed, failures in ray_runs.run_streaming("name", {"run": recipe}, held, LOOP):
         assert not failures
         for files in changed.values():
             place(files, tmp_path / "stopped")
@@ -109,6 +113,6 @@ def test_what_ray_can_not_give_is_refused(
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(ray_cluster, "importlib", SimpleNamespace(import_module=missing))
+    monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=missing))
     with pytest.raises(BadInput, match=r"--engine ray needs Ray: pip install 'fedhead\[ray\]'"):
         RayEngine()

@@ -30,7 +30,9 @@ from fedhead.recipes.recipe_data import Inputs, search_federation
 from fedhead.recipes.search_space import Dimension, with_values
 from fedhead.report.figures import tuning_plots
 from fedhead.runs.run import Compute, execute
-from fedhead.studies.tune.study import Study, objective_of
+from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.tune.study import SearchLimits, Study, read_about
+from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import Outcome
 from fedhead.studies.tune.tune import _train_finally
 
@@ -122,7 +124,7 @@ def _pairs(made: fh.Federation) -> list[tuple[Any, Any]]:
 def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: Path) -> None:
     recipe = Recipe(dataset=guarded, method="fedprox", momentum=0.5, **SMALL)  # type: ignore[arg-type]
     space = ["lr=log(0.01, 1)", "method.mu=log(1e-3, 10)"]
-    found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none", concurrent_trials=4)
+    found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none")
     federation = search_federation(recipe, 0.15)
     for trial in found.trials:
         alone = Experiment.from_recipe(with_values(recipe, dict(trial.values)), Inputs.of(federation))
@@ -143,7 +145,7 @@ def test_the_best_setting_is_trained_on_all_samples_in_the_end(tmp_path: Path) -
 @pytest.mark.slow
 def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe, tmp_path: Path) -> None:
     longer = replace(planted, rounds=4)
-    same = {"out": tmp_path / "s", "objective": "loss", "concurrent_trials": 1, "sampler": "random"}
+    same = {"out": tmp_path / "s", "objective": "loss", "sampler": "random"}
     first = fh.tune(longer, "method.place=uniform(0, 1)", trials=6, **same)  # type: ignore[arg-type]
     second = fh.tune(longer, "method.place=uniform(0, 1)", trials=12, **same)  # type: ignore[arg-type]
     assert [one.values for one in second.trials[:6]] == [one.values for one in first.trials]
@@ -211,7 +213,7 @@ def test_an_objective_without_a_number_ends_the_trial_not_the_count(
 ) -> None:
     monkeypatch.setitem(fh.METRICS._held, "nothing", lambda y_true, y_pred: math.nan)
     with pytest.raises(fh.FedheadError, match=r"all 2 trials failed \(trial 0: nothing is nan"):
-        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="nothing", concurrent_trials=1)
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="nothing")
     with (tmp_path / "trials.csv").open() as file:
         assert [row["state"] for row in csv.DictReader(file)] == ["failed", "failed"]
 
@@ -220,7 +222,7 @@ def test_an_objective_without_a_number_ends_the_trial_not_the_count(
 def test_validation_samples_of_a_recipe_are_given_back_unless_callbacks_need_them(
     planted: Recipe, tmp_path: Path
 ) -> None:
-    common: Any = {"trials": 1, "objective": "loss", "concurrent_trials": 1}
+    common: Any = {"trials": 1, "objective": "loss"}
     held = replace(planted, validation=0.4, rounds=1)
     found = fh.tune(held, "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
     assert found.recipe.validation is None
@@ -238,17 +240,21 @@ def test_metrics_of_the_clients_are_of_their_own_validation_samples(planted: Rec
         fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, minutes=1e-9, objective="client_std")
     found = fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="client_std")
     assert 0 <= found.value <= 1
-    assert objective_of(tmp_path) == ("client_std", "minimize")  # which figures need
-    assert objective_of(tmp_path / "elsewhere") is None
+    about = read_about(tmp_path) or {}
+    assert (about["objective"], about["direction"]) == ("client_std", "minimize")  # which figures need
+    assert read_about(tmp_path / "elsewhere") is None
+
+
+def join(folder: Path, recipe: Recipe, *space: Dimension) -> Study:
+    """Open a study without the search."""
+    search = TrialTraining.make(recipe, space, "loss", 0.15, Compute(device="cpu"))
+    return Study(folder, search, SearchLimits(2, TimeBudget()), sampler="random", pruner="none")
 
 
 @pytest.mark.slow
 def test_a_better_setting_is_trained_finally_beside_the_one_before(tmp_path: Path) -> None:
     recipe = load("digits", ["subset=100", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"])
-    study = Study(
-        tmp_path, recipe, [Dimension("lr", "log", (0.01, 1))], objective="loss", direction="minimize",
-        sampler="random", pruner="none", seed=0, share=0.15,
-    )  # fmt: skip
+    study = join(tmp_path, recipe, Dimension("lr", "log", (0.01, 1)))
     study.close()
     for lr in (0.1, 0.2, 0.2):
         _train_finally(replace(recipe, lr=lr), study, Compute())
@@ -268,16 +274,16 @@ def test_the_final_training_waits_for_the_trials_of_other_workers(
         return {}
 
     monkeypatch.setattr("fedhead.studies.tune.tune._train_finally", final)
-    about: Any = {"objective": "loss", "direction": "minimize", "sampler": "random", "pruner": "none", "share": 0.15}
-    other = Study(tmp_path, planted, [Dimension("lr", "log", (0.01, 0.1))], seed=0, **about)
-    trial = other.ask(1, 2)[0]
+    other = join(tmp_path, planted, Dimension("lr", "log", (0.01, 0.1)))
+    job = other.next()
+    assert job is not None
 
     def ends(seconds: float) -> None:
-        other.tell(trial, Outcome("complete", -1.0))
+        other.tell(job.trial, Outcome("complete", -1.0))
 
     monkeypatch.setattr("fedhead.studies.tune.tune.time.sleep", ends)
     fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="loss", sampler="random", final=True)
-    assert trained == [other.values(trial)["lr"]]  # the best of all, which ended last
+    assert trained == [job.values["lr"]]  # the best of all, which ended last
     other.close()
 
 
@@ -291,7 +297,7 @@ def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkey
     def full(self: Study, *words: object) -> None:
         cause = sqlite3.OperationalError("database or disk is full")
         cause.sqlite_errorcode, cause.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
-        with self._storage_errors():
+        with self._storage():
             raise OperationalError("INSERT", {}, cause) from cause
 
     monkeypatch.setattr(Study, "tell", full)
@@ -334,8 +340,7 @@ from pathlib import Path
 import fedhead as fh
 from fedhead.recipes.recipe import load
 recipe = load("digits", ["subset=300", "rounds=6", "local_epochs=1", "model=mlp(hidden=[8])"])
-found = fh.tune(recipe, "lr=log(1e-3, 1)", out=sys.argv[1], trials=int(sys.argv[2]), sampler="random", pruner="none",
-                concurrent_trials=2)
+found = fh.tune(recipe, "lr=log(1e-3, 1)", out=sys.argv[1], trials=int(sys.argv[2]), sampler="random", pruner="none")
 print(len(found.trials))
 """
 

@@ -16,8 +16,9 @@ from fedhead.cli import call
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import Dimension
 from fedhead.runs.run import Compute
-from fedhead.studies.tune import trial_queue
-from fedhead.studies.tune.study import Study
+from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.tune import study as studies
+from fedhead.studies.tune.study import SearchLimits, Study
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import Outcome
 
@@ -54,7 +55,6 @@ def tune(recipe: Recipe, *space: str, out: Path, **more: Any) -> fh.TuneResult:
         "sampler": "random",
         "pruner": "none",
         "objective": "loss",
-        "concurrent_trials": 1,
         "seed": 7,
     }
     return fh.tune(recipe, *space, out=out, settings=Compute(device="cpu", executor="stack"), **(usual | more))
@@ -66,11 +66,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def outcomes(recipe: Recipe, *chosen: dict[str, Any]) -> list[Outcome]:
-    """Train trials side by side, without a study."""
-    ended: dict[int, Outcome] = {}
+    """Train trials without a study."""
     search = TrialTraining.make(recipe, [], "loss", 0.15, Compute(device="cpu", executor="stack"))
-    search.run(chosen, lambda place, number, value: False, lambda place, outcome: ended.update({place: outcome}))
-    return [ended[place] for place in range(len(chosen))]
+    return [search.run(values, lambda number, value: False) for values in chosen]
 
 
 def test_a_trial_that_raises_fails_and_those_beside_it_keep_their_numbers(breaks: Recipe) -> None:
@@ -101,12 +99,12 @@ def test_a_model_that_can_not_be_built_with_some_values_fails_alone(monkeypatch:
 
 def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path) -> None:
     recipe, space = load("digits", [*SMALL, "batch_size=4"]), "lr=choice(0.1, 1e30)"
-    found = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=4)
+    found = tune(recipe, space, out=tmp_path, trials=4)
     states = {one.values["lr"]: one.state for one in found.trials}
     assert states == {0.1: "complete", 1e30: "failed"}
     assert found.best.values["lr"] == 0.1
     assert "diverged: client 0, round 1" in found.failed[0].reason
-    again = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=4)
+    again = tune(recipe, space, out=tmp_path, trials=4)
     assert again.trials == found.trials
 
 
@@ -127,27 +125,32 @@ def test_the_same_command_tries_again_what_failed_by_an_error(
 
 def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_path: Path) -> None:
     def join() -> Study:
-        return Study(
-            tmp_path, Recipe(), [Dimension("lr", "log", (0.01, 1))], objective="loss", direction="minimize",
-            sampler="random", pruner="none", seed=0, share=0.15,
-        )  # fmt: skip
+        search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
+        return Study(tmp_path, search, SearchLimits(3, TimeBudget()), sampler="random", pruner="none")
 
     one = join()
-    one.tell(one.ask(1, 2)[0], Outcome("failed", reason="out of memory", retryable=True))
+    first, second = one.next(), one.next()
+    assert first is not None
+    assert second is not None
+    one.finish(first, Outcome("failed", reason="out of memory", retryable=True))
     other = join()
-    assert [trial.state for trial in other.trials()] == ["failed"]
-    assert len(other.ask(2, 2)) == 1  # a failed trial counts
+    assert [trial.state for trial in other.trials()] == ["failed", "running"]
+    third = other.next()
+    assert third is not None
+    assert other.next() is None  # a failed trial counts
+    one.finish(second, Outcome("complete", 1.0))
+    other.finish(third, Outcome("complete", 2.0))
     for study in (one, other):
         study.close()
     alone = join()
-    assert [trial.state for trial in alone.trials()] == ["retried", "running", "waiting"]
+    assert [trial.state for trial in alone.trials()] == ["retried", "complete", "complete", "waiting"]
     alone.close()
 
 
 def test_a_search_whose_trials_all_fail_stops_with_one_line(
     breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_queue, "MAX_FAILED", 3)
+    monkeypatch.setattr(studies, "MAX_FAILED", 3)
     with pytest.raises(
         fh.FedheadError, match="all 3 trials failed and the search stopped before the other 5"
     ) as caught:
@@ -213,25 +216,6 @@ def test_one_trial_that_diverged_is_no_error_of_the_command_and_a_study_without_
     assert "of 4 trials failed" in said.err
     assert call([*words, "lr=choice(1e30, 1e31)", "--out", str(tmp_path / "none")]) == 1
     assert not (tmp_path / "none" / "best.yaml").exists()
-
-
-@dataclass(frozen=True)
-class ReadsNumbers(fh.Method):
-    """FedAvg that no stack can train."""
-
-    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
-        found = super().loss(w, batch, client)
-        return found * (2.0 if found.item() > 1 else 1.0)
-
-
-def test_a_method_that_no_stack_takes_is_told_how_to_train_one_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(fh.METHODS._held, "reads", ReadsNumbers)
-    words = ["tune", "digits", *SMALL, "method=reads", "lr=log(0.01, 0.1)", "--trials", "2", "--out", str(tmp_path)]
-    assert call([*words, "--concurrent-trials", "2"]) == 1
-    assert "trials side by side are a stack: give --concurrent-trials 1" in capfd.readouterr().err
-    assert call([*words, "--concurrent-trials", "1"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from ray_stub import Ray
 import fedhead as fh
 from fedhead.recipes.recipe import load
 from fedhead.runs.run import Compute
-from fedhead.studies.sweep import ray_cluster
-from fedhead.studies.tune import ray_tuning
+from fedhead.studies import ray_engine
+from fedhead.studies.tune import ray_trials
 from fedhead.studies.tune.study import Study
 
 pytest.importorskip("optuna")
@@ -33,14 +33,13 @@ def _tune(out: Path, space: str = SPACE, **more: Any) -> fh.TuneResult:
     usual: dict[str, Any] = {
         "sampler": "random",
         "pruner": "none",
-        "concurrent_trials": 2,
         "settings": Compute(device="cpu"),
     }
     return fh.tune(RECIPE, space, out=out, objective="loss", **(usual | more))
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, ray: Ray) -> None:
-    for module in (ray_cluster, ray_tuning):
+    for module in (ray_engine, ray_trials):
         monkeypatch.setattr(module, "importlib", SimpleNamespace(import_module=lambda name: ray))
 
 
@@ -55,18 +54,18 @@ def test_a_lost_worker_s_trials_are_trained_again_with_the_values_of_one_machine
     assert [(one.values, one.value, one.trained_rounds) for one in found.trials] == [
         (one.values, one.value, one.trained_rounds) for one in alone.trials
     ]
-    assert (ray.begun, ray.most) == (3, 2)
-    assert "a worker was lost (RayError): its 2 trials are trained again" in caplog.text
+    assert (ray.begun, ray.most) == (5, 2)
+    assert "a worker was lost (RayError): another one takes over" in caplog.text
     assert (tmp_path / "ray" / "best.yaml").exists()
 
 
 def test_trials_that_lose_their_worker_too_often_or_diverge_fail_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOSSES", 0)
+    monkeypatch.setattr(ray_engine, "_LOSSES", 0)
     _use(monkeypatch, Ray(lost=1))
     found = _tune(tmp_path, "lr=choice(0.1, 1e30)", trials=6, engine="ray")
-    lost, trained = found.trials[:2], found.trials[2:]
+    lost, trained = found.trials[:1], found.trials[1:]
     assert {(one.state, one.reason) for one in lost} == {("failed", "its worker was lost 1 times, RayError")}
     assert {(one.values["lr"], one.state) for one in trained} == {(0.1, "complete"), (1e30, "failed")}
     assert "diverged: client 0" in next(one.reason for one in trained if one.state == "failed")
@@ -78,19 +77,19 @@ def test_the_process_with_the_study_says_which_trials_end_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _use(monkeypatch, Ray(cpus=1))
-    whole, begun = ray_tuning.PrunedTrials.has, threading.Semaphore(0)
+    whole, begun = ray_trials.PrunedTrials.has, threading.Semaphore(0)
 
     def report(self: Study, trial: Any, number: int, value: float) -> bool:
         begun.release()
         return trial.number == 1
 
-    def has(self: ray_tuning.PrunedTrials, number: int) -> bool:
+    def has(self: ray_trials.PrunedTrials, number: int) -> bool:
         begun.acquire()  # in its second round the worker finds what was decided after the first
         return whole(self, number)
 
     monkeypatch.setattr(Study, "report", report)
-    monkeypatch.setattr(ray_tuning.PrunedTrials, "has", has)
-    found = _tune(tmp_path, trials=2, engine="ray", concurrent_trials=1)
+    monkeypatch.setattr(ray_trials.PrunedTrials, "has", has)
+    found = _tune(tmp_path, trials=2, engine="ray")
     assert [one.state for one in found.trials] == ["complete", "pruned"]
 
 
@@ -121,7 +120,7 @@ from fedhead.runs.run import Compute
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 recipe = load("digits", ["subset=60", "rounds=6", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])",
                          "method=slow.py:Slow"])
-found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none", concurrent_trials=1,
+found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none",
                 engine="ray", settings=Compute(device="cpu"))
 print(len(found.trials), Counter(one.state for one in found.trials))
 """

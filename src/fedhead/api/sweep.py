@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from fedhead.api.load import load
 from fedhead.api.result_list import Results
-from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
 from fedhead.executors.client.base import Executor
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import CONFIG
-from fedhead.studies.sweep.sweep import Engine, read_shard, run_sweep
+from fedhead.studies.queue import make_engine, read_shard
+from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells, warn_of_changed_base
 
@@ -31,7 +31,6 @@ def sweep(
     engine: Literal["local", "ray"] = "local",
     cpus_per_cell: float = 1,
     gpus_per_cell: float = 0,
-    together: bool | None = None,
     data: str | PathLike[str] | None = None,
     device: str = "auto",
     executor: str | Executor = "auto",
@@ -56,7 +55,6 @@ def sweep(
         engine: "local" runs in this process, "ray" on the machines of a Ray cluster.
         cpus_per_cell: With Ray: the CPUs that the runs of a cell get.
         gpus_per_cell: With Ray: the GPUs, or the share of one.
-        together: Whether seeds and splits train in one stack; None: on a GPU, where a stack is fastest.
         data: The folder of the data sets; None: the default one.
         device: Where to compute: "auto", "cpu" or "cuda".
         executor: What trains the clients, as in `fedhead.run`.
@@ -71,8 +69,7 @@ def sweep(
         BadInput: A cell can't be built, two are the same, or the folder holds something else, or results of an older
             version of your own code.
     """
-    if engine not in ("local", "ray"):
-        raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
+    runner = make_engine(engine, cpus_per_cell, gpus_per_cell, "cell")
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)
     table = plan(source, axes or {})
@@ -86,26 +83,10 @@ def sweep(
         shard=part,
         minutes=minutes,
         settings=settings,
-        together=together,
-        engine=make_engine(engine, cpus_per_cell, gpus_per_cell),
+        engine=runner,
         log=print if progress else lambda text: None,
     )
     for name, reason in result.failures.items():
         logger.warning("%s failed: %s", name, reason)
     paths = [result.folder / path for cell in sweep_cells(table, seeds) for path in cell.runs]
     return Results(load(path, data=data, device=device) for path in paths if (path / CONFIG).exists())
-
-
-def make_engine(name: str, cpus: float, gpus: float) -> Engine | None:
-    """Return what runs the cells; None: this process.
-
-    Raises:
-        BadInput: Resources are given to this process, or Ray is not installed.
-    """
-    if name == "local":
-        if (cpus, gpus) != (1, 0):
-            raise BadInput("cpus and gpus per cell are resources of a Ray cluster: add --engine ray (engine='ray')")
-        return None
-    from fedhead.studies.sweep.ray_engine import RayEngine
-
-    return RayEngine(cpus, gpus)

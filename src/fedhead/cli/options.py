@@ -36,14 +36,6 @@ ExecutorName = Annotated[
 Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
 ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see several_devices.on_each
-Together = Annotated[
-    bool | None,
-    typer.Option(
-        "--together/--one-by-one",
-        help="Train a method's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
-        show_default=False,
-    ),
-]
 AllowChangedCode = Annotated[
     bool, typer.Option("--allow-changed-code", help="Go on although your own code has changed since.")
 ]

@@ -26,7 +26,6 @@ from fedhead.cli.options import (
     PrecisionName,
     Shard,
     TableAsJson,
-    Together,
     numbers,
     words,
 )
@@ -80,7 +79,6 @@ def reproduce(
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
     compile: CompileName = Compile.auto,
-    together: Together = None,
     dry_run: DryRun = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
@@ -90,9 +88,8 @@ def reproduce(
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again. Each seed and split has its own run,
-    also of those that train together: what was stopped can go on either way, and one that is behind catches up first.
-    The table's files keep what they hold of cells that --cells leaves out.
+    again, it goes on where it was stopped, and finished runs are not run again. The table's files keep what they hold
+    of cells that --cells leaves out.
 
     With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.
@@ -142,7 +139,6 @@ def reproduce(
                 seeds=how_many,
                 splits=partitions,
                 settings=Compute(data, device, executor, precision.value, compile=compile.value),
-                together=together,
                 log=_log,
             )
         raise_failures(measured.failures)
@@ -162,9 +158,9 @@ def reproduce(
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
     from fedhead.runs.run import Compute
-    from fedhead.runs.work_sharing import Claims
+    from fedhead.studies.claims import Claims
+    from fedhead.studies.queue import read_shard
     from fedhead.studies.sweep.seeds_and_splits import added_seeds
-    from fedhead.studies.sweep.sweep import read_shard
 
     part = None if shard is None else read_shard(shard)
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
@@ -176,7 +172,6 @@ def reproduce(
         "overrides": dict(assignment(text) for text in assignments or ()),
         "variants": words(variants),
         "settings": Compute(data, device, executor, precision.value, compile=compile.value),
-        "together": together,
     }
     if dry_run or names:
         listed, planned = plan(found, **options)  # refuses what a run would
@@ -245,7 +240,7 @@ def _check_time(option: str, minutes: float) -> None:
     """Refuse a time in which nothing could be run, and one that is no number."""
     from fedhead.core.components.parameters import check
     from fedhead.core.components.ranges import Above, AtMost
-    from fedhead.runs.time_budget import MOST_MINUTES
+    from fedhead.studies.time_budget import MOST_MINUTES
 
     try:
         check(option, minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)])

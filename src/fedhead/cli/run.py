@@ -61,10 +61,6 @@ def run(
     transport: Annotated[
         TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
     ] = TransportName.simulation,
-    together: Annotated[
-        bool,
-        typer.Option("--together", help="Train all seeds at once, in one stack; they end as alone, up to rounding."),
-    ] = False,
     logger: Annotated[
         list[str] | None,
         typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
@@ -80,7 +76,7 @@ def run(
       fedhead run digits method=fedprox method.mu=0.1 partition='dirichlet(0.05)' rounds=10 seed=3 --json
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
-      fedhead run digits 'seeds=[0, 1, 2]' --together
+      fedhead run digits 'seeds=[0, 1, 2]'
       fedhead run my.yaml test=leave-one-site-out
       fedhead run digits clients=3 rounds=3 --transport flower
     """
@@ -101,11 +97,7 @@ def run(
     settings = Compute(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
     out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
-    if together and not found.seeds:
-        raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
     over_flower = transport is TransportName.flower
-    if together and over_flower:
-        raise BadInput("--together joins runs in one stack, in this process: leave out --transport flower")
     execute = simulate
     if over_flower:
         from fedhead.deploy.local_run import execute
@@ -128,10 +120,9 @@ def run(
             "--compile": None if compile is Compile.auto else compile.value,
             "--transport": transport.value if over_flower else None,
         }
-        given = {"--together": together, "--allow-changed-code": allow_changed_code}
         words = ["fedhead", "run", recipe, *(assignments or []), "--out", str(out)]
         words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        words += [name for name, switch in given.items() if switch]
+        words += ["--allow-changed-code"] if allow_changed_code else []
         words += [word for text in logger or [] for word in ("--logger", text)]
         return f"stopped {at}; go on with: {shlex.join([*words, '--resume'])}"
 
@@ -142,7 +133,7 @@ def run(
             last.update(row)
             tell(found.method if list(folders) == [out] else f"{found.method} (seed {which(one)})", row)
 
-        result = execute_seeds(found, out, settings, execute, resume=resume, together=together, on_row=on_row)
+        result = execute_seeds(found, out, settings, execute, resume=resume, on_row=on_row)
     if as_json:
         print(json.dumps(result))
     else:

@@ -28,7 +28,6 @@ from fedhead.cli.options import (
     PrecisionName,
     Shard,
     TableAsJson,
-    Together,
     numbers,
 )
 from fedhead.cli.output import GOES_ON, console, resumable
@@ -63,7 +62,6 @@ def sweep(
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
     compile: CompileName = Compile.auto,
-    together: Together = None,
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per run.")] = False,
@@ -81,11 +79,11 @@ def sweep(
       fedhead sweep grid.yaml --out runs/grid --shard 3/16
       fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
     """
-    from fedhead.api.sweep import make_engine
     from fedhead.recipes.recipe import assignment
     from fedhead.runs.run import Compute
-    from fedhead.runs.work_sharing import Claims
-    from fedhead.studies.sweep.sweep import plan_runs, read_shard, run_sweep
+    from fedhead.studies.claims import Claims
+    from fedhead.studies.queue import make_engine, read_shard
+    from fedhead.studies.sweep.sweep import plan_runs, run_sweep
     from fedhead.studies.sweep.sweep_file import plan
     from fedhead.studies.sweep.sweep_runs import warn_of_changed_base
 
@@ -103,8 +101,7 @@ def sweep(
         "settings": Compute(
             data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
         ),
-        "together": together,
-        "engine": make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+        "engine": make_engine(engine.value, cpus_per_cell, gpus_per_cell, "cell"),
     }
     if dry_run or names:
         planned = plan_runs(table, out, minutes=minutes, **options)  # refuses what a run would

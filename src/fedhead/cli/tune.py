@@ -73,9 +73,6 @@ def tune(
     validation: Annotated[
         float | None, typer.Option(help="Share of each client's training samples to test on. [default: 0.15]")
     ] = None,
-    concurrent_trials: Annotated[
-        int | None, typer.Option(help="Trials side by side. [default: 8 where a stack is fastest, else 1]")
-    ] = None,
     allow_changed_code: AllowChangedCode = False,
     minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
     stop_on_error: Annotated[
@@ -90,9 +87,7 @@ def tune(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
     engine: Engine = EngineName.local,
-    cpus_per_worker: Annotated[
-        float, typer.Option(min=0, help="With Ray: CPUs of trials that train side by side.")
-    ] = 1,
+    cpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs of a trial.")] = 1,
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
@@ -115,16 +110,17 @@ def tune(
     from fedhead.recipes.recipe import Recipe
     from fedhead.report.figures import tuning_plots
     from fedhead.runs.run import Compute
-    from fedhead.studies.tune.study import objective_of
+    from fedhead.studies.tune.study import read_about
     from fedhead.studies.tune.trial_training import direction_of
     from fedhead.studies.tune.tune import tune as search
 
     def draw(folder: Path) -> list[Path]:
-        found = objective_of(folder)
-        if found is None:  # there is only the table of its trials
-            found = objective, direction.value if direction is not None else direction_of(objective, Recipe())
-        measured, towards = found
-        return tuning_plots.save(folder, towards == "maximize", measured)
+        about = read_about(folder)
+        if about is not None:
+            return tuning_plots.save(folder, about["direction"] == "maximize", about["objective"])
+        # there is only the table of its trials
+        towards = direction.value if direction is not None else direction_of(objective, Recipe())
+        return tuning_plots.save(folder, towards == "maximize", objective)
 
     if show is not None:
         if recipe is not None:
@@ -157,7 +153,6 @@ def tune(
             sampler=sampler.value,
             pruner=pruner.value,
             validation=validation,
-            concurrent_trials=concurrent_trials,
             minutes=minutes,
             stop_on_error=stop_on_error,
             final=final,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training import per_client_counts
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
-from fedhead.data.sources.dataset_cache import read_once
 from fedhead.engine.rounds.callbacks import STOP
 from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.compiling.process import start_ahead
-from fedhead.executors.joint.runs import run_together
-from fedhead.executors.stack.stack import Stack
 from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.models.precision import check_precision
@@ -31,7 +26,6 @@ from fedhead.models.split_model import SplitModel
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment
-from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_writer import RunWriter, stored_clients
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
@@ -165,82 +159,26 @@ def carry_out(
     return result
 
 
-def execute_together(
-    recipes: Sequence[Recipe],
-    outs: Sequence[Path],
-    settings: Compute,
-    *,
-    resume: bool = False,
-    on_row: Callable[[Recipe, Row], None] = lambda recipe, row: None,
-) -> list[Row]:
-    """Run several recipes together, with their clients in one stack where they do the same work.
-
-    Each ends as it would alone, up to rounding, in its own folder, from which it can be resumed, alone or together
-    again. `on_row` is called with a run's recipe and the record of each of its rounds.
-    """
-    refuse_apart(settings)
-
-    def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
-        tell = partial(on_row, recipe)
-        return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=tell)
-
-    with read_once():
-        worker = _stack_for(recipes, outs, settings, resume)
-        return run_together(worker, [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
-
-
-def check_settings(settings: Compute, together: bool | None, folders: Sequence[Path]) -> None:
+def check_settings(settings: Compute, folders: Sequence[Path]) -> None:
     """Refuse, before any of several runs, settings that none of them could be run with.
 
     Args:
         settings: How and where to compute; the device is checked by whoever knows the machine.
-        together: Whether runs are to train together; None: where a stack is fastest.
         folders: Where the file of an executor of the user's own is looked for.
 
     Raises:
-        BadInput: There is no such executor, precision or `compile`, or the executor does not train runs together.
+        BadInput: There is no such executor, precision or `compile`.
     """
     check_precision(settings.precision)
     select.check_compile(settings.compile)
     if isinstance(settings.executor, str) and settings.executor != "auto":
         select.EXECUTORS.find(settings.executor, folders)
-    if together:
-        refuse_apart(settings)
 
 
 def check_executor(settings: Compute, device: torch.device) -> None:
     """Refuse, before any run, an executor that can't run on the device where it will train."""
     if isinstance(settings.executor, str):
         select.check_device(settings.executor, device)
-
-
-def refuse_apart(settings: Compute) -> None:
-    """Refuse settings by which runs can't train together."""
-    if settings.executor not in ("auto", "stack"):
-        raise BadInput(f"runs train together in a stack: leave out --executor {settings.executor}")
-
-
-def stack_is_best(recipe: Recipe, settings: Compute) -> bool:
-    """Whether a run with these settings would be run in a stack; `auto` is timed."""
-    if settings.executor != "auto":
-        return settings.executor == "stack"
-    return select.executor("auto", _simulation(recipe, settings)).name == "stack"
-
-
-def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Compute, resume: bool) -> Executor:
-    """A stack for runs that train together, compiled on a GPU if all of them take long enough."""
-    if select.device(settings.device).type != "cuda":
-        return Stack()
-    begun = {RunFolder.open(out).environment().get("compile") for out in outs if resume and RunFolder.holds_run(out)}
-    compile = begun.pop() if settings.compile == "auto" and len(begun) == 1 else None
-    simulation = _simulation(recipes[0], settings)
-    return select.by_name("stack", simulation, compile or settings.compile, runs=len(recipes))
-
-
-def _simulation(recipe: Recipe, settings: Compute) -> Simulation:
-    experiment = Experiment.from_recipe(recipe)
-    device = select.device(settings.device)
-    return experiment.simulation(experiment.federation(settings.data), device, settings.precision == "bf16")
 
 
 def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Compute:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from fedhead.recipes import leave_one_out
 from fedhead.recipes import recipe_data as experiment_data
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import DamagedRun, OtherRecipe
-from fedhead.runs.run import Compute, execute, execute_together, refuse_apart
+from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.training_groups import diverged, may_join
 
 MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over seeds
 
@@ -54,7 +52,6 @@ def execute_seeds(
     execute: Callable[..., Row] = execute,
     *,
     resume: bool = False,
-    together: bool = False,
     on_row: Callable[[Recipe, Row], None],
 ) -> Row:
     """Run a recipe once for each of its seeds, each in its own folder.
@@ -68,7 +65,6 @@ def execute_seeds(
         settings: How and where to compute.
         execute: What runs one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
         resume: Go on with runs that were stopped.
-        together: Train all seeds in one stack; one that was begun with another executor goes on with that one, alone.
         on_row: Called with a run's recipe and the record of each of its rounds.
 
     Returns:
@@ -84,29 +80,17 @@ def execute_seeds(
         return execute(recipe, out, settings, resume=resume, on_row=partial(on_row, recipe))
     if resume:
         _refuse_other_recipes(folders)
-    joined: dict[Path, Recipe] = {}
-    at_once: set[Path] = set()  # runs that take their time once
-    if together:
-        refuse_apart(settings)
-        joined = {path: one for path, one in folders.items() if not resume or may_join(path)}
-        at_once = {*joined, *(path for path, one in folders.items() if resume and RunFolder(path, one).finished)}
-    if joined:
-        with suppress(Diverged, DamagedRun):  # raised when all have ended; below each is asked for its own result
-            execute_together(list(joined.values()), list(joined), settings, resume=resume, on_row=on_row)
     results: dict[Path, Row] = {}
     failed: dict[str, dict[str, str]] = {"diverged": {}, "damaged": {}}
     for folder, one in folders.items():
         try:
-            if folder in joined and (reason := diverged(folder)) is not None:
-                raise Diverged(reason)
-            tell = partial(on_row, one)
-            found = execute(one, folder, settings, resume=resume or folder in joined, on_row=tell)
+            found = execute(one, folder, settings, resume=resume, on_row=partial(on_row, one))
             results[folder] = {**found, "left_out": left_out[folder][1]} if left_out else found
         except (Diverged, DamagedRun) as error:
             failed["diverged" if isinstance(error, Diverged) else "damaged"][which(one)] = str(error)
     if not results:
         raise_failed(**failed)
-    seconds = _seconds_of_all({path: one["seconds"] for path, one in results.items()}, at_once)
+    seconds = sum(row["seconds"] for row in results.values())
     return {"run": str(out), **averaged(list(results.values())), "seconds": seconds, **failed}
 
 
@@ -147,12 +131,6 @@ def which(recipe: Recipe) -> str:
     return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
 
 
-def _seconds_of_all(each: Mapping[Path, float], at_once: Collection[Path]) -> float:
-    """Return what runs took by the clock: one after another, but for those that trained at the same time."""
-    alone = [seconds for path, seconds in each.items() if path not in at_once]
-    return sum(alone) + max((seconds for path, seconds in each.items() if path in at_once), default=0.0)
-
-
 def averaged(results: Sequence[Row]) -> Row:
     """Return the means and deviations over runs that differ only in their seed, and the runs themselves."""
     stages = {
@@ -165,7 +143,7 @@ def averaged(results: Sequence[Row]) -> Row:
         "metrics": {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}},
         "stages": stages,
         **{name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down")},
-        "preparing": max(r.get("preparing") or 0.0 for r in results),  # runs that train together share it
+        "preparing": sum(r.get("preparing") or 0.0 for r in results),
         "seed": [r["seed"] for r in results],
         "runs": list(results),
     }

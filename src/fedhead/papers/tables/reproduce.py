@@ -17,7 +17,7 @@ from fedhead.papers.tables import table_result
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
-from fedhead.papers.tables.run_cells import MeasureContext, Measured, Repetition, folder, measure_all
+from fedhead.papers.tables.run_cells import MeasureContext, MeasureResult, Repetition, folder, measure_all
 from fedhead.papers.tables.table_merge import with_earlier
 from fedhead.papers.tables.table_result import TableResult
 from fedhead.recipes import build
@@ -25,13 +25,13 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.run_folder_schema import TABLE_LOCK
 from fedhead.runs.folder_lock import locked
 from fedhead.runs.run import Compute, check_executor, check_settings
-from fedhead.runs.time_budget import Minutes, TimeBudget, cost
-from fedhead.runs.training_groups import validate
-from fedhead.runs.work_sharing import Claims
 from fedhead.runs.writable import check_writable
+from fedhead.studies.claims import Claims
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
 from fedhead.studies.sweep.tables import Cell, Scale, Table
+from fedhead.studies.time_budget import Minutes, TimeBudget, cost
+from fedhead.studies.training import validate
 
 
 def reproduce(
@@ -47,7 +47,6 @@ def reproduce(
     results: Path | None = None,
     minutes: float | None = None,
     settings: Compute | None = None,
-    together: bool | None = None,
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
     log: Log = lambda _: None,
@@ -70,9 +69,6 @@ def reproduce(
         results: A folder whose CSV file keeps each result; what it holds is not measured again.
         minutes: Begin no run that is not likely to end in this time.
         settings: Device, executor, precision and data folder.
-        together: Whether seeds and splits of a method train in one stack, each to its own single run's results up to
-            rounding, which a callback that compares losses may turn into another round; None: on a GPU, where a stack
-            is fastest.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this table beside this one.
         log: Called with a line about each run that begins.
@@ -94,12 +90,11 @@ def reproduce(
         overrides=overrides,
         variants=variants,
         settings=settings,
-        together=together,
     )
     if more := added_seeds(cells, seeds):
         log(more)
     context = MeasureContext(
-        out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
+        out, Results(results), settings, TimeBudget(minutes), log, shard=shard, claims=claims or Claims()
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context)
@@ -202,7 +197,6 @@ def plan(
     overrides: Mapping[str, Any] | None = None,
     variants: Sequence[str] = (),
     settings: Compute | None = None,
-    together: bool | None = None,
 ) -> tuple[list[Cell], list[Repetition]]:
     """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
 
@@ -210,7 +204,7 @@ def plan(
         BadInput: For whatever `reproduce` would refuse before its first run.
     """
     settings = settings or Compute()
-    check_settings(settings, together, table.folders)
+    check_settings(settings, table.folders)
     check_executor(settings, select.device(settings.device))
     cells = _cells(table, scale, pick, overrides, variants)
     _validate(cells)
@@ -248,9 +242,8 @@ def reproduce_next(
     seeds: int | Sequence[int] | None = None,
     splits: int | Sequence[int] | None = None,
     settings: Compute | None = None,
-    together: bool | None = None,
     log: Log = lambda _: None,
-) -> Measured:
+) -> MeasureResult:
     """Measure published values that `results` lacks, over all tables (or `only` those named), for so many minutes.
 
     Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
@@ -266,7 +259,6 @@ def reproduce_next(
         seeds: How many of the paper's seeds, or which; None: all of them.
         splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
         settings: Device, executor, precision and data folder.
-        together: Whether seeds and splits of a method train in one stack; None: on a GPU, where that is fastest.
         log: Called with a line about each run that begins.
 
     Returns:
@@ -278,7 +270,7 @@ def reproduce_next(
     check("minutes", minutes, Minutes)
     settings = settings or Compute()
     budget = TimeBudget(minutes)
-    context = MeasureContext(out, Results(results), settings, budget, together, log, several_tables=True)
+    context = MeasureContext(out, Results(results), settings, budget, log, several_tables=True)
     by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
     every = [(name, cell) for name in only or tables.names() for cell in tables.load(name).cells(scale)]
     sought = [(name, cell) for name, cell in every if published(cell) is not None]
@@ -315,7 +307,7 @@ def reproduce_next(
         failures |= measured.failures
     if not_begun := left - len(failures):
         log(f"the time is up: {not_begun} of {len(possible)} runs are left")
-    return Measured(left, failures)
+    return MeasureResult(left, failures)
 
 
 def _rank(training: list[tuple[int, Repetition]]) -> tuple[int, float]:

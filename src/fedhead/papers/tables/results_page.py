@@ -18,9 +18,9 @@ from fedhead.papers.tables.recorded_cells import changed_cell
 from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.table_result import CellResult, cell_result, plus_minus
 from fedhead.report.figures import plots
-from fedhead.runs.training_groups import training_key
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.tables import Cell, Table
+from fedhead.studies.training import training_key
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
 CLOSE = 2.0  # points

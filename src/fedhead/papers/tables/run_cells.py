@@ -1,4 +1,4 @@
-"""Measure the cells of tables: which cells share a training, which trainings run together, what is recorded of each."""
+"""Measure the cells of paper tables: cells that train alike share one run, and their stages start from its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
-from fedhead.data.sources.dataset_cache import read_once
 from fedhead.executors import select
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
@@ -27,11 +26,12 @@ from fedhead.runs import environment, reopen
 from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.time_budget import TimeBudget
-from fedhead.runs.training_groups import begun_with, describe, group_trainings, span, train
-from fedhead.runs.work_sharing import Claims
 from fedhead.runs.writable import check_writable
+from fedhead.studies.claims import Claims
+from fedhead.studies.queue import LocalEngine, RunQueue
 from fedhead.studies.sweep.tables import Cell, Scale
+from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.training import train
 
 
 @dataclass(frozen=True)
@@ -62,87 +62,94 @@ class MeasureContext:
     results: Results = field(default_factory=Results)
     settings: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
-    together: bool | None = None  # train seeds and splits of a method in one stack; None: on a GPU where that is best
     log: Log = lambda _: None
-    # whether cells of several tables are measured: the first run that fails says little of the others then
-    several_tables: bool = False
+    several_tables: bool = False  # whether cells of several tables are measured
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
     claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
 
 
 @dataclass(frozen=True)
-class Training:
-    """A training, and what is to be measured of it."""
-
-    recipe: Recipe
-    repetitions: list[Repetition]
-
-
-@dataclass(frozen=True)
-class Measured:
+class MeasureResult:
     """What became of measurements."""
 
     left: int  # runs that were not run, for lack of time or because they failed
     failures: Mapping[str, str]  # why runs failed, by what each is called
 
 
-def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> Measured:
-    """Measure what was not measured yet, as far as the time goes.
+@dataclass(frozen=True)
+class TableJob:
+    """A training, and what is to be measured of it."""
 
-    A run that fails is named and the others go on. Where the very first fails, all would most likely: its error is
-    raised at once, unless it is about the run's own folder, or the others are of other tables or other processes run
-    them anyway.
-    """
-    trainings = _trainings(repetitions, context)
+    folder: Path
+    recipe: Recipe
+    context: MeasureContext
+    repetitions: list[Repetition] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The cells, perhaps with their tables, and what was drawn for them."""
+        cells = [" ".join([r.cell.name, *r.cell.overrides]) for r in self.repetitions]
+        if self.context.several_tables:
+            cells = [name_cells((r.table, r.cell) for r in self.repetitions)]
+        drawn = f"seed {self.recipe.seed}"
+        if self.recipe.partition_seed is not None:
+            drawn += f", split {self.recipe.partition_seed}"
+        return f"{' and '.join(dict.fromkeys(cells))}, {drawn}"
+
+    def describe(self) -> str:
+        """Return what is trained, and for which cells."""
+        recipe, cells = self.recipe, name_cells((r.table, r.cell) for r in self.repetitions)
+        split = "" if recipe.partition_seed is None else f" split {recipe.partition_seed}"
+        return f"{recipe.dataset} {recipe.partition} {recipe.method} seed {recipe.seed}{split}: {cells}"
+
+    def unfinished(self) -> int:
+        """Return 1: a job is made for what was not measured yet."""
+        return 1
+
+    def run(self) -> dict[str, str]:
+        """Train, run the stages, and record each result as soon as it is known; return why it failed."""
+        finished = _is_finished(self.folder)
+        begin = time.perf_counter()
+        try:
+            train(self.folder, self.recipe, self.context.settings)
+        except Exception as error:  # a user's own code may raise anything
+            raise_if_fatal(error)
+            return {self.name: describe_error(error)}
+        seconds = None if finished else time.perf_counter() - begin
+        failures = _measure_stages(self, seconds)
+        return {self.name: describe_error(failures[0])} if failures else {}
+
+
+def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> MeasureResult:
+    """Measure what was not measured yet, as far as time allows; a run that fails is named and the others go on."""
+    jobs = _jobs(repetitions, context)
     if context.shard is not None:
-        own = _own_part(repetitions, context, *context.shard)
-        trainings = {path: training for path, training in trainings.items() if path in own}
+        number, count = context.shard  # of all trainings: whether they are measured already does not matter
+        part = list(dict.fromkeys(folder(context.out, r.recipe) for r in repetitions))[number - 1 :: count]
+        jobs = [job for job in jobs if job.folder in part]
     if context.claims.over:
-        left = _collect(trainings, context)
-        return Measured(left, {})
-    if trainings:
+        return MeasureResult(_collect(jobs, context), {})
+    if jobs:
         context.results.check_writable()
         check_writable(context.out, "runs", "--out")
-    done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
-    at_once = not context.several_tables and not context.claims.shared
-    recipes = {path: training.recipe for path, training in trainings.items()}
-    for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
-        fit = 0 if context.budget.exhausted else context.budget.how_many_fit([recipes[path] for path in paths])
-        free = context.claims.take(paths[:fit])
-        elsewhere += fit - len(free) + sum(map(context.claims.is_taken, paths[fit:]))
-        if not (paths := free):
-            continue  # perhaps a shorter one still fits, or one that no other process has taken
-        what = describe([recipes[path] for path in paths])
-        cells = name_cells((r.table, r.cell) for path in paths for r in trainings[path].repetitions)
-        context.log(f"[{span(number, len(paths))}/{len(trainings)}] {what}: {cells}")
-        with read_once():
-            errors = _measure({path: trainings[path] for path in paths}, context)
-        for path, error in errors.items():
-            very_first = not done and not failures and len(errors) == len(paths)
-            if very_first and at_once and not isinstance(error, DamagedRun):
-                raise error
-            name, reason = _name(trainings[path], context.several_tables), describe_error(error)
-            context.log(f"failed: {name}: {reason}")
-            context.claims.fail(name, reason)
-            failures[name] = reason
-        done, failed = done + len(paths) - len(errors), failed + len(errors)
-    not_begun = len(trainings) - done - failed - elsewhere
-    if not_begun and not context.several_tables:  # else shorter ones of other tables may still fit
-        context.log(f"the time is up: {not_begun} of {len(trainings)} runs are left")
-    return Measured(not_begun + failed, failures)
+    queue = RunQueue(jobs, context.budget, context.claims, context.log)
+    LocalEngine().run(queue)
+    if queue.left and not context.several_tables:  # else shorter ones of other tables may still fit
+        context.log(f"the time is up: {queue.left} of {len(jobs)} runs are left")
+    return MeasureResult(queue.left + len(queue.failures), queue.failures)
 
 
-def _collect(trainings: Mapping[Path, Training], context: MeasureContext) -> int:
+def _collect(jobs: Sequence[TableJob], context: MeasureContext) -> int:
     """Enter what other processes have measured, as far as it is; returns how many runs are left."""
     left = 0
-    for path, training in trainings.items():
+    for job in jobs:
         done = 0
-        for repetition in training.repetitions:
+        for repetition in job.repetitions:
             with suppress(DamagedRun):  # which the process that took the run has named
-                if _is_finished(path) and _stage_is_done(repetition, path):
-                    context.results.add(_measurement(repetition, path, None))
+                if _is_finished(job.folder) and _stage_is_done(repetition, job.folder):
+                    context.results.add(_measurement(repetition, job.folder, None))
                     done += 1
-        left += done < len(training.repetitions)
+        left += done < len(job.repetitions)
     return left
 
 
@@ -153,42 +160,27 @@ def _stage_is_done(repetition: Repetition, path: Path) -> bool:
     return reopen.load_stage_result(reopen.stage_file(path, repetition.cell.stage, settings)) is not None
 
 
-def _name(training: Training, with_tables: bool) -> str:
-    """Return what a training is called: its cells, perhaps with their tables, and what was drawn for it."""
-    cells = [" ".join([r.cell.name, *r.cell.overrides]) for r in training.repetitions]
-    if with_tables:
-        cells = [name_cells((r.table, r.cell) for r in training.repetitions)]
-    drawn = f"seed {training.recipe.seed}"
-    if training.recipe.partition_seed is not None:
-        drawn += f", split {training.recipe.partition_seed}"
-    return f"{' and '.join(dict.fromkeys(cells))}, {drawn}"
+def _jobs(repetitions: Sequence[Repetition], context: MeasureContext) -> list[TableJob]:
+    """Return the trainings behind what was not measured yet.
 
-
-def _own_part(repetitions: Sequence[Repetition], context: MeasureContext, number: int, count: int) -> set[Path]:
-    """Return the folders of a part of all trainings; whether they are measured already does not matter."""
-    every = {folder(context.out, r.recipe): r.recipe for r in repetitions}
-    groups = group_trainings(every, context.together, select.device(context.settings.device))
-    return {path for place, (_, paths) in enumerate(groups) if place % count == number - 1 for path in paths}
-
-
-def _trainings(repetitions: Sequence[Repetition], context: MeasureContext) -> dict[Path, Training]:
-    """The trainings behind what was not measured yet; what was, under another cell's name, is entered under this."""
-    trainings: dict[Path, Training] = {}
-    seen: dict[Path, tuple[Recipe, float, int]] = {}  # what trainings took with their stages, their shares
+    What was measured under another cell's name is entered under this one's.
+    """
+    jobs: dict[Path, TableJob] = {}
+    seen: dict[Path, tuple[Recipe, float]] = {}  # what trainings took with their stages
     device = environment.device_name(select.device(context.settings.device))
     for repetition in repetitions:
         cell, recipe = repetition.cell, repetition.recipe
         path, row = folder(context.out, recipe), repetition.found(context.results)
         if row is None:
-            trainings.setdefault(path, Training(recipe, [])).repetitions.append(repetition)
+            jobs.setdefault(path, TableJob(path, recipe, context)).repetitions.append(repetition)
             continue
         context.results.add(replace(row, table=repetition.table, cell=cell.name, overrides=" ".join(cell.overrides)))
         if row.training_seconds is not None and row.device == device:
-            taken = seen.get(path, (recipe, row.training_seconds, row.together or 1))
-            seen[path] = (taken[0], taken[1] + (row.stage_seconds or 0), taken[2])
-    for recipe, seconds, together in seen.values():
-        context.budget.record(recipe, seconds * together, together)
-    return trainings
+            _, seconds = seen.get(path, (recipe, row.training_seconds))
+            seen[path] = recipe, seconds + (row.stage_seconds or 0)
+    for recipe, seconds in seen.values():
+        context.budget.record(recipe, seconds)
+    return list(jobs.values())
 
 
 def folder(out: Path, recipe: Recipe) -> Path:
@@ -199,56 +191,28 @@ def folder(out: Path, recipe: Recipe) -> Path:
     return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
 
 
-def _measure(trainings: Mapping[Path, Training], context: MeasureContext) -> dict[Path, Exception]:
-    """Run trainings that may train together and record their results, each as soon as it is known.
-
-    Returns:
-        The errors of those that failed, in their training or in a stage; the others are measured.
-    """
-    unfinished = [path for path in trainings if not _is_finished(path)]
-    begin = time.perf_counter()
-    recipes = {path: training.recipe for path, training in trainings.items()}
-    errors = train(recipes, context.together, context.settings)
-    shared = (time.perf_counter() - begin) / max(1, len(unfinished))
-    times = {path: (shared, len(unfinished)) if path in unfinished else None for path in trainings}
-    ended = {path: training for path, training in trainings.items() if path not in errors}
-    for path, training in ended.items():
-        for repetition in training.repetitions:
-            if repetition.cell.stage is None:
-                context.results.add(_measurement(repetition, path, times[path]))
-    for path, training in ended.items():
-        if failures := _stages(path, training, context, times[path]):
-            errors[path] = failures[0]
-    for path in unfinished:
-        context.budget.record(trainings[path].recipe, time.perf_counter() - begin, len(unfinished))
-    return errors
-
-
 def _is_finished(path: Path) -> bool:
     try:
-        return begun_with(path) == ""
+        return RunFolder.holds_run(path) and RunFolder.open(path).finished
     except BadInput:  # a damaged folder, which its own run will name
         return False
 
 
-def _stages(
-    path: Path, training: Training, context: MeasureContext, timing: tuple[float, int] | None
-) -> list[Exception]:
-    """Run the stages that the cells of one training still lack, all from the one checkpoint; returns what failed."""
+def _measure_stages(job: TableJob, seconds: float | None) -> list[Exception]:
+    """Record the results of a training and of the stages that its cells lack; returns what failed."""
     trained: reopen.Trained | None = None
     failures = list[Exception]()
-    for repetition in training.repetitions:
-        cell = repetition.cell
-        if cell.stage is None:
-            continue
+    for repetition in sorted(job.repetitions, key=lambda r: r.cell.stage is not None):
+        cell, settings = repetition.cell, job.context.settings
         try:
-            settings = stage_settings(cell, training.recipe)
-            file = reopen.stage_file(path, cell.stage, settings)
-            if reopen.load_stage_result(file) is None:
-                trained = trained or reopen.reopen(path, context.settings.data, context.settings.device)
-                _, (stage,) = build.algorithms(stage_recipe(cell, training.recipe))
-                reopen.save_stage_result(file, cell.stage, settings, trained.run(stage))
-            context.results.add(_measurement(repetition, path, timing))
+            if cell.stage is not None:
+                values = stage_settings(cell, job.recipe)
+                file = reopen.stage_file(job.folder, cell.stage, values)
+                if reopen.load_stage_result(file) is None:
+                    trained = trained or reopen.reopen(job.folder, settings.data, settings.device)
+                    _, (stage,) = build.algorithms(stage_recipe(cell, job.recipe))
+                    reopen.save_stage_result(file, cell.stage, values, trained.run(stage))
+            job.context.results.add(_measurement(repetition, job.folder, seconds))
         except Exception as error:  # a user's own code may raise anything
             raise_if_fatal(error)
             failures.append(error)
@@ -256,8 +220,8 @@ def _stages(
 
 
 # -- rows of results ------------------------------------------------------------------------------------------
-def _measurement(repetition: Repetition, path: Path, timing: tuple[float, int] | None) -> Measurement:
-    """The row of a cell from its run folder; `timing` has the training's seconds and how many runs shared them."""
+def _measurement(repetition: Repetition, path: Path, seconds: float | None) -> Measurement:
+    """Return the row of a cell from its run folder; `seconds` are the training's, None if it ended earlier."""
     cell, run = repetition.cell, RunFolder.open(path)
     trained, about = run.result() or {}, run.environment()
     result: Mapping[str, Any] = trained
@@ -265,7 +229,7 @@ def _measurement(repetition: Repetition, path: Path, timing: tuple[float, int] |
         settings = stage_settings(cell, repetition.recipe)
         result = reopen.load_stage_result(reopen.stage_file(path, cell.stage, settings)) or {}
     clients = [c for c in result.get("clients") or [] if c is not None]
-    seconds, together = timing or (_recorded_seconds(trained), 1)
+    seconds = _recorded_seconds(trained) if seconds is None else seconds
     return Measurement(
         table=repetition.table,
         cell=cell.name,
@@ -285,7 +249,7 @@ def _measurement(repetition: Repetition, path: Path, timing: tuple[float, int] |
         bytes_down=result.get("bytes_down"),
         training_seconds=None if seconds is None else round(seconds, 2),
         stage_seconds=None if cell.stage is None else result.get("seconds"),
-        together=together,
+        together=1,
         executor=str(trained.get("executor", "")),
         precision=str(about.get("precision", "")),
         device=str(about.get("device_name") or ""),

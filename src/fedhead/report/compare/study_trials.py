@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.text import printable
-from fedhead.studies.tune.study import objective_of
+from fedhead.studies.tune.study import read_about
 from fedhead.studies.tune.trials import COLUMNS, RETRIED, STATES, TRIALS
 
 _LARGEST = float(np.finfo(np.float32).max)  # the random forest computes in single precision
@@ -170,8 +170,8 @@ def read_study(folder: Path) -> Trials:
     Raises:
         BadInput: As `read`.
     """
-    objective, direction = objective_of(folder) or ("value", "maximize")
-    return read(folder, direction == "maximize", objective)
+    about = read_about(folder) or {"objective": "value", "direction": "maximize"}
+    return read(folder, about["direction"] == "maximize", about["objective"])
 
 
 def is_logarithmic(numbers: NDArray[np.float64]) -> bool:

@@ -1,4 +1,4 @@
-"""The runs of a sweep: one ordinary run folder per cell and seed, in bundles that are run as a whole."""
+"""The runs of a sweep: one ordinary run folder per cell and seed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe
@@ -22,12 +20,12 @@ from fedhead.runs.rerun_warnings import warn_of_changes
 from fedhead.runs.reuse_training import fork, trained
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import CONFIG, RunFolder
-from fedhead.runs.training_groups import diverged, group_trainings, train_joined, train_one, training_key
+from fedhead.runs.run_transfer import Files, place, read_files
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 from fedhead.studies.sweep.sweep_file import base_of, cell_name, check_seeds, plain
 from fedhead.studies.sweep.tables import Cell, Table
+from fedhead.studies.training import train, training_key
 
-Bundle = Mapping[Path, Recipe]  # run folders whose runs train together or alike, so that one process runs them all
 RUNS = "runs"
 _LONGEST = 100  # characters of a folder's name
 
@@ -133,35 +131,93 @@ def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
     ]
 
 
-def bundles(runs: Mapping[Path, Recipe], together: bool | None, device: torch.device) -> list[Bundle]:
-    """Return the runs in bundles: those that train alike, and with them those that may share a stack.
-
-    Which runs a bundle has does not depend on how far they are, so that every shard of a sweep sees the same ones.
-
-    Args:
-        runs: The runs by their folders, in the order in which they are to be run.
-        together: Whether runs train together; None: on a GPU.
-        device: Where they are to train.
-    """
-    first = {paths[0]: paths for paths in trainings(runs)}
-    groups = group_trainings({path: runs[path] for path in first}, together, device)
-    return [{path: runs[path] for lead in leads for path in first[lead]} for _, leads in groups]
-
-
-def trainings(bundle: Bundle) -> list[list[Path]]:
-    """Return the folders of a bundle's runs, those that train alike in one list."""
-    alike: dict[str, list[Path]] = {}
-    for path, recipe in bundle.items():
-        alike.setdefault(training_key(recipe), []).append(path)
+def trainings(runs: Mapping[Path, Recipe]) -> list[dict[Path, Recipe]]:
+    """Group runs that train alike and differ in their stages alone."""
+    alike: dict[str, dict[Path, Recipe]] = {}
+    for path, recipe in runs.items():
+        alike.setdefault(training_key(recipe), {})[path] = recipe
     return list(alike.values())
 
 
-def run_bundle(bundle: Bundle, together: bool | None, settings: Compute) -> dict[Path, str]:
-    """Run what is not finished of a bundle, each run from where it stands.
+@dataclass
+class SweepJob:
+    """Runs of a sweep that train alike, each in its own folder.
 
     Args:
-        bundle: The runs by their folders.
-        together: Whether runs train together; None: where a stack is fastest.
+        runs: The runs by their folders.
+        names: What runs are called, by their folders.
+        out: The sweep's folder.
+        settings: How and where to compute.
+    """
+
+    runs: Mapping[Path, Recipe]
+    names: Mapping[Path, str]
+    out: Path
+    settings: Compute
+    _failures: dict[str, str] = field(default_factory=dict)  # what a Ray worker has told
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the first run."""
+        return next(iter(self.runs))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the first run."""
+        return self.runs[self.folder]
+
+    def unfinished(self) -> int:
+        """Return how many runs are not finished."""
+        return sum(not is_finished(path) for path in self.runs)
+
+    def describe(self) -> str:
+        """Name the runs that are not finished."""
+        names = [self.names[path] for path in self.runs if not is_finished(path)]
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        return "; ".join(names[:2]) + more
+
+    def run(self) -> dict[str, str]:
+        """Run what is not finished, and return why runs failed."""
+        return {self.names[path]: reason for path, reason in run_alike(self.runs, self.settings).items()}
+
+    # -- on a Ray worker ------------------------------------------------------------------------------
+    @property
+    def worker(self) -> Any:
+        """The function that a worker runs."""
+        from fedhead.studies.sweep.ray_runs import run_streaming
+
+        return run_streaming
+
+    def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
+        """Return what the worker needs: the recipes, and the present contents of their folders."""
+        from fedhead.studies.ray_engine import for_workers, found_from_here
+
+        paths = {path.relative_to(self.out).as_posix(): path for path in self.runs}
+        recipes = {name: found_from_here(self.runs[path]) for name, path in paths.items()}
+        contents = {name: read_files(path) for name, path in paths.items()}
+        job = ray.get_runtime_context().get_job_id()
+        return f"fedhead-{job}-{number}", recipes, contents, for_workers(self.settings)
+
+    def receive(self, item: tuple[dict[str, Files], dict[str, str]]) -> None:
+        """Put changed files into the sweep's folder."""
+        changed, failures = item
+        for name, files in changed.items():
+            place(files, self.out / name)
+        self._failures |= {self.names[self.out / name]: reason for name, reason in failures.items()}
+
+    def result(self, error: BaseException | str | None) -> dict[str, str]:
+        """Return why runs failed; after an error, all that are not finished."""
+        if error is None:
+            return self._failures
+        reason = error if isinstance(error, str) else describe_error(error)
+        return self._failures | {self.names[path]: reason for path in self.runs if not is_finished(path)}
+
+
+def run_alike(runs: Mapping[Path, Recipe], settings: Compute) -> dict[Path, str]:
+    """Run what is not finished of runs that train alike; they train once.
+
+    Args:
+        runs: The runs by their folders.
         settings: How and where to compute.
 
     Returns:
@@ -170,34 +226,16 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Compute) -> dict
     Raises:
         OSError: Or another error that says that the disk is full or broken: no other run could be written either.
     """
-    alike = trainings(bundle)
-    leads = {paths[0]: bundle[paths[0]] for paths in alike}
     failures: dict[Path, str] = {}
-    joined: set[Path] = set()
-    try:
-        for paths in alike:
-            _fork_new(paths[0], paths, bundle)
-        joined = train_joined(leads, together, settings)
-    except Exception as error:  # of a damaged folder; below each run is asked for its own error
-        raise_if_fatal(error)
-    for paths in alike:
-        for path in paths:
-            if path in joined and (reason := diverged(path)) is not None:
-                failures[path] = reason
-                continue
-            try:
-                _fork_new(path, paths, bundle)
-                train_one(path, bundle[path], settings)
-            except Exception as error:  # a user's own code may raise anything
-                raise_if_fatal(error)
-                failures[path] = describe_error(error)
+    for path, recipe in runs.items():
+        try:
+            if not (path / CONFIG).exists() and (source := trained(list(runs))) is not None:
+                fork(source, path, recipe)
+            train(path, recipe, settings)
+        except Exception as error:  # a user's own code may raise anything
+            raise_if_fatal(error)
+            failures[path] = describe_error(error)
     return failures
-
-
-def _fork_new(path: Path, alike: Sequence[Path], bundle: Bundle) -> None:
-    """Put a run that is not begun where one that trains alike ended, if there is one."""
-    if not (path / CONFIG).exists() and (source := trained(alike)) is not None:
-        fork(source, path, bundle[path])
 
 
 def is_finished(path: Path) -> bool:

@@ -2,51 +2,110 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 import os
 import sqlite3
-import uuid
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.recipes import components
-from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.search_space import Dimension, with_values
+from fedhead.recipes.run_folder_schema import read_object
+from fedhead.recipes.search_space import with_values
 from fedhead.runs import changed_code
-from fedhead.studies.tune.optuna_names import optuna, pruners, samplers
+from fedhead.runs.failures import describe_error
+from fedhead.runs.folder_lock import locked
+from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import REASON, RETRYABLE, TRIALS, Outcome, TrialRecord, record, to_csv
 
-FILE, BEST = "study.db", "best.yaml"
+FILE, ABOUT, BEST = "study.db", "study.json", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
+MAX_FAILED = 10  # a search ends when so many trials have failed and none has a result
+HEARTBEAT_S, LOST_AFTER_S = 5, 30  # a trial without a heartbeat for so long was lost with its process
 # What SQLite says of the disk, as the operating system numbers it, and what is to be done.
 _DISK = {
     sqlite3.SQLITE_FULL: (errno.ENOSPC, "make room"),
     sqlite3.SQLITE_IOERR: (errno.EIO, "look for an exceeded quota, a lost network drive or a failing disk"),
 }
-_RETRY_OF = "retry_of"  # the number of the failed trial whose values a trial has
+
+
+def optuna() -> Any:
+    """Return the package Optuna.
+
+    Raises:
+        BadInput: It is not installed.
+    """
+    try:
+        import optuna as package
+    except ImportError as error:
+        raise BadInput(f"tuning needs Optuna ({error}): pip install 'fedhead[tune]'") from error
+    package.logging.set_verbosity(package.logging.WARNING)
+    return package
+
+
+def _sampler(name: str, seed: int) -> Any:
+    samplers = optuna().samplers
+    known: dict[str, Callable[[], Any]] = {
+        "tpe": lambda: samplers.TPESampler(seed=seed, multivariate=True),
+        "gp": lambda: samplers.GPSampler(seed=seed),
+        "random": lambda: samplers.RandomSampler(seed=seed),
+    }
+    if name not in known:
+        raise unknown("sampler", name, known)
+    return known[name]()
+
+
+def _pruner(name: str) -> Any:
+    pruners = optuna().pruners
+    known: dict[str, Callable[[], Any]] = {
+        "median": lambda: pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+        "halving": pruners.SuccessiveHalvingPruner,
+        "none": pruners.NopPruner,
+    }
+    if name not in known:
+        raise unknown("pruner", name, known)
+    return known[name]()
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """When a search ends, and how it is watched.
+
+    Args:
+        trials: How many trials the study is to have in all.
+        budget: The time that there is.
+        on_trial: Called with each trial that has ended here.
+    """
+
+    trials: int
+    budget: TimeBudget
+    on_trial: Callable[[TrialRecord], None] = lambda trial: None
 
 
 class Study:
-    """The study in a folder, begun or joined.
+    """The study in a folder, begun or joined: a queue of trials.
+
+    Optuna's storage keeps the trials. Trials that were lost with their process are found by their heartbeat, and are
+    tried again with the same values.
 
     Args:
         folder: The folder.
-        recipe: What is searched.
-        space: The keys that are searched, and what they may be.
-        objective: What is measured.
-        direction: `maximize` or `minimize`.
+        search: How trials are trained.
+        limits: When the search ends.
         sampler: How values are chosen: `tpe`, `gp` or `random`.
         pruner: Which trials end early: by the `median` of others in the same round, by successive `halving`, or `none`.
         seed: Seed of the sampler.
-        share: Share of the clients' training samples that is tested on.
 
     Raises:
         BadInput: If the folder holds a study of another recipe or space, or Optuna is not installed.
@@ -55,206 +114,213 @@ class Study:
     def __init__(
         self,
         folder: Path,
-        recipe: Recipe,
-        space: Sequence[Dimension],
+        search: TrialTraining,
+        limits: SearchLimits,
         *,
-        objective: str,
-        direction: str,
-        sampler: str,
-        pruner: str,
-        seed: int,
-        share: float,
+        sampler: str = "tpe",
+        pruner: str = "median",
+        seed: int = 0,
     ):
-        self.folder, self.recipe, self.space = folder, recipe, tuple(space)
-        self.maximizes = direction == "maximize"
-        found = optuna()
-        choose, end_early = samplers(found), pruners(found)
-        for kind, name, known in (("sampler", sampler, choose), ("pruner", pruner, end_early)):
-            if name not in known:
-                raise unknown(kind, name, known)
-        about: Any = {
-            "recipe": recipe.flat(),
-            "space": [str(one) for one in space],
-            "objective": objective,
-            "direction": direction,
-            "validation": share,
-        }
+        self.folder, self.search, self.limits = folder, search, limits
+        self._failed = 0
+        self._running: dict[int, Any] = {}  # Optuna's trials that this process has begun, by number
+        self._pruned: Any = None  # the Ray actor
+        storages = optuna().storages
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
+            _sampler(sampler, 0)
+            end_early = _pruner(pruner)
+            self._retry = storages.RetryHeartbeatStaleTrialCallback()
         folder.mkdir(parents=True, exist_ok=True)
-        with self._storage_errors(), self.locked():
+        with self._storage(), self.locked():
             from sqlalchemy.pool import NullPool
 
-            # connections are closed after each use: trials run in threads, which end before the study does
-            storage = self._storage = found.storages.RDBStorage(
+            self._write_about()
+            self.storage = storages.RDBStorage(
                 f"sqlite:///{folder / FILE}",
+                # connections are closed after each use: the heartbeat's thread ends before the study does
                 engine_kwargs={"connect_args": {"timeout": 120}, "poolclass": NullPool},
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=LOST_AFTER_S,
+                heartbeat_stale_trial_callback=self._retry,
             )
-            self._study = found.create_study(
-                storage=storage, study_name=_NAME, direction=direction, load_if_exists=True
+            self._study = optuna().create_study(
+                storage=self.storage,
+                study_name=_NAME,
+                direction=search.direction,
+                load_if_exists=True,
+                pruner=end_early,
             )
-            about = json.loads(json.dumps(about))
-            _refuse_other(folder, self._study.user_attrs.get("about", about), about)
-            self._study.set_user_attr("about", about)
-            workers = folder / "workers"
-            workers.mkdir(exist_ok=True)
-            earlier = list(workers.iterdir())
-            joined = len(earlier)  # each worker draws other values
-            if not any(map(_is_held, earlier)):
-                self._retry_failed()
-            self._worker = uuid.uuid4().hex
-            self._alive = (workers / self._worker).open("w")
-            _lock(self._alive)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
-                self._study.sampler = choose[sampler]((seed + _BETWEEN_WORKERS * joined) % (MOST_SEED + 1))
-                self._study.pruner = end_early[pruner]()
+            workers = self._study.user_attrs.get("workers", 0)  # each draws other values
+            self._study.set_user_attr("workers", workers + 1)
+            self._study.sampler = _sampler(sampler, (seed + _BETWEEN_WORKERS * workers) % (MOST_SEED + 1))
+            self._fail_lost()
+            if not self.is_running:  # else another process is at work, whose failures are not tried again yet
+                for trial, found in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
+                    if trial.state == "failed" and trial.retryable:  # by an error, which may be fixed by now
+                        self._retry(self._study, found)
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+        self._heart.start()
 
-    def check_code(self, code: Sequence[Mapping[str, str]], most: int, *, final: bool, allow: bool) -> None:
+    def _write_about(self) -> None:
+        """Write what the study searches, or refuse a folder that holds another study."""
+        about: dict[str, Any] = {
+            "recipe": self.search.recipe.flat(),
+            "space": [str(dimension) for dimension in self.search.space],
+            "objective": self.search.objective,
+            "direction": self.search.direction,
+            "validation": self.search.share,
+        }
+        about = json.loads(json.dumps(about))
+        before = read_about(self.folder)
+        if before is not None:
+            _refuse_other(self.folder, before, about)
+            return
+        with atomic(self.folder / ABOUT) as draft:
+            draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+    def check_code(self, *, final: bool, allow: bool) -> None:
         """Refuse trials of another version of the user's own code than that of the trials that there are.
 
         The version is recorded in the study; until a trial has ended, another one takes its place.
 
         Args:
-            code: Where the components that are searched come from, as `components.sources` says it.
-            most: How many trials the study is to have in all.
             final: Whether the best setting is to be trained.
             allow: Whether to go on all the same, with a warning.
 
         Raises:
             BadInput: With what has changed.
         """
-        with self._storage_errors(), self.locked():
-            states = [one.state for one in self.trials()]
+        code = self.search.code()
+        with self._storage(), self.locked():
+            states = [trial.state for trial in self.trials()]
             ended = states.count("complete") + states.count("pruned")
             before = self._study.user_attrs.get("code")
             if before is None or not ended:
-                self._study.set_user_attr("code", list(code))
+                self._study.set_user_attr("code", code)
                 return
             changed = components.differing(before, code)
-        changed_code.check(self.folder, changed, ended, more=final or self._taken(states) < most, allow=allow)
+        more = final or _taken(states) < self.limits.trials
+        changed_code.check(self.folder, changed, ended, more=more, allow=allow)
 
     def close(self) -> None:
-        """Let go of the study's files."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
-        self._alive.close()
+        """Stop the heartbeat and close the study's files."""
+        self._closed.set()
+        self._heart.join()
+        self.storage.remove_session()
+        self.storage.engine.dispose()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            for number in list(self._running):
+                with suppress(Exception):  # the search meets the same error, and names it
+                    self._record_heartbeat(number)
+
+    def _record_heartbeat(self, number: int) -> None:
+        study = self.storage.get_study_id_from_name(_NAME)
+        self.storage.record_heartbeat(self.storage.get_trial_id_from_study_id_trial_number(study, number))
 
     # -- trials -----------------------------------------------------------------------------------
-    def ask(self, count: int, most: int) -> list[Any]:
-        """Begin trials; first those that a worker had begun that is no longer there.
+    def next(self) -> TrialJob | None:
+        """Begin a trial; None where the study has enough, the time is up, or all have failed."""
+        if self.limits.budget.exhausted or (self._failed >= MAX_FAILED and self.best is None):
+            return None
+        with self._storage(), self.locked():
+            self._fail_lost()
+            if _taken([trial.state for trial in self.trials()]) >= self.limits.trials:
+                return None
+            trial = self._study.ask()
+            self._record_heartbeat(trial.number)
+            self._running[trial.number] = trial
+            return TrialJob(self, trial, self._suggest(trial))
 
-        Args:
-            count: How many.
-            most: How many trials the study is to have in all.
-
-        Returns:
-            Optuna's trials; none when the study has enough.
-        """
-        with self._storage_errors(), self.locked(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._give_up_lost()
-            taken = self._taken([one.state for one in self.trials()])
-            begun = [self._study.ask() for _ in range(max(0, min(count, most - taken)))]
-            for trial in begun:
-                trial.set_user_attr("worker", self._worker)
-                self.values(trial)
-            return begun
-
-    @staticmethod
-    def _taken(states: Sequence[str]) -> int:
-        return sum(state in ("complete", "pruned", "running", "failed") for state in states)
-
-    def values(self, trial: Any) -> dict[str, Any]:
-        """Return what the sampler has chosen for a trial, by key."""
+    def _suggest(self, trial: Any) -> dict[str, Any]:
+        """Return the values that the sampler chooses for a trial, by key."""
         chosen: dict[str, Any] = {}
-        for one in self.space:
-            if one.kind == "choice":
-                texts = [json.dumps(value) for value in one.values]
-                chosen[one.key] = json.loads(trial.suggest_categorical(one.key, texts))
-            elif one.kind == "int":
-                chosen[one.key] = trial.suggest_int(one.key, *one.values)
+        for dimension in self.search.space:
+            key, kind, values = dimension.key, dimension.kind, dimension.values
+            if kind == "choice":
+                chosen[key] = json.loads(trial.suggest_categorical(key, [json.dumps(value) for value in values]))
+            elif kind == "int":
+                chosen[key] = trial.suggest_int(key, *values)
             else:
-                chosen[one.key] = trial.suggest_float(one.key, *map(float, one.values), log=one.kind == "log")
+                chosen[key] = trial.suggest_float(key, *map(float, values), log=kind == "log")
         return chosen
-
-    def tell(self, trial: Any, outcome: Outcome) -> None:
-        """Record the end of a trial.
-
-        Args:
-            trial: The trial.
-            outcome: How it ended.
-        """
-        states = optuna().trial.TrialState
-        with self._storage_errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if outcome.state == "complete":
-                self._study.tell(trial, outcome.value)
-                return
-            trial.set_user_attr(REASON, outcome.reason)
-            trial.set_user_attr(RETRYABLE, outcome.retryable)
-            self._study.tell(trial, state=states.FAIL if outcome.state == "failed" else states.PRUNED)
 
     def report(self, trial: Any, round_: int, value: float) -> bool:
         """Record what a trial has reached in a round, and return whether it is to end there."""
-        with self._storage_errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a trial that is trained again reports its rounds again
+        with self._storage():
             trial.report(value, round_)
             return bool(trial.should_prune())
 
-    def fail(self, trials: Sequence[Any], reason: str) -> None:
-        """Record that what has not ended of some trials failed, by an error."""
-        with self._storage_errors():
-            running = {one.number for one in self.trials() if one.state == "running"}
-        for trial in trials:
-            if trial.number in running:
-                self.tell(trial, Outcome("failed", reason=reason, retryable=True))
+    def finish(self, job: TrialJob, result: Outcome) -> None:
+        """Record the end of a trial, and write what the study has found."""
+        self.tell(job.trial, result)
+        self.write()
+        ended = self.trials()[job.trial.number]
+        self._failed += ended.state == "failed"
+        self.limits.on_trial(ended)
 
-    def _give_up_lost(self) -> None:
-        """End the trials of workers that were killed, and let their values be tried again."""
+    def tell(self, trial: Any, outcome: Outcome) -> None:
+        """Record the end of a trial."""
         states = optuna().trial.TrialState
-        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            worker = self.folder / "workers" / str(trial.user_attrs.get("worker", ""))
-            if trial.user_attrs.get("worker") == self._worker or _is_held(worker):
-                continue
-            self._study.tell(trial.number, state=states.FAIL)
-            if len(trial.params) == len(self.space):
-                self._study.enqueue_trial(trial.params, {_RETRY_OF: trial.number})
+        state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[outcome.state]
+        with self._storage():
+            trial.set_user_attr(REASON, outcome.reason)
+            trial.set_user_attr(RETRYABLE, outcome.retryable)
+            self._study.tell(trial, outcome.value, state=state)
+        self._running.pop(trial.number, None)
 
-    def _retry_failed(self) -> None:
-        """Let the values of trials that failed by an error be tried again: it may be fixed by now."""
-        for trial, held in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
-            if trial.state == "failed" and trial.retryable:
-                self._study.enqueue_trial(held.params, {_RETRY_OF: trial.number})
+    def fail_running(self, error: BaseException) -> None:
+        """Record that trials have failed, on a best-effort basis: what made them fail is raised in any case."""
+        reason = describe_error(error) if isinstance(error, Exception) else "its process was stopped"
+        with suppress(FedheadError, OSError):
+            for trial in list(self._running.values()):
+                self.tell(trial, Outcome("failed", reason=reason, retryable=True))
+            self.write()
+
+    def _fail_lost(self) -> None:
+        """End trials whose process was killed; their values are tried again."""
+        optuna().storages.fail_stale_trials(self._study)
+        oldest = datetime.datetime.now() - datetime.timedelta(seconds=LOST_AFTER_S)
+        for trial in self._running_trials():
+            if not trial.params and trial.datetime_start < oldest:  # lost before its first heartbeat
+                self._study.tell(trial.number, state=optuna().trial.TrialState.FAIL)
+                self._retry(self._study, trial)
+
+    def _running_trials(self) -> list[Any]:
+        states = (optuna().trial.TrialState.RUNNING,)
+        return list(self._study.get_trials(deepcopy=False, states=states))
 
     @property
-    def others_work(self) -> bool:
-        """Whether another worker has begun trials that have not ended."""
-        running = self._study.get_trials(deepcopy=False, states=(optuna().trial.TrialState.RUNNING,))
-        return any(trial.user_attrs.get("worker") != self._worker for trial in running)
+    def is_running(self) -> bool:
+        """Whether a trial has not ended, in this process or another."""
+        return bool(self._running_trials())
 
     # -- results ----------------------------------------------------------------------------------
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
-        found = self._study.get_trials(deepcopy=False)
-        replaced = {one.user_attrs.get(_RETRY_OF) for one in found}
-        failed = optuna().trial.TrialState.FAIL
-        # one that failed without a reason was lost with its process
-        retried = [one.state == failed and (one.number in replaced or REASON not in one.user_attrs) for one in found]
-        return [record(trial, self.space, again) for trial, again in zip(found, retried, strict=True)]
+        with self._storage():
+            found = self._study.get_trials(deepcopy=False)
+            history = optuna().storages.RetryHeartbeatStaleTrialCallback.retry_history
+            replaced = {number for trial in found for number in history(trial)}
+        return [record(trial, self.search.space, trial.number in replaced) for trial in found]
 
     @property
     def best(self) -> TrialRecord | None:
         """The best of the complete trials, the first of several; None while there is none."""
-        done = [one for one in self.trials() if one.state == "complete" and one.value is not None]
-        sign = 1 if self.maximizes else -1
-        return max(done, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
+        done = [trial for trial in self.trials() if trial.state == "complete" and trial.value is not None]
+        sign = 1 if self.search.direction == "maximize" else -1
+        return max(done, key=lambda trial: (sign * (trial.value or 0.0), -trial.number), default=None)
 
     def write(self) -> None:
         """Write the table of the trials, and the best setting as a recipe."""
-        with self._storage_errors(), self.locked():
+        with self._storage(), self.locked():
             with atomic(self.folder / TRIALS) as draft:
-                draft.write_text(to_csv(self.trials(), self.space), encoding="utf-8")
+                draft.write_text(to_csv(self.trials(), self.search.space), encoding="utf-8")
             if (best := self.best) is not None:
-                chosen = with_values(self.recipe, dict(best.values))
+                chosen = with_values(self.search.recipe, dict(best.values))
                 text = chosen.to_yaml(components.folders_from(self.folder, [chosen]))
                 with atomic(self.folder / BEST) as draft:
                     draft.write_text(text, encoding="utf-8")
@@ -263,17 +329,18 @@ class Study:
     @contextmanager
     def locked(self, what: str = "") -> Iterator[None]:
         """Let one worker at a time begin trials and write files, or do what is named."""
-        with (self.folder / f".lock{what}").open("w") as file:
-            _lock(file, wait=True)
+        with locked(self.folder / f".lock{what}"):
             yield
 
     @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """Say in one line what is wrong with the study's file."""
+    def _storage(self) -> Iterator[None]:
+        """Say in one line what is wrong with the study's file; Optuna's own warnings are left out."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a trial that is trained again reports its rounds again
+                yield
         except (SQLAlchemyError, optuna().exceptions.StorageInternalError) as error:
             cause: BaseException = error
             while cause.__cause__ is not None and not isinstance(cause, sqlite3.Error):
@@ -287,17 +354,70 @@ class Study:
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
 
 
-def objective_of(folder: Path) -> tuple[str, str] | None:
-    """Return what a folder's study measures, and its direction; None if there is only its table."""
-    if not (folder / FILE).is_file():
-        return None
-    try:
-        with closing(sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)) as file:
-            found = file.execute("SELECT value_json FROM study_user_attributes WHERE key = 'about'").fetchone()
-    except sqlite3.Error as error:
-        raise BadInput(f"{folder / FILE} can't be used as a study ({error})") from error
-    about = json.loads(found[0]) if found else None
-    return (about["objective"], about["direction"]) if about else None
+@dataclass
+class TrialJob:
+    """A trial that is trained here or on a Ray worker.
+
+    Args:
+        study: The study.
+        trial: Optuna's trial.
+        values: The values of the trial, by key.
+    """
+
+    study: Study
+    trial: Any
+    values: Mapping[str, Any]
+    _outcome: Outcome | None = None  # what a Ray worker has told
+
+    def run(self) -> Outcome:
+        """Train the trial, and return how it ended."""
+        return self.study.search.run(self.values, lambda round_, value: self.study.report(self.trial, round_, value))
+
+    @property
+    def worker(self) -> Any:
+        """The function that a Ray worker runs."""
+        from fedhead.studies.tune.ray_trials import train_trial
+
+        return train_trial
+
+    def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
+        """Return what the worker needs, without data that it reads itself."""
+        from fedhead.studies.ray_engine import for_workers, found_from_here
+        from fedhead.studies.tune.ray_trials import PrunedTrials
+
+        study, search = self.study, self.study.search
+        if study._pruned is None:
+            study._pruned = ray.remote(PrunedTrials).options(num_cpus=0).remote()
+        there = replace(
+            search, recipe=found_from_here(search.recipe), settings=for_workers(search.settings), data={}, models={}
+        )
+        return there, self.trial.number, dict(self.values), study._pruned
+
+    def receive(self, item: tuple[int, float] | Outcome) -> None:
+        """Tell the study, and the worker if the trial is to end."""
+        if isinstance(item, Outcome):
+            self._outcome = item
+        elif self.study.report(self.trial, *item):
+            self.study._pruned.add.remote(self.trial.number)
+
+    def result(self, error: BaseException | str | None) -> Outcome:
+        """Return how the trial ended; an error ends the search, as on one machine."""
+        if isinstance(error, BaseException):
+            raise error
+        if error is not None:
+            return Outcome("failed", reason=error, retryable=True)
+        assert self._outcome is not None, "sent last"
+        return self._outcome
+
+
+def read_about(folder: Path) -> dict[str, Any] | None:
+    """Return what a folder's study searches; None if there is no study, or only its table."""
+    found = read_object(folder / ABOUT, "it says what the study searches")
+    return None if found is None else dict(found)
+
+
+def _taken(states: Sequence[str]) -> int:
+    return sum(state in ("complete", "pruned", "running", "failed") for state in states)
 
 
 def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -311,21 +431,3 @@ def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
         else:
             what = f"{name}: {before.get(name)}, not {now[name]}"
         raise BadInput(f"{folder} holds a study of another {what}; give the same command to join it, or another --out")
-
-
-def _lock(file: Any, wait: bool = False) -> None:
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
-def _is_held(path: Path) -> bool:
-    """Return whether the worker whose file this is still runs."""
-    if not path.is_file():
-        return False
-    with path.open("r+") as file:
-        try:
-            _lock(file)
-        except BlockingIOError:
-            return True
-    return False

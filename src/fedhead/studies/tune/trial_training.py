@@ -1,4 +1,4 @@
-"""How the trials of a study train: without test samples, several of them side by side in one stack."""
+"""Training of a trial: without test samples, on data and models that are built once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,10 +13,6 @@ import torch
 from fedhead.core.system.errors import BadInput, Diverged, unknown
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
-from fedhead.executors import select
-from fedhead.executors.client.base import Executor
-from fedhead.executors.client.stack_errors import CannotStack
-from fedhead.executors.joint.runs import run_together
 from fedhead.metrics import registry
 from fedhead.metrics.records import Row
 from fedhead.recipes import components
@@ -30,9 +25,7 @@ from fedhead.runs.run import Compute, threads_for
 from fedhead.studies.tune.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
-Report = Callable[[int, int, float], bool]  # place of a trial, round, value -> whether the trial ends here
-Ended = Callable[[int, Outcome], None]  # place of a trial, how it ended
-CONCURRENT = 8  # trials side by side by default, where a stack is fastest
+Report = Callable[[int, float], bool]  # round, value -> whether the trial ends here
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
 # Objectives that every run has, by their name in a round's record, and which values are good.
 OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
@@ -84,15 +77,16 @@ class TrialTraining:
     """How the trials of a study are trained and what is measured of them."""
 
     recipe: Recipe
+    space: tuple[Dimension, ...]
     objective: str
     direction: Direction
     share: float
     settings: Compute
     of_clients: bool  # whether the objective is made of the clients' own results
     stop_on_error: bool = False  # whether an error in one trial ends the search
-    objective_varies: bool = False  # whether some trials may have the objective and others not
     data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
     models: BuiltModels = field(default_factory=dict)
+    executors: dict[str, str] = field(default_factory=dict)  # the fastest, by the settings that decide it
 
     @classmethod
     def make(
@@ -111,28 +105,32 @@ class TrialTraining:
         if objective not in OBJECTIVES:
             known = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
             of_clients = known[objective].of_clients
-        varies = any(one.key in ("method", "stages") for one in space)
-        made = cls(recipe, objective, direction, share, settings, of_clients, stop_on_error, varies)
-        first = {one.key: one.values[0] for one in space}
-        for one in space:
-            for value in one.values:
-                try:
-                    chosen = with_values(recipe, first | {one.key: value})
-                    inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
-                    Experiment.from_recipe(_in_search(chosen), inputs, made.models)
-                except BadInput as error:
-                    raise BadInput(f"{one}: {error}") from error
+        made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients, stop_on_error)
+        for dimension, chosen in made._extremes():
+            try:
+                inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
+                Experiment.from_recipe(_in_search(chosen), inputs, made.models)
+            except BadInput as error:
+                raise BadInput(f"{dimension}: {error}") from error
         return made
 
-    def recipes(self, space: Sequence[Dimension]) -> list[Recipe]:
-        """Return recipes of trials in which every choice is made once."""
-        first = {one.key: one.values[0] for one in space}
-        return [with_values(self.recipe, first | {one.key: value}) for one in space for value in one.values]
+    def _extremes(self) -> list[tuple[Dimension, Recipe]]:
+        """Return recipes of trials with both ends of each range, and every choice once."""
+        first = {dimension.key: dimension.values[0] for dimension in self.space}
+        return [
+            (dimension, with_values(self.recipe, first | {dimension.key: value}))
+            for dimension in self.space
+            for value in dimension.values
+        ]
 
-    def code(self, space: Sequence[Dimension]) -> list[dict[str, str]]:
+    def recipes(self) -> list[Recipe]:
+        """Return recipes of trials in which every choice is made once."""
+        return [recipe for _, recipe in self._extremes()]
+
+    def code(self) -> list[dict[str, str]]:
         """Return where the user's own components come from, of all choices."""
-        own = [entry for recipe in self.recipes(space) for entry in components.sources(recipe) if "file" in entry]
-        return list({(entry["kind"], entry["name"]): entry for entry in own}.values())
+        entries = [entry for recipe in self.recipes() for entry in components.sources(recipe) if "file" in entry]
+        return list({(entry["kind"], entry["name"]): entry for entry in entries}.values())
 
     def federation(self, recipe: Recipe) -> Federation:
         """Return the data of a trial, read once."""
@@ -151,75 +149,19 @@ class TrialTraining:
         made.check_data(federation)
         return made, federation
 
-    def width(self) -> int:
-        """Return how many trials train side by side: several where a stack is fastest, of the recipe as it is."""
-        if self.settings.executor not in ("auto", "stack"):
-            return 1
-        try:
-            return self._width()
-        except Exception as error:  # a user's own code may raise anything, perhaps for no value that is searched
-            raise_if_fatal(error)
-            return 1
-
-    def _width(self) -> int:
-        recipe = _in_search(self.recipe)
-        federation = self.federation(self.recipe)
-        simulation = Experiment.from_recipe(recipe, Inputs.of(federation), self.models).simulation(
-            federation, select.device(self.settings.device), self.settings.precision == "bf16"
-        )
-        chosen = select.executor(self.settings.executor, simulation, recipe.folders)
-        return CONCURRENT if chosen.mixes_hyperparameters else 1
-
-    def run(self, chosen: Sequence[Mapping[str, Any]], report: Report, ended: Ended) -> None:
-        """Train trials, side by side if there are several.
+    def run(self, values: Mapping[str, Any], report: Report) -> Outcome:
+        """Train a trial, and return how it ended.
 
         Args:
-            chosen: The values of each trial, by key.
-            report: Called with a trial's place in `chosen`, the round and its value; returns whether the trial ends.
-            ended: Called with a trial's place and how it ended. A trial that fails does not stop the others.
+            values: The values of the trial, by key.
+            report: Called with each round and its value; returns whether the trial ends.
 
         Raises:
             OSError: Or another error that no other trial would survive, such as one of the study's file; with
                 `stop_on_error` any error of a trial.
         """
-        made: dict[int, tuple[Experiment, Federation]] = {}
-        worker: str | Executor = self.settings.executor
-        for place, values in enumerate(chosen):
-            try:
-                built = self.experiment(dict(values))
-                if len(chosen) > 1 and not made:
-                    worker = self._stack(*built, runs=len(chosen))
-                made[place] = built
-            except Exception as error:  # a user's own code may raise anything
-                ended(place, self._failed(error))
-        if not made:
-            return
-        torch.set_num_threads(self.settings.threads or threads_for(next(iter(made.values()))[0].models))
-
-        def one(place: int) -> Callable[[str | Executor], None]:
-            return lambda executor: ended(place, self._outcome(*made[place], executor, partial(report, place)))
-
-        if isinstance(worker, Executor):
-            run_together(worker, [one(place) for place in made], mix_hyperparameters=True)
-        else:
-            one(0)(worker)
-
-    def _stack(self, experiment: Experiment, federation: Federation, runs: int) -> Executor:
-        """Return what trains several trials, of which this is the first."""
-        device = select.device(self.settings.device)
-        simulation = experiment.simulation(federation, device, self.settings.precision == "bf16")
-        return select.by_name("stack", simulation, self.settings.compile, runs=runs)
-
-    def _outcome(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        executor: str | Executor,
-        report: Callable[[int, float], bool],
-    ) -> Outcome:
-        """Train a trial, and return how it ended."""
         try:
-            return self._train(experiment, federation, executor, report)
+            return self._train(*self.experiment(dict(values)), report)
         except Diverged as error:
             return Outcome("failed", reason=f"diverged: {error}")
         except _Pruned:
@@ -234,16 +176,9 @@ class TrialTraining:
         raise_if_fatal(error)
         if self.stop_on_error:
             raise error
-        hint = "; trials side by side are a stack: give --concurrent-trials 1" if isinstance(error, CannotStack) else ""
-        return Outcome("failed", reason=describe_error(error) + hint, retryable=True)
+        return Outcome("failed", reason=describe_error(error), retryable=True)
 
-    def _train(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        executor: str | Executor,
-        report: Callable[[int, float], bool],
-    ) -> Outcome:
+    def _train(self, experiment: Experiment, federation: Federation, report: Report) -> Outcome:
         def after_round(now: Snapshot) -> None:
             value = self._value(now.history[-1])
             if value is not None and math.isfinite(value):
@@ -254,13 +189,19 @@ class TrialTraining:
                 if ends and now.round < experiment.recipe.rounds:
                     raise _Pruned
 
+        def choose(name: str) -> None:
+            self.executors[key] = name  # `auto` is timed once, not in each trial
+
+        torch.set_num_threads(self.settings.threads or threads_for(experiment.models))
+        executor, key = self.settings.executor, _speed_key(experiment.recipe)
         result = experiment.simulate(
             federation,
-            executor=executor,
+            executor=self.executors.get(key, executor) if executor == "auto" else executor,
             device=self.settings.device,
             precision=self.settings.precision,
             compile=self.settings.compile,
             on_round=after_round,
+            on_start=choose,
         )
         value = self._final_value(result)
         if value is None:
@@ -269,7 +210,7 @@ class TrialTraining:
                 f"objective {self.objective}: {experiment.method.name} has none here; tune for another one, such as "
                 f"{others}"
             )
-            if self.objective_varies:
+            if any(dimension.key in ("method", "stages") for dimension in self.space):  # other trials may have it
                 raise lacking
             raise _SearchFault(lacking)
         if math.isfinite(value):
@@ -291,3 +232,8 @@ class TrialTraining:
 def _in_search(recipe: Recipe) -> Recipe:
     """Return a recipe as trials train it: the search's own share is held back, and nothing is logged elsewhere."""
     return replace(recipe, validation=recipe.validation if recipe.callbacks else None, loggers=())
+
+
+def _speed_key(recipe: Recipe) -> str:
+    """Return the settings that decide which executor is fastest: all but numbers such as a learning rate."""
+    return json.dumps({key: value for key, value in recipe.flat().items() if not isinstance(value, float)})

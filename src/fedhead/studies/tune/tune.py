@@ -19,9 +19,9 @@ from fedhead.recipes.search_space import read_space, with_settings, with_values
 from fedhead.runs.rerun_warnings import warn_of_changes
 from fedhead.runs.run import Compute, check_settings, execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.time_budget import MOST_MINUTES, TimeBudget
-from fedhead.studies.tune.study import MOST_SEED, Study
-from fedhead.studies.tune.trial_queue import LocalTrials, TrialEngine, TrialQueue
+from fedhead.studies.queue import make_engine
+from fedhead.studies.time_budget import MOST_MINUTES, TimeBudget
+from fedhead.studies.tune.study import MOST_SEED, SearchLimits, Study
 from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.studies.tune.trials import TrialRecord
 
@@ -68,7 +68,6 @@ def tune(
     sampler: str = "tpe",
     pruner: str = "median",
     validation: float | None = None,
-    concurrent_trials: int | None = None,
     allow_changed_code: bool = False,
     minutes: float | None = None,
     stop_on_error: bool = False,
@@ -100,7 +99,6 @@ def tune(
             that successive `halving` leaves out, or `none`.
         validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
             given back in the final training, but for those that the recipe holds back for its callbacks.
-        concurrent_trials: How many trials train side by side; None: 8 where a stack is fastest, else 1.
         allow_changed_code: Add trials also to those of an older version of your own code.
         minutes: Begin no trial after so many minutes.
         stop_on_error: Raise the first error of a trial; else it is recorded as failed, see `TuneResult.failed`, and the
@@ -109,7 +107,7 @@ def tune(
         seed: Seed of the sampler.
         settings: Device, precision and data folder.
         engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
-        cpus_per_worker: With Ray: the CPUs that trials which train side by side get.
+        cpus_per_worker: With Ray: the CPUs that a trial gets.
         gpus_per_worker: With Ray: the GPUs, or the share of one.
         on_trial: Called with each trial that has ended here.
 
@@ -123,14 +121,13 @@ def tune(
     """
     settings = settings or Compute()
     settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
-    trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
+    trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
     check("trials", trials, Annotated[int, AtLeast(1)])
-    check("concurrent_trials", concurrent_trials, Annotated[int, AtLeast(1)] | None)
     check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
     check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
-    check_settings(settings, None, base.folders)  # here and below: else each trial would fail for the same reason
+    check_settings(settings, base.folders)  # here and below: else each trial would fail for the same reason
     trial_engine.device(settings)
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
@@ -141,27 +138,21 @@ def tune(
     if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
         base = replace(base, validation=None)
     search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
+    search = replace(search, direction=direction or search.direction)
     if not isinstance(recipe, Recipe):
-        warn_of_changes(recipe, search.recipes(space))
-    direction = direction or search.direction
-    study = Study(
-        Path(out),
-        base,
-        space,
-        objective=objective,
-        direction=direction,
-        sampler=sampler,
-        pruner=pruner,
-        seed=seed,
-        share=share,
-    )
+        warn_of_changes(recipe, search.recipes())
+    limits = SearchLimits(trials, TimeBudget(minutes), on_trial)
+    study = Study(Path(out), search, limits, sampler=sampler, pruner=pruner, seed=seed)
     with closing(study):
-        study.check_code(search.code(space), trials, final=final, allow=settings.allow_changed_code)
-        queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
-        trial_engine.run(search, queue, concurrent_trials)
-        while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
-            time.sleep(1)
-            trial_engine.run(search, queue, concurrent_trials)
+        study.check_code(final=final, allow=settings.allow_changed_code)
+        try:
+            trial_engine.run(study)
+            while study.is_running and not limits.budget.exhausted:  # in other processes, or lost with one
+                time.sleep(1)
+                trial_engine.run(study)
+        except BaseException as error:
+            study.fail_running(error)
+            raise
         study.write()
         best, all_trials = study.best, study.trials()
     if best is None:
@@ -170,7 +161,7 @@ def tune(
         raise FedheadError(f"{out}: {_without_result(all_trials, trials)}")
     chosen = with_values(base, dict(best.values))
     result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
-    return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+    return TuneResult(Path(out), chosen, best, search.direction, all_trials, result)
 
 
 def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
@@ -183,19 +174,6 @@ def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
     how = f"all {len(ended)} trials failed" if len(failed) == len(ended) else "no trial has a result"
     left = f" and the search stopped before the other {asked - len(ended)}" if len(ended) < asked else ""
     return f"{how}{left} (trial {told.number}: {told.reason}); search other values, or look at its trials.csv"
-
-
-def _engine(name: str, cpus: float, gpus: float) -> TrialEngine:
-    """Return what trains the trials."""
-    if name not in ("local", "ray"):
-        raise BadInput(f"engine {name!r}: give 'local' or 'ray'")
-    if name == "ray":
-        from fedhead.studies.tune.ray_tuning import RayTrials
-
-        return RayTrials(cpus, gpus)
-    if (cpus, gpus) != (1, 0):
-        raise BadInput("cpus and gpus per worker are resources of a Ray cluster: add --engine ray (engine='ray')")
-    return LocalTrials()
 
 
 def _train_finally(recipe: Recipe, study: Study, settings: Compute) -> Row:

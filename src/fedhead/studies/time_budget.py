@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,42 +23,37 @@ Minutes = Annotated[float, AtLeast(0), AtMost(MOST_MINUTES)]
 
 
 class TimeBudget:
-    """Says how many of several like runs can still be begun and end in time.
+    """Estimates whether a run can still be begun and end in time.
 
-    What a run takes is learned from earlier runs with the same data set and model, with the same
-    method if there were any.
+    The duration of a run is learned from earlier runs with the same data set and model, with the same method if there
+    were any.
     """
 
     def __init__(self, minutes: float | None = None):
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self._half = 30 * (minutes or 0)
-        self._pace: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds per epoch of so many runs together
+        self._pace: dict[tuple[str, ...], float] = {}  # seconds per epoch
 
     @property
     def exhausted(self) -> bool:
         """Whether the time is up."""
         return self._end is not None and time.monotonic() >= self._end
 
-    def record(self, recipe: Recipe, seconds: float, together: int = 1) -> None:
-        """Record what a run took by the clock, with all those that trained beside it."""
+    def record(self, recipe: Recipe, seconds: float) -> None:
+        """Record what a run took by the clock."""
         for key in _lookup_keys(recipe):
-            self._pace[key] = seconds / epochs(recipe), together
+            self._pace[key] = seconds / epochs(recipe)
 
-    def how_many_fit(self, recipes: Sequence[Recipe]) -> int:
-        """Return how many of these runs, the first ones, are likely to end in time if they train together.
+    def fits(self, recipe: Recipe) -> bool:
+        """Return whether a run is likely to end in time.
 
-        Fewer runs than were seen together are taken to need as long as those did, since a stack costs about as much
-        when it is narrower. Runs of which nothing is known yet are begun in the first half of the time.
+        Runs of which nothing is known yet are begun in the first half of the time.
         """
-        if self._end is None or not recipes:
-            return len(recipes)
+        if self._end is None:
+            return True
         left = self._end - time.monotonic()
-        known = next((self._pace[key] for key in _lookup_keys(recipes[0]) if key in self._pace), None)
-        if known is None:
-            return len(recipes) if left > self._half else 0
-        pace, together = known
-        seconds = pace * epochs(recipes[0])
-        return 0 if seconds > left else min(len(recipes), int(together * left / max(seconds, 1e-9)))
+        pace = next((self._pace[key] for key in _lookup_keys(recipe) if key in self._pace), None)
+        return left > self._half if pace is None else pace * epochs(recipe) <= left
 
 
 def _lookup_keys(recipe: Recipe) -> list[tuple[str, ...]]:

@@ -1,4 +1,8 @@
-"""What a Ray worker does with a bundle: run it in a folder of its machine, and stream the changes."""
+"""Runs of a sweep on a Ray worker: in a folder of its machine, with the changes streamed back.
+
+The machines need no common disk. When a worker is lost, its runs go on elsewhere from what the sweep's folder has of
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import Compute
 from fedhead.runs.run_transfer import ChangedFiles, Files, place
-from fedhead.studies.sweep.sweep_runs import run_bundle
+from fedhead.studies.sweep.sweep_runs import run_alike
 
 EVERY = 1.0  # seconds between two looks at what has changed
 
@@ -19,17 +23,15 @@ EVERY = 1.0  # seconds between two looks at what has changed
 def run_streaming(
     name: str,
     recipes: Mapping[str, Recipe],
-    held: Mapping[str, Files],
-    together: bool | None,
+    contents: Mapping[str, Files],
     settings: Compute,
 ) -> Iterator[tuple[dict[str, Files], dict[str, str]]]:
-    """Run a bundle, and yield what has changed in its run folders while it does.
+    """Run a job of a sweep, and yield what has changed in its run folders while it does.
 
     Args:
         name: Name of the folder to work in; one that a lost worker left on this machine is removed.
         recipes: The runs, by the names of their folders.
-        held: What the folders hold already.
-        together: Whether runs train together; None: where a stack is fastest.
+        contents: The files that the folders have already.
         settings: How and where to compute.
 
     Yields:
@@ -38,7 +40,7 @@ def run_streaming(
     root = Path(tempfile.gettempdir()) / name
     shutil.rmtree(root, ignore_errors=True)
     try:
-        for folder, files in held.items():
+        for folder, files in contents.items():
             place(files, root / folder)
         changes = {folder: ChangedFiles(root / folder) for folder in recipes}
         failures: dict[Path, str] = {}
@@ -46,8 +48,8 @@ def run_streaming(
 
         def run() -> None:
             try:
-                bundle = {root / folder: recipe for folder, recipe in recipes.items()}
-                failures.update(run_bundle(bundle, together, settings))
+                runs = {root / folder: recipe for folder, recipe in recipes.items()}
+                failures.update(run_alike(runs, settings))
             except BaseException as error:  # raised below, in the task's own thread
                 errors.append(error)
 
@@ -57,7 +59,7 @@ def run_streaming(
         while alive:
             thread.join(EVERY)
             alive = thread.is_alive()
-            changed = {folder: files for folder, one in changes.items() if (files := one.take())}
+            changed = {folder: files for folder, change in changes.items() if (files := change.take())}
             if changed:
                 yield changed, {}
         if errors:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.table_result import TableResult
-from fedhead.runs.work_sharing import Claims
+from fedhead.studies.claims import Claims
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
@@ -18,13 +18,13 @@ RUNS = [Path(f"runs/seed-{number}") for number in range(200)]
 
 def test_alone_every_run_may_be_taken() -> None:
     alone = Claims()
-    assert alone.take(RUNS) == RUNS
-    assert alone.take(RUNS) == RUNS
+    assert alone.take(RUNS[0])
+    assert alone.take(RUNS[0])
 
 
 def test_each_run_is_taken_once_whoever_asks_at_the_same_time(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda _: Claims(tmp_path).take(RUNS), range(8)))
+        taken = list(pool.map(lambda _: [run for run in RUNS if Claims(tmp_path).take(run)], range(8)))
     assert Counter(run for runs in taken for run in runs) == dict.fromkeys(RUNS, 1)
 
 
@@ -32,7 +32,7 @@ def test_a_sweep_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
     table = plan("digits", {"method": ["fedavg", "fedprox"], "rounds": 1, "clients": 2, "subset": 60})
     out, shared = tmp_path / "sweep", tmp_path / "claims"
     shared.mkdir()
-    Claims(shared).take([out / "runs" / "fedavg" / "seed-0"])
+    Claims(shared).take(out / "runs" / "fedavg" / "seed-0")
     lines: list[str] = []
     result = run_sweep(table, out, seeds=1, claims=Claims(shared), log=lines.append)
     assert [path.parent.parent.name for path in out.rglob("result.json")] == ["fedprox"], lines
