@@ -20,7 +20,7 @@ from fedhead.runs.run_folder import CHECKPOINT, RunFolder
 from fedhead.runs.run_transfer import place, read_files
 from fedhead.studies import ray_engine
 from fedhead.studies.ray_engine import RayEngine
-from fedhead.studies.sweep import ray_runs, sweep_runs
+from fedhead.studies.sweep import ray_runs, sweep_job
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
@@ -67,7 +67,7 @@ def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
     with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "_LOSSES", 1)
-    monkeypatch.setattr(sweep_runs, "place", lambda files, folder: None)  # nothing arrives
+    monkeypatch.setattr(sweep_job, "place", lambda files, folder: None)  # nothing arrives
     result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(Ray(lost=4)))
     assert list(result.failures) == ["lr=0.1, seed 0", "lr=0.2, seed 0"]
     assert result.failures["lr=0.1, seed 0"] == "its worker was lost 2 times, RayError"

@@ -13,7 +13,8 @@ from fedhead.core.system.log import logger
 from fedhead.executors.client.base import Executor
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import CONFIG
-from fedhead.studies.queue import make_engine, read_shard
+from fedhead.studies.engines import make_engine
+from fedhead.studies.queue import read_shard
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells, warn_of_changed_base

@@ -82,7 +82,8 @@ def sweep(
     from fedhead.recipes.recipe import assignment
     from fedhead.runs.run import Compute
     from fedhead.studies.claims import Claims
-    from fedhead.studies.queue import make_engine, read_shard
+    from fedhead.studies.engines import make_engine
+    from fedhead.studies.queue import read_shard
     from fedhead.studies.sweep.sweep import plan_runs, run_sweep
     from fedhead.studies.sweep.sweep_file import plan
     from fedhead.studies.sweep.sweep_runs import warn_of_changed_base

@@ -1,6 +1,6 @@
-"""The queue of a sweep, a paper's table or a search, and the engines that work on it.
+"""The queue of a sweep, a paper's table or a search.
 
-A queue hands out jobs and takes their results. An engine runs the jobs: in this process, or on a Ray cluster.
+A queue hands out jobs and takes their results; an engine runs the jobs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
-from fedhead.data.sources.dataset_cache import read_once
-from fedhead.executors import select
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import Compute
 from fedhead.studies.claims import Claims
@@ -76,43 +74,6 @@ class Engine(Protocol):
     def run(self, queue: Queue[Any]) -> None:
         """Run jobs until the queue has none."""
         ...
-
-
-class LocalEngine:
-    """Runs jobs one after another in this process."""
-
-    def device(self, settings: Compute) -> torch.device:
-        """Return where jobs will train."""
-        return select.device(settings.device)
-
-    def run(self, queue: Queue[Any]) -> None:
-        """Run jobs until the queue has none."""
-        with read_once():
-            while (job := queue.next()) is not None:
-                queue.finish(job, job.run())
-
-
-def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:
-    """Return the engine of a name.
-
-    Args:
-        name: `local` or `ray`.
-        cpus: CPUs of a job on a Ray cluster.
-        gpus: Its GPUs.
-        per: What a job is called in the names of options: --cpus-per-cell.
-
-    Raises:
-        BadInput: There is no such engine, Ray is not installed, or resources are given to this process.
-    """
-    if name == "ray":
-        from fedhead.studies.ray_engine import RayEngine
-
-        return RayEngine(cpus, gpus, per)
-    if name != "local":
-        raise BadInput(f"engine {name!r}: give 'local' or 'ray'")
-    if (cpus, gpus) != (1, 0):
-        raise BadInput(f"cpus and gpus per {per} are resources of a Ray cluster: add --engine ray (engine='ray')")
-    return LocalEngine()
 
 
 class RunJob(Job, Protocol):

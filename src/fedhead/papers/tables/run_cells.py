@@ -28,7 +28,8 @@ from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.writable import check_writable
 from fedhead.studies.claims import Claims
-from fedhead.studies.queue import LocalEngine, RunQueue
+from fedhead.studies.engines import LocalEngine
+from fedhead.studies.queue import RunQueue
 from fedhead.studies.sweep.tables import Cell, Scale
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import train

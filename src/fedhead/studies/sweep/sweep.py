@@ -29,9 +29,11 @@ from fedhead.runs.folder_lock import locked
 from fedhead.runs.run import Compute, check_executor, check_settings
 from fedhead.runs.writable import Unwritable
 from fedhead.studies.claims import Claims
-from fedhead.studies.queue import Engine, LocalEngine, RunQueue
+from fedhead.studies.engines import LocalEngine
+from fedhead.studies.queue import Engine, RunQueue
 from fedhead.studies.sweep import sweep_table
-from fedhead.studies.sweep.sweep_runs import SweepCell, SweepJob, settings_of, sweep_cells, trainings
+from fedhead.studies.sweep.sweep_job import SweepJob
+from fedhead.studies.sweep.sweep_runs import SweepCell, settings_of, sweep_cells, trainings
 from fedhead.studies.sweep.sweep_table import SweepResult
 from fedhead.studies.sweep.tables import Table
 from fedhead.studies.time_budget import Minutes, TimeBudget

@@ -23,7 +23,9 @@ from fedhead.recipes.search_space import with_values
 from fedhead.runs import changed_code
 from fedhead.runs.failures import describe_error
 from fedhead.runs.folder_lock import locked
+from fedhead.studies.ray_engine import for_workers, found_from_here
 from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.tune.ray_trials import PrunedTrials, train_trial
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import REASON, RETRYABLE, TRIALS, Outcome, TrialRecord, record, to_csv
 
@@ -376,15 +378,10 @@ class TrialJob:
     @property
     def worker(self) -> Any:
         """The function that a Ray worker runs."""
-        from fedhead.studies.tune.ray_trials import train_trial
-
         return train_trial
 
     def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
         """Return what the worker needs, without data that it reads itself."""
-        from fedhead.studies.ray_engine import for_workers, found_from_here
-        from fedhead.studies.tune.ray_trials import PrunedTrials
-
         study, search = self.study, self.study.search
         if study._pruned is None:
             study._pruned = ray.remote(PrunedTrials).options(num_cpus=0).remote()

@@ -19,7 +19,7 @@ from fedhead.recipes.search_space import read_space, with_settings, with_values
 from fedhead.runs.rerun_warnings import warn_of_changes
 from fedhead.runs.run import Compute, check_settings, execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.studies.queue import make_engine
+from fedhead.studies.engines import make_engine
 from fedhead.studies.time_budget import MOST_MINUTES, TimeBudget
 from fedhead.studies.tune.study import MOST_SEED, SearchLimits, Study
 from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
