@@ -18,7 +18,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import federation as recipe_federation
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG
 
 
 @dataclass(frozen=True)

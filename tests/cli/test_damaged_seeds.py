@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedhead.cli import call
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT
+from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT
 
 SMALL = ["run", "digits", "rounds=2", "clients=2", "subset=60", "model.hidden=[4]", "local_epochs=1", "--quiet"]
 AGAIN = "put the run's own file back, or delete its folder and run it again"

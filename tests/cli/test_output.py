@@ -17,7 +17,7 @@ from fedhead.cli import call
 from fedhead.loggers.progress import bar, progress
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.metrics.records import Row
-from fedhead.runs import checkpoint_writer, run
+from fedhead.runs import checkpoint, run
 
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
         record(self, now, state)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_writer, "SHARE", float("inf"))  # every round, however slow the disk is
+    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))  # every round, however slow the disk is
     words = ["run", "digits", "rounds=3", "subset=99", "clients=3", "model.hidden=[8]", "--executor", "loop"]
     words += ["--out", str(tmp_path / "run")]
     for number in (1, 2):

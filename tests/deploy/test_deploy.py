@@ -27,7 +27,7 @@ from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT
+from fedhead.runs.run_folder_schema import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]

@@ -18,7 +18,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 SECTIONS = {

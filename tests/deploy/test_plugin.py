@@ -19,7 +19,8 @@ from fedhead.deploy import certificates
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(900)]
 SITES = ["north", "south", "west"]

@@ -29,7 +29,7 @@ def test_restarts_with_tls_equal_an_uninterrupted_simulation(tmp_path: Path) -> 
     keys = {path.read_bytes() for path in (project.certs / "sites").iterdir()}
     for restart in range(RESTARTS + 1):
         run_a_round(["deploy", "up", str(folder)], restart > 0, project, tmp_path, signal.SIGTERM)
-    reached = RunFolder.open(project.path / "run").checkpoint_round()
+    reached = RunFolder.open(project.path / "run").checkpoint.round
     assert reached >= RESTARTS
     assert rounds(project) in (list(range(1, reached + 1)), list(range(1, reached + 2)))  # ended before its checkpoint
     assert_equals_simulation(project)

@@ -21,9 +21,11 @@ from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.recipes.recipe import load
-from fedhead.runs import checkpoint_writer, environment
+from fedhead.runs import checkpoint, environment
+from fedhead.runs.folder_lock import LOCK
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, STAGE_STATES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 WORDS = ["rounds=3", "local_epochs=1", "model.hidden=[6]", "clients=3", "subset=90", "client_test=0.2"]
@@ -44,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
     found = environment.facts(torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "facts", lambda device: found)  # asking git takes as long as a round
-        patch.setattr(checkpoint_writer, "SHARE", float("inf"))  # every round, however slow the disk is
+        patch.setattr(checkpoint, "SHARE", float("inf"))  # every round, however slow the disk is
         with faulty_files(kill, NOWHERE, folder) as operations:
             run(folder / "run")
         yield folder / "run", list(operations)
@@ -61,7 +63,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert [untimed(row) for row in rows[0]] == [untimed(row) for row in rows[1]]
     results = [RunFolder.open(folder).result() or {} for folder in (one, other)]
     assert results[0]["accuracy"] == results[1]["accuracy"]
-    assert [p.name for p in other.iterdir() if p.name.startswith(".")] == []  # no drafts are left
+    assert [p.name for p in other.iterdir() if p.name.startswith(".")] == [LOCK]  # no drafts are left
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:

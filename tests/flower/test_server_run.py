@@ -20,7 +20,7 @@ from fedhead.flower import factory
 from fedhead.flower.server_run import serve
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
-from fedhead.runs import checkpoint_writer
+from fedhead.runs import checkpoint
 from fedhead.runs.run import Compute, execute
 from fedhead.testing.inprocess import InProcess
 
@@ -114,7 +114,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, grid = project(tmp_path, "method=scaffold")
-    honest, calls = checkpoint_writer.save_tree, []
+    honest, calls = checkpoint.save_tree, []
 
     def full(*arguments: object) -> None:
         calls.append(arguments)
@@ -122,7 +122,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
             raise failure
         honest(*arguments)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(checkpoint_writer, "save_tree", full)
+    monkeypatch.setattr(checkpoint, "save_tree", full)
     with pytest.raises(FedheadError, match=r"can't write to .*run \(.*No space left.*make room there.*then resume"):
         serve(made.server(), grid, log=lambda line: None)
     monkeypatch.undo()

@@ -13,8 +13,7 @@ import pytest
 from tiny_table import CPU, rows, tiny
 
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.recipes.run_folder_schema import TABLE_LOCK
-from fedhead.runs.folder_lock import locked
+from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.sweep import sweep_table
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan

@@ -1,4 +1,4 @@
-"""Runs find the user's own code again after the project was moved, and never take another file for it."""
+"""Runs find the user's own code again after the project or the run folder was moved."""
 
 from __future__ import annotations
 
@@ -68,36 +68,19 @@ def test_a_project_is_moved_as_a_whole(
     assert fh.load(last / one).module() is not None
 
 
-def test_another_file_in_the_new_place_is_not_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = sweep(project)
-    new = moved(project, monkeypatch)
-    (new / "code" / "part" / "mine.py").write_text(OTHER)
-    with pytest.raises(
-        BadInput, match=r"the folder .*old/code, in which part/mine\.py is looked for, is not there: .*"
-    ):
-        fh.load(new / one).module()
-
-
-def test_the_run_folder_alone_is_moved_beside_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = sweep(project)
-    new = moved(project, monkeypatch)
-    shutil.move(new / "code", new / "elsewhere")
-    with pytest.raises(BadInput, match=r"old/code, in which part/mine\.py is looked for, is not there"):
-        fh.load(new / one).module()
-    shutil.copytree(new / "elsewhere" / "part", new / "sw" / "part")  # as the error advises
-    assert fh.load(new / one).module() is not None
-
-
-def test_the_folders_of_the_sweeps_file_are_looked_into(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = sweep(project)
-    new = moved(project, monkeypatch)
-    shutil.move(new / "code", new / "elsewhere")
-    file = new / "sw" / "sweep.yaml"
-    file.write_text(file.read_text().replace("folders: [../code]", "folders: [../elsewhere]"))
-    assert fh.load(new / one).module() is not None
-    file.write_text("folders: [")  # damaged: it is not the run's own
-    with pytest.raises(BadInput, match=r"old/code, in which part/mine\.py is looked for, is not there"):
-        fh.load(new / one).module()
+@pytest.mark.parametrize("begin", [run, sweep])
+def test_the_run_folder_alone_is_moved(
+    project: Path, begin: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = begin(project)
+    monkeypatch.chdir("/")
+    shutil.move(project / one, tmp_path / "alone")
+    assert fh.load(tmp_path / "alone").module() is not None
+    shutil.move(project / "code", project / "elsewhere")
+    with pytest.raises(BadInput, match=r"needs the method part/mine\.py:Mine, which was in .*old/code/part/mine\.py: "):
+        fh.load(tmp_path / "alone").module()
+    shutil.copytree(project / "elsewhere" / "part", tmp_path / "alone" / "part")  # as the error advises
+    assert fh.load(tmp_path / "alone").module() is not None
 
 
 def test_the_folders_of_the_runs_recipe_come_first(
@@ -108,7 +91,7 @@ def test_the_folders_of_the_runs_recipe_come_first(
     shutil.move(new / "code", new / "elsewhere")
     (new / "elsewhere" / "part" / "mine.py").write_text(OTHER)  # the user says that this is the file
     file = new / one / "config.yaml"
-    file.write_text("folders: [../elsewhere]\n" + file.read_text())
+    file.write_text(file.read_text().replace("folders: [", "folders: [../elsewhere, "))
     assert fh.load(new / one).module() is not None
     assert "changed since" in caplog.text
     assert load(file).folders[:2] == (file.parent, file.parent / "../elsewhere")

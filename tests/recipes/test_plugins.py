@@ -28,7 +28,8 @@ from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import METRICS, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import METRICS
 
 LOOP = Compute(executor="loop")
 RECIPE = """

@@ -10,7 +10,7 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
-from fedhead.recipes import build, initial_weights
+from fedhead.recipes import build
 from fedhead.recipes.components import folders_from
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_paths import file_of, to_write
@@ -105,9 +105,6 @@ def test_folders_are_a_list_of_paths(tmp_path: Path) -> None:
 
 # -- folders that are not there any more --------------------------------------------------------------
 OTHER = MINE.replace("mu: float = 0.1", "mu: float = 0.1\n    nu: float = 0.2")
-GONE = (
-    r"the folder .*code, in which mine\.py is looked for, is not there: put it back, put mine\.py beside the recipe or "
-)
 
 
 def moved(recipe: Path) -> Path:
@@ -115,42 +112,16 @@ def moved(recipe: Path) -> Path:
     return recipe.parent.rename(recipe.parent.with_name("moved"))
 
 
-@pytest.fixture
-def study(recipe: Path) -> Path:
+def test_a_file_that_is_nowhere_is_refused_with_where_it_was_looked_for(recipe: Path) -> None:
     fh.tune(recipe, "method.mu=uniform(0, 1)", out="study", trials=1)
-    return Path("study/best.yaml")
-
-
-def test_another_file_of_the_same_name_is_not_taken_for_that_of_a_missing_folder(recipe: Path, study: Path) -> None:
+    study = Path("study/best.yaml")
     moved(recipe)
-    Path("mine.py").write_text(OTHER)
-    found = load(study)
-    for use in (
-        lambda: method_of(found),
-        lambda: method_of(Recipe.from_flat({"method": "mine.py:Mine"}, [recipe.parent, Path.cwd()])),
-        lambda: sweep_cells(plan(study, {"lr": [0.1, 0.2]})),
-        lambda: fh.tune(study, "lr=log(0.1, 1)", out="second", trials=1),
-    ):
-        with pytest.raises(
-            BadInput, match=rf"method 'mine\.py:Mine': {GONE}.*correct `folders` in the recipe \(of a run: "
-        ):
-            use()
-    assert not Path("second/best.yaml").exists()
-
-
-def test_a_missing_folder_is_no_matter_where_no_file_is_looked_for_in_it(recipe: Path, study: Path) -> None:
-    code = moved(recipe)
-    assert call(["run", str(study), "method=fedavg", "--out", "plain"]) == 0
+    expected = r"method 'mine\.py:Mine': there is no file mine\.py in .*study or .*code or .*correct `folders`"
+    with pytest.raises(BadInput, match=expected):
+        method_of(load(study))
+    assert call(["run", str(study), "method=fedavg", "--out", "plain"]) == 0  # no file is looked for
     (study.parent / "mine.py").write_text(MINE)  # beside the recipe: looked for there first
     assert method_of(load(study)) == "Mine"
-    found = load(code / "mine.yaml", ["rounds=0"])
-    assert method_of(Recipe.from_flat(found.flat(), [code, recipe.parent])) == "Mine"
-
-
-def test_first_weights_of_a_missing_folder(recipe: Path) -> None:
-    Path("first.safetensors").touch()
-    with pytest.raises(BadInput, match=r"^weights: the folder .*gone, in which first\.safetensors is looked for"):
-        initial_weights.read("first.safetensors", [Path("gone")])
 
 
 @pytest.fixture
@@ -159,33 +130,24 @@ def run(recipe: Path) -> Path:
     return Path("run")
 
 
-def test_a_run_whose_code_was_moved_is_proven_by_the_digest(
-    recipe: Path, run: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    moved(recipe)
-    Path("mine.py").write_text(MINE)
-    assert fh.load(run).predict(fh.Federation.load("digits", "iid", clients=2).test.x[:2]) is not None
-    assert method_of(load(run / "config.yaml")) == "Mine"
-    assert "changed" not in caplog.text
-
-
-def test_a_run_whose_code_was_moved_does_not_take_another_file(
-    recipe: Path, run: Path, capfd: pytest.CaptureFixture[str]
+def test_a_run_whose_code_is_gone_says_where_it_was(
+    recipe: Path, run: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     code = moved(recipe)
-    Path("mine.py").write_text(OTHER)
-    needs = rf"^run needs the method mine\.py:Mine, which was in .*code/mine\.py: {GONE}into the run folder"
+    needs = r"^run needs the method mine\.py:Mine, which was in .*code/mine\.py: put the file back there, or into run$"
     with pytest.raises(BadInput, match=needs):
         fh.load(run).module()
-    with pytest.raises(BadInput, match=rf"^method 'mine\.py:Mine': {GONE}"):
-        method_of(load(run / "config.yaml"))
     again = ["run", "run/config.yaml", "rounds=2", "--out", "run", "--resume"]
     assert call(again) == 2
     assert "run needs the method mine.py:Mine" in capfd.readouterr().err
     for command in (["report", "run"], ["compare", "run"]):  # which need no code
         assert call(command) == 0
-    (code / "mine.py").rename("run/mine.py")
+    Path("mine.py").write_text(OTHER)  # another file, in the working directory
     assert fh.load(run).module() is not None
+    assert "mine.py (method mine.py:Mine) changed since run was begun" in caplog.text
+    assert call(again) == 2
+    assert "mine.py (method mine.py:Mine) changed since run was begun, and results of two" in capfd.readouterr().err
+    (code / "mine.py").rename("run/mine.py")
     assert call(again) == 0
 
 

@@ -24,8 +24,8 @@ from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.recipes.recipe import load
-from fedhead.recipes.run_folder_schema import check_environment
 from fedhead.runs.run import Compute, execute
+from fedhead.runs.run_folder_schema import check_environment
 
 RECIPE = load("digits", ["rounds=4", "model.hidden=[8]", "clients=3", "subset=120", "evaluate_every=4"])
 

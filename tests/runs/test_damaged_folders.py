@@ -14,7 +14,8 @@ from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import reopen
 from fedhead.runs.run import execute
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, RESULT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, ENVIRONMENT, RESULT
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 

@@ -15,7 +15,8 @@ from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, PARTITION, RESULT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, PARTITION, RESULT
 
 RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participation=0.5", "subset=200"]).override(
     ["method=scaffold", "momentum=0", "lr=0.01"]

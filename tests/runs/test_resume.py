@@ -17,7 +17,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.recipes.recipe import load
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, STAGE_STATES
 
 SMALL = [
     "rounds=4",

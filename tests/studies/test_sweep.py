@@ -17,8 +17,9 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
 from fedhead.runs import environment
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, METRICS, RESULT, STAGE_STATES, RunFolder
-from fedhead.runs.run_transfer import ChangedFiles, place, read_files
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, RESULT, STAGE_STATES
+from fedhead.studies.run_transfer import ChangedFiles, place, read_files
 from fedhead.studies.sweep import sweep_runs
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan

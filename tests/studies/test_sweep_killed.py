@@ -18,7 +18,8 @@ import pytest
 from fedhead.core.tree.treefile import load_tree
 from fedhead.runs import environment
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, RESULT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, RESULT
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells

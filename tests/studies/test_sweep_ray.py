@@ -16,10 +16,11 @@ from ray_stub import Ray
 from fedhead.core.system.errors import BadInput
 from fedhead.runs import environment
 from fedhead.runs.run import Compute, execute
-from fedhead.runs.run_folder import CHECKPOINT, RunFolder
-from fedhead.runs.run_transfer import place, read_files
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT
 from fedhead.studies import ray_engine
 from fedhead.studies.ray_engine import RayEngine
+from fedhead.studies.run_transfer import place, read_files
 from fedhead.studies.sweep import ray_runs, sweep_job
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan

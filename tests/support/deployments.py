@@ -21,7 +21,8 @@ from fedhead.deploy import processes
 from fedhead.deploy.project import Project
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT
 
 MARK = "FEDHEAD_TEST_DEPLOYMENT"  # in the environment of every process that a test starts, with its folder
 
@@ -93,7 +94,7 @@ def replayed(project: Project) -> Tree:
         local=experiment.local,
         seed=recipe.seed,
     )
-    reached = RunFolder.open(project.path / "run").checkpoint_round()
+    reached = RunFolder.open(project.path / "run").checkpoint.round
     for row in history(project)[:reached]:
         simulation.absent = {sites.index(name) for name in missing(row)}
         train_round(simulation, row["round"])

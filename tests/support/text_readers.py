@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from mutations import mutate_value
-from readers import ABOUT, RECIPE, RESULT, ROW, Reader, as_json, run_folder
+from readers import ABOUT, RESULT, Reader, as_json, run_folder
 
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.flower.config import ServerFile, SiteFile
@@ -21,10 +21,7 @@ from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Response, read_response, to_json
 from fedhead.papers.tables.results import Measurement, Results
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.recipes.run_folder_schema import check_totals
 from fedhead.recipes.yaml_text import write_yaml
-from fedhead.report.page.content import Content
-from fedhead.runs import read_runs
 from fedhead.runs.run_folder import RunFolder
 
 
@@ -62,44 +59,19 @@ def server(folder: Path) -> Reader:
 def metrics(folder: Path) -> Reader:
     made = run_folder(folder / "run")
     file = made.path / "metrics.jsonl"
-
-    def structured(rng: random.Random) -> bytes:
-        rows = [{**ROW, "round": n} for n in (1, 2, 3)]
-        rows[rng.randrange(3)] = mutate_value(rows[rng.randrange(3)], rng)
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-    return Reader(file.read_bytes(), file, lambda: use(made), structured)
-
-
-def use(made: RunFolder) -> None:
-    """Use what a folder holds as `fedhead report` and `--resume` do."""
-    rows, result = made.metrics(), made.result()
-    check_totals(rows, "metrics")
-    if result is not None:
-        check_totals([result], "result")
-    made.environment()
-    run = read_runs.Run(made, rows, result)
-    content = Content([run])
-    _ = content.notes, content.entries
+    return Reader(file.read_bytes(), file, made.metrics)
 
 
 def result(folder: Path) -> Reader:
     made = run_folder(folder / "run")
-    return Reader(json.dumps(RESULT).encode(), made.path / "result.json", lambda: use(made), as_json(RESULT))
+    return Reader(json.dumps(RESULT).encode(), made.path / "result.json", made.result)
 
 
 def environment(folder: Path) -> Reader:
     made = run_folder(folder / "run")
+    made.save_environment(ABOUT)
     file = made.path / "environment.json"
-    return Reader(json.dumps(ABOUT).encode(), file, lambda: code_folders(made.path), as_json(ABOUT))
-
-
-def code_folders(path: Path) -> None:
-    from fedhead.recipes.components import own_executor
-    from fedhead.recipes.search_paths import of_run
-
-    of_run(path)
-    own_executor(RunFolder(path, RECIPE).environment().get("components", []))
+    return Reader(file.read_bytes(), file, made.environment)
 
 
 def results_csv(folder: Path) -> Reader:

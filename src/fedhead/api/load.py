@@ -38,7 +38,8 @@ from fedhead.recipes.recipe_data import Inputs, with_validation
 from fedhead.runs import python_components, read_runs, reopen
 from fedhead.runs.python_components import Objects
 from fedhead.runs.run import Compute, carry_out
-from fedhead.runs.run_folder import INITIAL, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import INITIAL
 from fedhead.runs.run_writer import RunWriter
 from fedhead.stages import STAGES
 
@@ -63,7 +64,7 @@ def run_in_folder(
         return load(out, federation=federation, device=settings.device, **parts)  # type: ignore[arg-type]  # by name
     experiment.check(Inputs.of(federation))
     experiment.check_data(federation)
-    begun = [RunFolder.open(out).checkpoint_round()] if resume and RunFolder.holds_run(out) else []
+    begun = [RunFolder.open(out).checkpoint.round] if resume and RunFolder.holds_run(out) else []
     threads = torch.get_num_threads()
     try:
         with show_progress(experiment.recipe.rounds, not progress, resumed=begun) as tell:
@@ -126,7 +127,7 @@ def load(
         class_names=folder.partition.class_names(),
         client_names=folder.partition.client_names(),
         path=folder.path,
-        state=read_runs.Run(folder, rows, folder.result()).state,
+        state=read_runs.Run(folder.path, folder.recipe, rows, folder.result(), folder.diverged).state,
         split=folder.partition.fingerprint(),
     )
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
@@ -242,4 +243,4 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
     found = read_runs.load_runs([place for place in places if place.is_dir()]) if places else []
     if not found:
         raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
-    return Results(load(run.folder.path, **given) for run in found)
+    return Results(load(run.path, **given) for run in found)

@@ -150,8 +150,7 @@ class RecordedResult(RunMetrics):
 
     def as_run(self) -> Run:
         """Return the run as reports take it."""
-        from fedhead.runs.read_runs import UnsavedRun, load_run
-        from fedhead.runs.run_folder import RunFolder
+        from fedhead.runs.read_runs import Run, load_run
 
         if self.path is not None:
             return load_run(self.path)
@@ -159,7 +158,7 @@ class RecordedResult(RunMetrics):
         last = {name: value for row in final for name, value in row.items() if value is not None}
         result = {**last, "preparing": record.preparing, "stages": record.stage_rows}
         names = None if record.class_names is None else tuple(record.class_names)
-        return UnsavedRun(RunFolder(Path("unsaved"), record.recipe), self.rows, result, record.counts, names)
+        return Run(Path("unsaved"), record.recipe, self.rows, result, counts=record.counts, class_names=names)
 
     def compare(self, other: RecordedResult, level: float = 0.95) -> Comparison:
         """Compare the clients' own accuracies with those of another run, client by client.

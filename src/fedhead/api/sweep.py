@@ -12,7 +12,7 @@ from fedhead.api.result_list import Results
 from fedhead.core.system.log import logger
 from fedhead.executors.client.base import Executor
 from fedhead.runs.run import Compute
-from fedhead.runs.run_folder import CONFIG
+from fedhead.runs.run_folder_schema import CONFIG
 from fedhead.studies.engines import make_engine
 from fedhead.studies.queue import read_shard
 from fedhead.studies.sweep.sweep import run_sweep

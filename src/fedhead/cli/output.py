@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError, machine_fault
 from fedhead.core.system.process import raising_on_term
-from fedhead.runs.writable import Unwritable
+from fedhead.studies.writable import Unwritable
 
 if TYPE_CHECKING:
     from rich.console import Console

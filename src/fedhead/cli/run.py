@@ -82,10 +82,10 @@ def run(
     """
     from fedhead.loggers.base import make as make_logger
     from fedhead.recipes.recipe import load
-    from fedhead.runs.rerun_warnings import warn_of_changes
+    from fedhead.runs.recorded_code import warn_of_changes
     from fedhead.runs.run import Compute
     from fedhead.runs.run import execute as simulate
-    from fedhead.runs.run_folder import CONFIG
+    from fedhead.runs.run_folder_schema import CONFIG
     from fedhead.runs.seeds import execute_seeds, raise_failed, seed_folders, which
 
     if resume and out is None:
@@ -143,8 +143,8 @@ def run(
 
 def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
     """Return how many rounds runs have that train no more, and from which round each of the others goes on."""
-    from fedhead.recipes.run_folder_schema import DamagedRun
     from fedhead.runs.run_folder import RunFolder
+    from fedhead.runs.run_folder_schema import DamagedRun
 
     done, resumed = 0, list[int]()
     for path, recipe in folders.items():
@@ -152,7 +152,7 @@ def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
             if _has_ended(path, recipe):
                 done += recipe.rounds
             elif RunFolder.holds_run(path):
-                resumed.append(RunFolder.open(path).checkpoint_round())
+                resumed.append(RunFolder.open(path).checkpoint.round)
         except DamagedRun:  # which the run itself will name
             done += recipe.rounds
     return done, resumed
@@ -160,8 +160,8 @@ def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
 
 def _has_ended(path: Path, recipe: Recipe) -> bool:
     """Whether a folder holds the finished run of a recipe, so that there is nothing to go on with."""
-    from fedhead.recipes.run_folder_schema import DamagedRun
     from fedhead.runs.run_folder import RunFolder
+    from fedhead.runs.run_folder_schema import DamagedRun
 
     try:
         folder = RunFolder.open(path) if RunFolder.holds_run(path) else None

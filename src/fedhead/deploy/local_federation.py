@@ -18,7 +18,7 @@ from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.flower.server import server_status
 from fedhead.flower.server.server_status import ServerStatus
-from fedhead.runs.run_folder import RESULT
+from fedhead.runs.run_folder_schema import RESULT
 
 RESTART_SECONDS = 5.0  # before an ended node is started again: Flower refuses a killed node's key for a minute
 LINK_SECONDS = 90.0  # for the SuperLink to answer

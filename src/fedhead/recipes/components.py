@@ -1,18 +1,16 @@
-"""The components that a recipe names: where each comes from, and whether its code is that which a run began with."""
+"""The components that a recipe names, and where each comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from fedhead.aggregators import AGGREGATORS
 from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.components.component_syntax import read_call
-from fedhead.core.components.loading import find_file
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.log import warn_once
 from fedhead.data.partitions.partition_registry import PARTITIONS
 from fedhead.data.sources.datasets import DATASETS
 from fedhead.engine.rounds.callbacks import CALLBACKS
@@ -105,88 +103,6 @@ def sources(
     if executor is not None and executor not in EXECUTORS:
         found.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
     return [{"kind": kind, **source.to_json()} for kind, source in found]
-
-
-def own_executor(recorded: Iterable[Mapping[str, str]]) -> str | None:
-    """Return the name of the user's own executor that a run was begun with; None if it was a built-in one."""
-    return next((entry["name"] for entry in recorded if entry["kind"] == EXECUTORS.kind), None)
-
-
-def check_present(
-    recipe: Recipe, recorded: Iterable[Mapping[str, str]], run: Path, executor: str | None = None
-) -> None:
-    """Refuse a run whose code is not here any more, and say what to install or where to put it."""
-    by_name = {(registry.kind, name): registry for registry, name in named(recipe)}
-    if executor is not None:
-        by_name[EXECUTORS.kind, executor] = EXECUTORS
-    for entry in recorded:
-        registry = by_name.get((entry["kind"], entry["name"]))
-        if registry is None or "file" not in entry:
-            continue
-        where = entry["name"].rpartition(":")[0]
-        title = f"{run} needs the {entry['kind']} {entry['name']}"
-        if where.endswith(".py"):
-            try:
-                found = find_file(where, recipe.folders)
-            except BadInput as error:
-                raise BadInput(f"{title}, which was in {entry['file']}: {error}") from error
-            if found is None:
-                raise BadInput(f"{title}, which was in {entry['file']}: put the file back there, or into {run}")
-            continue
-        try:
-            registry.source(entry["name"], recipe.folders)
-        except BadInput as error:
-            package = entry.get("distribution")
-            version = f"=={entry['version']}" if "version" in entry else ""
-            fix = f"install {package}{version}" if package else f"put the module {entry['module']} on PYTHONPATH"
-            raise BadInput(f"{title}, which is not here: {fix} ({error})") from error
-
-
-def changed(
-    recipe: Recipe,
-    recorded: Iterable[Mapping[str, str]],
-    executor: str | None = None,
-    without: Collection[str] = (),
-) -> list[str]:
-    """Return one line for each file or package that differs from what was recorded, with the components it holds."""
-    return differing(recorded, sources(recipe, executor, without=without))
-
-
-def differing(recorded: Iterable[Mapping[str, str]], found: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return one line for each file or package that differs between two lists that `sources` made."""
-    now = {(entry["kind"], entry["name"]): entry for entry in found}
-    lines: dict[str, list[str]] = {}
-    for old in recorded:
-        new = now.get((old["kind"], old["name"]))
-        if new is None or "file" not in old:
-            continue
-        if old.get("digest") != new.get("digest"):
-            lines.setdefault(new["file"], []).append(f"{old['kind']} {old['name']}")
-        elif old.get("version") != new.get("version"):
-            versions = f"{old.get('version')} to {new.get('version')}"
-            lines.setdefault(f"{old.get('distribution')} {versions}", []).append(f"{old['kind']} {old['name']}")
-    return [f"{what} ({', '.join(names)})" for what, names in lines.items()]
-
-
-def check_unchanged(
-    run: Path,
-    recipe: Recipe,
-    recorded: Iterable[Mapping[str, str]],
-    executor: str | None,
-    allow: bool,
-    without: Collection[str] = (),
-) -> None:
-    """Refuse to go on with a run whose code has changed, unless that is allowed: then it is only said."""
-    lines = changed(recipe, recorded, executor, without)
-    if not lines:
-        return
-    what = f"{', '.join(lines)} changed since {run} was begun"
-    if not allow:
-        raise BadInput(
-            f"{what}, and results of two versions must not be mixed: put the old code back, start a new run, "
-            "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
-        )
-    warn_once(f"{what}: its results are from both versions")
 
 
 def refuse_foreign(recipe: Recipe, kinds: Iterable[str], allow: Iterable[str], text: str) -> None:

@@ -62,7 +62,7 @@ def read(source: Source, folders: Sequence[Path] = ()) -> dict[str, Tensor]:
         return dict(source)
     if not isinstance(source, str | PathLike):
         raise BadInput(f"weights is {type(source).__name__}: give a state dict, or the path of a file or run folder")
-    path = _find(os.fspath(source), folders)
+    path = find_path(os.fspath(source), folders) or Path(source)
     if not path.is_dir():
         return read_file(path)
     if not (path / _CHECKPOINT).exists():
@@ -71,13 +71,6 @@ def read(source: Source, folders: Sequence[Path] = ()) -> dict[str, Tensor]:
     if not model:
         raise BadInput(f"weights: {path} holds no global model to start from: give a run of another method")
     return dict(model)
-
-
-def _find(name: str, folders: Sequence[Path]) -> Path:
-    try:
-        return find_path(name, folders) or Path(name)
-    except BadInput as error:
-        raise BadInput(f"weights: {error}") from error
 
 
 def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[Path] = ()) -> None:

@@ -17,7 +17,6 @@ from fedhead.core.system import html
 from fedhead.core.system.errors import BadInput, Unreadable, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.recipes import search_paths
-from fedhead.recipes.run_folder_schema import CONFIG
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 
@@ -188,13 +187,10 @@ class Recipe:
         return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
 
     @classmethod
-    def from_yaml(
-        cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = (), recorded: Iterable[Path] = ()
-    ) -> Recipe:
+    def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
         """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
 
-        Further ones may be in the text, under the key `folders`, relative to the first of these; those that a run
-        folder has `recorded` come after them, so that whoever writes `folders` into its recipe is heard.
+        Further ones may be in the text, under the key `folders`, relative to the first of these.
         """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
@@ -203,7 +199,7 @@ class Recipe:
             raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
         try:
             places = search_paths.with_written(folders, keys.pop(FOLDERS, []))
-            return cls.from_flat({str(k): v for k, v in keys.items()}, [*places, *recorded])
+            return cls.from_flat({str(k): v for k, v in keys.items()}, places)
         except BadInput as error:
             raise BadInput(f"{source}: {error}") from error
 
@@ -284,9 +280,8 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
                 f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"
             )
         raise unknown("recipe", name, known)
-    here = path.resolve().parent
-    recorded = search_paths.of_run(here) if path.name == CONFIG and name not in known else ()
-    return Recipe.from_yaml(read_text(path), name, () if name in known else (here,), recorded).override(assignments)
+    folders = () if name in known else (path.resolve().parent,)
+    return Recipe.from_yaml(read_text(path), name, folders).override(assignments)
 
 
 def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,34 +1,35 @@
-"""More rounds or further stages for a run that was begun with fewer."""
+"""Rules of resuming: a run may be extended by more rounds or further stages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fedhead.core.training.schedules import make_schedule
+from fedhead.recipes import differences as diff
+from fedhead.recipes.differences import Difference
 from fedhead.recipes.recipe import Recipe
 
 
-def difference(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
-    """Return the first key in which a recipe is another one than the run's, with both values; None: it goes on with it.
+def differences(old: Recipe, new: Recipe) -> list[Difference]:
+    """Return the keys in which a recipe is another one than the run's; none where it continues the run.
 
-    More rounds, and stages after those that there are, go on with a run; but not more rounds than those that a cosine
+    More rounds, and stages after those that there are, continue a run; but not more rounds than those that a cosine
     of the learning rate was laid over.
 
-    >>> difference(Recipe(rounds=3), Recipe(rounds=5, stages=("ccvr",))) is None
-    True
-    >>> difference(Recipe(rounds=3), Recipe(rounds=2))
-    ('rounds', 3, 2)
+    >>> differences(Recipe(rounds=3), Recipe(rounds=5, stages=("ccvr",)))
+    []
+    >>> differences(Recipe(rounds=3), Recipe(rounds=2))
+    [Difference(key='rounds', old=3, new=2)]
     """
-    before, now = old.flat(), new.flat()
+    ignored = ["loggers"]
+    if new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds:
+        ignored.append("rounds")
     added = new.stages[len(old.stages) :] if new.stages[: len(old.stages)] == old.stages else ()
-    for key in [*now, *before]:
-        if before.get(key) == now.get(key) or key == "loggers":
-            continue
-        longer = key == "rounds" and new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds
-        staged = (key == "stages" and added) or any(key.startswith(f"stage.{name}.") for name in added)
-        if not longer and not staged:
-            return key, before.get(key), now.get(key)
-    return None
+    if added:
+        ignored.append("stages")
+    parameters = tuple(f"stage.{name}." for name in added)
+    others = diff.differences(old.flat(), new.flat(), ignored)
+    return [other for other in others if not other.key.startswith(parameters)]
 
 
 def entry(old: Recipe, new: Recipe) -> dict[str, Any]:

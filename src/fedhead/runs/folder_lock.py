@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock, Timeout
+
 from fedhead.core.system.errors import BadInput
+
+LOCK = ".lock"
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run folder, which a killed process releases.
+
+    Raises:
+        BadInput: If another process holds it, or the folder can't be written to.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise in_use(folder) from None
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def in_use(folder: Path, why: str = "another process is running in it") -> BadInput:
+    """Return the error of a folder that another process holds."""
+    return BadInput(
+        f"{folder} is in use: {why}; give the same command again when that has ended, or select another folder with "
+        "--out"
+    )
+
+
+def unwritable(folder: Path, error: OSError) -> BadInput:
+    """Return the error of a folder that can't be written to."""
+    return BadInput(f"{folder} can't be written to: {error.strerror}; select another folder with --out")
 
 
 def hold(file: IO[str], folder: Path) -> None:
-    """Lock a file of a run folder for this process, until it is closed.
+    """Lock a file of a folder for this process, until it is closed.
 
     Args:
         file: The open file.
@@ -28,10 +64,6 @@ def hold(file: IO[str], folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise in_use(folder) from error
-    except OSError as error:
-        if error.errno == errno.ESTALE:  # removed by another machine, which is no fault of this one: no cause is named
-            raise in_use(folder) from None
-        raise
 
 
 def wait_for(file: IO[str]) -> None:
@@ -53,68 +85,3 @@ def wait_for_writer(file: IO[str]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-
-
-def was_removed(file: IO[str]) -> bool:
-    """Return whether an open file has been removed meanwhile: a lock on it keeps nobody out."""
-    try:
-        return os.fstat(file.fileno()).st_nlink == 0
-    except OSError as error:
-        if error.errno == errno.ESTALE:  # on a network file system, by another machine
-            return True
-        raise
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Hold a lock; while another process holds it, wait.
-
-    Args:
-        file: Stands for the lock, and is there only while somebody holds it or waits.
-    """
-    held = False
-    while not held:
-        with file.open("w") as lock:
-            try:
-                wait_for(lock)
-            except OSError as error:
-                if error.errno != errno.ESTALE:
-                    raise
-                continue  # removed as below, by another machine
-            if was_removed(lock):
-                continue  # by whoever held it: another process may hold a new one
-            held = True
-            try:
-                yield
-            finally:
-                file.unlink(missing_ok=True)
-
-
-@contextmanager
-def creating(folder: Path, first: str) -> Iterator[None]:
-    """Hold a folder while its first file is written.
-
-    Args:
-        folder: The folder.
-        first: Name of the first file.
-
-    Raises:
-        BadInput: If another process creates it.
-    """
-    file = folder / f".{first}.creating"
-    with file.open("w") as lock:
-        hold(lock, folder)
-        if was_removed(lock):  # by whoever has just held it
-            raise in_use(folder)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
-
-
-def in_use(folder: Path, why: str = "another process is running in it") -> BadInput:
-    """Return the error of a folder that another process holds."""
-    return BadInput(
-        f"{folder} is in use: {why}; give the same command again when that has ended, or select another folder with "
-        "--out"
-    )

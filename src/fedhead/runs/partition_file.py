@@ -1,4 +1,4 @@
-"""The file of a run's split: which rows each client trains and tests on, and of which data."""
+"""The file of a run's split: the rows that each client trains and tests on, with a digest of the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.formats import read_npz
 from fedhead.data.partitions import partition_file
-from fedhead.recipes.run_folder_schema import damaged, damaged_if_bad
+from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,15 @@ class PartitionFile:
             federation.save_partition(self.path, counts=federation.counts(), data_digest=digest)
             return
         with damaged_if_bad():
-            rows, local, client_test_from, _ = partition_file.load(self.path)
-        same = _same(rows, federation.rows) and _same(local or [], federation.client_test or [])
-        if not same or client_test_from != federation.client_test_from:
+            same = self.fingerprint() == federation.fingerprint()
+        if not same:
             raise damaged(
                 f"{self.path} differs from today's split: the data has changed since the run began, or the "
                 "file is another run's",
                 "put back what has changed, or start a new run in another folder",
             )
-        before = self._array("data_digest")
-        if before is not None and not np.array_equal(before, digest):
+        stored = self._array("data_digest")
+        if stored is None or not np.array_equal(stored, digest):
             raise BadInput(
                 f"{self.path.parent} was begun with other training samples of the same split: the data has changed "
                 "since; put it back, or start a new run"
@@ -58,12 +57,8 @@ class PartitionFile:
 
     def counts(self) -> NDArray[np.int64] | None:
         """Return the training samples by client and class; None without a file."""
-        found = self._array("counts")
-        if found is None:
-            return None
-        if found.ndim != 2 or found.dtype.kind not in "iu":
-            raise BadInput(f"{self.path}: its counts are no table of clients and classes; start a new run")
-        return found.astype(np.int64)
+        counts = self._array("counts")
+        return None if counts is None else counts.astype(np.int64)
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the names of the classes; None if they have none, or without a file."""
@@ -81,12 +76,8 @@ class PartitionFile:
         return partition_file.fingerprint(rows, local, origin)
 
     def _names(self, name: str) -> tuple[str, ...] | None:
-        found = self._array(name)
-        return None if found is None else tuple(str(each) for each in found.reshape(-1))
+        names = self._array(name)
+        return None if names is None else tuple(map(str, names.reshape(-1)))
 
     def _array(self, name: str) -> NDArray[Any] | None:
         return read_npz(self.path, only=name).get(name) if self.path.exists() else None
-
-
-def _same(a: list[NDArray[np.int64]], b: list[NDArray[np.int64]]) -> bool:
-    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

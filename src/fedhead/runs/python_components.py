@@ -31,7 +31,6 @@ from fedhead.models.split_model import SplitModel
 from fedhead.recipes import build
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import ENVIRONMENT, no_record
 from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 
@@ -129,8 +128,6 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
             )
         return
     if not stored:
-        if not (Path(run) / ENVIRONMENT).exists():
-            raise no_record(run)
         raise BadInput(f"{run} was begun by a recipe: resume it with fedhead run … --out {run} --resume")
     for name in [*stored, *given]:
         if stored.get(name) != given.get(name):

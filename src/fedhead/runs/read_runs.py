@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,27 +15,34 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.special_files import read_text
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import check_totals
-from fedhead.runs.run_folder import CONFIG, METRICS, RunFolder
+from fedhead.runs.partition_file import PartitionFile
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CONFIG, METRICS, PARTITION
 
 
 @dataclass(frozen=True)
 class Run:
-    """The data of one run that a report uses."""
+    """The records of one run, read from its folder or held in memory; without weights.
 
-    folder: RunFolder
+    Args:
+        path: The run folder; "unsaved" for a run that has none.
+        recipe: The recipe.
+        rows: The metrics of its rounds.
+        result: The final results; None if the run is not finished.
+        diverged: Why it has no result, if its numbers left the finite ones.
+        counts: Training samples by client and class; None if it was stopped before it split its data.
+        class_names: Names of the classes, if they have such.
+        environment: What it ran on.
+    """
+
+    path: Path
+    recipe: Recipe
     rows: list[Row]
     result: Row | None
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run."""
-        return self.folder.recipe
-
-    @property
-    def path(self) -> Path:
-        """The run folder."""
-        return self.folder.path
+    diverged: str | None = None
+    counts: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -47,7 +54,7 @@ class Run:
         """How far the run came, in one word: finished, diverged or unfinished."""
         if self.finished:
             return "finished"
-        return "unfinished" if self.folder.diverged is None else "diverged"
+        return "unfinished" if self.diverged is None else "diverged"
 
     @property
     def state(self) -> str:
@@ -55,56 +62,23 @@ class Run:
         if self.status == "finished":
             return "finished"
         if self.status == "diverged":
-            return f"diverged ({self.folder.diverged})"
+            return f"diverged ({self.diverged})"
         return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
+
+    @cached_property
+    def split(self) -> str | None:
+        """Fingerprint of the split; None if the run was stopped before it split its data."""
+        return PartitionFile(self.path / PARTITION).fingerprint()
 
     def last(self, name: str) -> Any:
         """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
         return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
 
     @cached_property
-    def counts(self) -> NDArray[np.int64] | None:
-        """Training samples by client and class; None if the run was stopped before it split its data."""
-        return self.folder.partition.counts()
-
-    @cached_property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, if they have such."""
-        return self.folder.partition.class_names()
-
-    @cached_property
     def recipe_text(self) -> str:
         """The recipe as the run folder has it."""
-        file = self.folder.path / CONFIG
+        file = self.path / CONFIG
         return read_text(file) if file.is_file() else self.recipe.to_yaml()
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """What the run ran on."""
-        return self.folder.environment()
-
-
-@dataclass(frozen=True)
-class UnsavedRun(Run):
-    """A run that has no folder: what `fedhead.run` returned without `out`.
-
-    Args:
-        split: Training samples by client and class.
-        names: Names of the classes, if they have such.
-    """
-
-    split: NDArray[np.int64] | None = None
-    names: tuple[str, ...] | None = None
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64] | None:
-        """Training samples by client and class."""
-        return self.split
-
-    @cached_property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, if they have such."""
-        return self.names
 
 
 class FoundRuns(NamedTuple):
@@ -154,10 +128,17 @@ def load_run(place: Path) -> Run:
         BadInput: If it is damaged.
     """
     folder = RunFolder.open(place)
-    run = Run(folder, folder.metrics(), folder.result())
-    check_totals(run.rows, str(place / METRICS))
+    run = Run(
+        place,
+        folder.recipe,
+        folder.metrics(),
+        folder.result(),
+        folder.diverged,
+        folder.partition.counts(),
+        folder.partition.class_names(),
+        folder.environment(),
+    )
     _check_whole(run)
-    _ = run.state, run.counts, run.class_names, run.environment  # read now: what is damaged is found here
     return run
 
 
@@ -193,7 +174,7 @@ def code_versions(runs: Iterable[Run]) -> list[str]:
     for run in runs:
         for entry in run.environment.get("components", []) if run.finished else []:
             if version := entry.get("digest") if "file" in entry else None:
-                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, str(run.folder.path))
+                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, str(run.path))
     return [
         f"the runs are of {len(first)} versions of the {component} (one of each: {', '.join(first.values())})"
         for component, first in found.items()

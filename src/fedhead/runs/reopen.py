@@ -24,9 +24,9 @@ from fedhead.recipes import components
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import Inputs
-from fedhead.recipes.run_folder_schema import check_record, damaged, finite, read_object, round_of
-from fedhead.runs import python_components
-from fedhead.runs.run_folder import CHECKPOINT, RunFolder
+from fedhead.runs import python_components, recorded_code
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, damaged, finite, read_object
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without:
     """
     recorded = folder.environment().get("components", [])
     recorded = [one for one in recorded if (kinds is None or one["kind"] in kinds) and one["kind"] not in without]
-    components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
-    if lines := components.differing(recorded, components.sources(folder.recipe, kinds=kinds, without=without)):
+    recorded_code.check_present(folder.recipe, recorded, folder.path, recorded_code.own_executor(recorded))
+    if lines := recorded_code.changes(recorded, components.sources(folder.recipe, kinds=kinds, without=without)):
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
 
 
@@ -174,9 +174,9 @@ def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
         raise BadInput(
             f"{folder.path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)"
         )
-    state, metadata = folder.checkpoint()
-    kept = metadata.get("kept")
-    return (round_of(metadata, path), state) if kept is None else (kept, state.get("kept", state))
+    state, facts = folder.checkpoint.load()
+    kept = facts.get("kept")
+    return (facts["round"], state) if kept is None else (kept, state.get("kept", state))
 
 
 # -- results of stages, kept beside the run -----------------------------------------------------------
@@ -198,9 +198,4 @@ def load_stage_result(path: Path) -> dict[str, Any] | None:
     """A stage's results, or None if it was not run yet."""
     fix = "delete it, then the stage is run again"
     found = read_object(path, fix)
-    if found is None:
-        return None
-    metrics = found.get("metrics")
-    if not isinstance(metrics, dict):
-        raise damaged(f"{path} holds no results of a stage", fix)
-    return check_record(metrics, str(path))
+    return None if found is None else found["metrics"]

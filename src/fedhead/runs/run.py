@@ -111,7 +111,7 @@ def carry_out(
     if "executor" not in run.environment:
         facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
     with run.writing(facts, federation):
-        run.folder.checkpoints.in_background = device.type == "cuda"  # a CPU has no time to spare
+        run.folder.checkpoint.in_background = device.type == "cuda"  # a CPU has no time to spare
         if run.objects is not None:
             experiment = run.with_initial_weights(experiment)
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})

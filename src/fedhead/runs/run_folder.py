@@ -1,17 +1,18 @@
-"""Run folders: the settings, metrics and state of a run, so that it can be read, resumed and repeated.
+"""Run folders: the recipe, metrics and state of a run, so that it can be read, resumed and repeated.
 
-    config.yaml             the recipe, every key written out
+    config.yaml             the recipe, every key written out, and the folders of its files
     partition.npz           which rows each client trains and tests on
     metrics.jsonl           one line of metrics per round, flushed at once
     checkpoint.safetensors  the state after a round, replaced whole
-    environment.json        versions, device, commit, where each component came from, the executor that was chosen, what
-                            the samples look like, what was given in Python as an object, and later extensions
+    environment.json        schema version, versions, device, commit, where each component came from, the executor that
+                            was chosen, what the samples look like, what was given in Python as an object, and later
+                            extensions
     initial.safetensors     the first weights of models that were given in Python as modules
     stages.safetensors      the server's state after each stage
     diverged.json           why the run has no result, where its numbers left the finite ones
     result.json             the final results; a run that has them is finished
 
-A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
+A run that is killed at any moment is resumed from its checkpoint: rounds that were recorded after it are cut from the
 metrics and run again, to the same numbers.
 """
 
@@ -29,33 +30,34 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
+from fedhead.core.tree.treefile import load_tree, save_tree
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated, without_evaluation
-from fedhead.recipes import resume_rules, search_paths
+from fedhead.recipes import components, resume_rules
+from fedhead.recipes.differences import describe
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import CONFIG as CONFIG
-from fedhead.recipes.run_folder_schema import ENVIRONMENT as ENVIRONMENT
-from fedhead.recipes.run_folder_schema import (
+from fedhead.runs.checkpoint import Checkpoint, owner_of
+from fedhead.runs.folder_lock import LOCK, lock_folder, unwritable
+from fedhead.runs.partition_file import PartitionFile
+from fedhead.runs.run_folder_schema import (
+    CHECKPOINT,
+    CONFIG,
+    DIVERGED,
+    ENVIRONMENT,
+    FILES,
+    INITIAL,
+    METRICS,
+    PARTITION,
+    RESULT,
+    SCHEMA,
+    STAGE_STATES,
     OtherRecipe,
-    check_environment,
-    check_facts,
-    check_record,
     damaged,
     damaged_if_bad,
     finite,
+    read_environment,
     read_object,
     read_rows,
-    round_of,
 )
-from fedhead.runs import checkpoint_owner
-from fedhead.runs.checkpoint_writer import CheckpointWriter
-from fedhead.runs.folder_lock import creating, hold, in_use, was_removed
-from fedhead.runs.partition_file import PartitionFile
-
-PARTITION, METRICS = "partition.npz", "metrics.jsonl"
-CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
-STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
-FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 
 
 class RunFolder:
@@ -65,7 +67,7 @@ class RunFolder:
         self.path = path
         self.recipe = recipe
         self._metrics: IO[str] | None = None
-        self.checkpoints = CheckpointWriter(path / CHECKPOINT, before=self._sync_metrics)
+        self.checkpoint = Checkpoint(path / CHECKPOINT, lambda: self._owner, before=self._sync_metrics)
 
     # -- making and opening -----------------------------------------------------------------------
     @staticmethod
@@ -73,21 +75,14 @@ class RunFolder:
         """Refuse a folder that can't hold a new run because it holds something already."""
         held = _contents(Path(path))
         if CONFIG in held:
-            state = (
-                "a finished run"
-                if RESULT in held
-                else "a run that diverged"
-                if DIVERGED in held
-                else "an unfinished run"
-            )
-            resumable = state == "an unfinished run"
-            fix = (
-                "continue it with --resume (resume=True in Python) or select another --out"
-                if resumable
-                else "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
-                if state == "a finished run"
-                else "select another folder with --out"
-            )
+            if RESULT in held:
+                state = "a finished run"
+                fix = "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
+            elif DIVERGED in held:
+                state, fix = "a run that diverged", "select another folder with --out"
+            else:
+                state = "an unfinished run"
+                fix = "continue it with --resume (resume=True in Python) or select another --out"
             raise BadInput(f"{path} holds {state} already: {fix}")
         if held:
             raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
@@ -103,24 +98,26 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe) -> RunFolder:
-        """A new run folder; one that holds anything already is refused and left as it is."""
+        """Create a run folder; one that holds anything already is refused and left as it is."""
         cls.refuse_taken(path)
         folder = cls(Path(path), recipe)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            with creating(
-                folder.path, CONFIG
-            ):  # of two processes that get here at once, one finds the other's settings
-                cls.refuse_taken(path)
-                folder._write(CONFIG, recipe.to_yaml())
+            with lock_folder(folder.path):
+                cls.refuse_taken(path)  # of two processes that get here at once, one finds the other's recipe
+                folder.write_new({})
         except OSError as error:
-            said = f"{path} can't be written to: {error.strerror}; select another folder with --out"
-            raise BadInput(said) from error
+            raise unwritable(folder.path, error) from error
         return folder
+
+    def write_new(self, environment: Mapping[str, Any]) -> None:
+        """Write the environment and the recipe of a new run; without the recipe, which comes last, there is none."""
+        self._write_environment(environment)
+        self._write_recipe()
 
     @classmethod
     def open(cls, path: str | Path, recipe: Recipe | None = None, fix: str = "resume with the same one") -> RunFolder:
-        """An existing run folder; with a recipe, only if that goes on with the run's own (`extension.difference`).
+        """Open an existing run folder; with a recipe, only if that continues the run's own (`resume_rules`).
 
         Args:
             path: The folder.
@@ -132,29 +129,19 @@ class RunFolder:
         if CONFIG not in held:
             reason = f"{path} is no run folder: it has no {CONFIG}"
             raise damaged(reason) if set(held) & set(FILES) else BadInput(reason)
+        read_environment(path)  # refuses another schema
         with damaged_if_bad():
-            text = read_text(path / CONFIG)
-            stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()], search_paths.of_run(path))
-        if recipe is not None and (other := resume_rules.difference(stored, recipe)) is not None:
-            key, was, now = other
+            stored = Recipe.from_yaml(read_text(path / CONFIG), str(path / CONFIG), [path.resolve()])
+        if recipe is not None and (others := resume_rules.differences(stored, recipe)):
             raise OtherRecipe(
-                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}; {fix}, or select another "
-                "folder"
+                f"{path} was begun with another recipe: {describe(others)}; {fix}, or select another folder"
             )
         return cls(path, stored)
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Hold the folder for writing: a second process that wants it is refused; a killed one lets go of it."""
-        try:
-            lock = (self.path / CONFIG).open("r+")
-        except OSError as error:
-            raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
-        with lock:
-            hold(lock, self.path)
-            if was_removed(lock) or os.fstat(lock.fileno()).st_ino != (self.path / CONFIG).stat().st_ino:
-                # it was extended meanwhile
-                raise in_use(self.path)
+        """Hold the folder for writing: a second process is refused; a killed one releases it."""
+        with lock_folder(self.path):
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
             for name in (*FILES, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
@@ -166,7 +153,7 @@ class RunFolder:
                 self._write(DIVERGED, json.dumps({"reason": str(error)}) + "\n")
                 raise
             finally:
-                self.checkpoints.close()
+                self.checkpoint.close()
                 if self._metrics is not None:
                     self._metrics.close()
                     self._metrics = None
@@ -190,20 +177,17 @@ class RunFolder:
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run ran on, on top of what is stored."""
-        self._write(ENVIRONMENT, json.dumps({**self.environment(), **facts}, indent=2) + "\n")
+        self._write_environment({**self.environment(), **facts})
 
     def forget_executor(self) -> None:
         """Let the run choose its executor again; one that has a checkpoint keeps its own."""
-        if not self.checkpoint_round():
-            kept = {
-                name: fact for name, fact in self.environment().items() if name not in ("executor", "compiled_from")
-            }
-            self._write(ENVIRONMENT, json.dumps(kept, indent=2) + "\n")
+        if not self.checkpoint.exists:
+            chosen = ("executor", "compiled_from")
+            self._write_environment({name: fact for name, fact in self.environment().items() if name not in chosen})
 
     def environment(self) -> dict[str, Any]:
-        """What the run ran on; nothing if that was not stored yet."""
-        path = self.path / ENVIRONMENT
-        return check_environment(read_object(path) or {}, str(path))
+        """Return what the run ran on; nothing if that was not stored yet."""
+        return read_environment(self.path)
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
@@ -214,69 +198,29 @@ class RunFolder:
         self._metrics.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all rounds so far; a line that a crash cut short is left out."""
+        """Return the metrics of all rounds so far; a line that a crash cut short is left out."""
         return read_rows(self.path / METRICS)
 
-    def save_checkpoint(
-        self, round: int, state: Tree, final: bool = False, facts: Mapping[str, Any] | None = None
-    ) -> bool:
-        """Store the state after a round, if the last one is long enough ago; says whether it did.
-
-        Args:
-            round: The round.
-            state: The states of server and clients.
-            final: Whether to store it in any case.
-            facts: What else a resumed run needs, as JSON can hold it.
-        """
-        facts = {"round": round, checkpoint_owner.SETTINGS: self._settings, **(facts or {})}
-        return self.checkpoints.save(state, facts, final)
-
     @cached_property
-    def _settings(self) -> dict[str, Any]:
+    def _owner(self) -> dict[str, Any]:
         """What a checkpoint of this run says of the run; an extension changes none of it."""
-        return checkpoint_owner.settings(self.recipe, self.environment().get("objects", {}))
+        return owner_of(self.recipe, self.environment().get("objects", {}))
 
     def _sync_metrics(self) -> None:
         """Bring to the disk what a checkpoint counts on."""
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())
 
-    def checkpoint_round(self) -> int:
-        """The round after which the checkpoint was taken; 0 if there is none yet."""
-        path = self.path / CHECKPOINT
-        return round_of(self.checkpoint_facts(), path) if path.exists() else 0
-
-    def checkpoint_facts(self) -> dict[str, Any]:
-        """What the checkpoint says besides its states: its round, and what callbacks remember and keep."""
-        with damaged_if_bad():
-            metadata = load_metadata(self.path / CHECKPOINT)
-        return self._check_facts(metadata)
-
-    def checkpoint(self) -> tuple[Tree, dict[str, Any]]:
-        """The states of the checkpoint, and what else it says.
-
-        Raises:
-            DamagedRun: If it can't be read, or is of another run.
-        """
-        with damaged_if_bad():
-            state, metadata = load_tree(self.path / CHECKPOINT)
-        return state, self._check_facts(metadata)
-
-    def _check_facts(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        checkpoint_owner.check(metadata, self._settings, self.path / CHECKPOINT)
-        return check_facts(metadata, self.path / CHECKPOINT)
-
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
         """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
 
         Whatever was recorded after it is cut off, as those rounds will be run again.
         """
-        path = self.path / CHECKPOINT
-        if not path.exists():
+        if not self.checkpoint.exists:
             self._write(METRICS, "")
             return None
-        state, metadata = self.checkpoint()
-        last = round_of(metadata, path)
+        state, facts = self.checkpoint.load()
+        last = facts["round"]
         rows = self.metrics()[:last]
         if len(rows) < last:
             raise damaged(
@@ -289,7 +233,7 @@ class RunFolder:
         """Let the run go on to more rounds or further stages, and record that it does.
 
         The last rounds so far are from then on like others: their evaluation stays only where that of a longer run
-        would be. The lock is on the recipe's file, which is replaced: this ends it.
+        would be.
 
         Args:
             recipe: The run's recipe with more rounds or stages.
@@ -309,15 +253,15 @@ class RunFolder:
             when = (recipe.rounds, old.evaluate_every, old.last_rounds)
             rows = [r if is_evaluated(r["round"], *when) else without_evaluation(r) for r in self.metrics()]
             self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
-        self._write(CONFIG, recipe.to_yaml())
         self.recipe = recipe
+        self._write_recipe()
 
     def save_stages(self, servers: Mapping[str, Tree]) -> None:
         """Store the server's state after each stage, by the stage's name."""
         save_tree(self.path / STAGE_STATES, Tree(servers))
 
     def stage_states(self) -> Tree:
-        """The server's state after each stage, by the stage's name; empty if there were none."""
+        """Return the server's state after each stage, by the stage's name; empty if there were none."""
         path = self.path / STAGE_STATES
         with damaged_if_bad():
             return load_tree(path)[0] if path.exists() else Tree()
@@ -344,24 +288,37 @@ class RunFolder:
         self._write(RESULT, json.dumps(finite(result), indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """The final results, or None if the run is not finished."""
-        path = self.path / RESULT
-        found = read_object(path, "delete it: the run then goes on from its checkpoint and writes it again")
-        return None if found is None else check_record(found, str(path))
+        """Return the final results, or None if the run is not finished."""
+        return read_object(
+            self.path / RESULT, "delete it: the run then goes on from its checkpoint and writes it again"
+        )
 
     # -- files ------------------------------------------------------------------------------------
+    def _write_environment(self, facts: Mapping[str, Any]) -> None:
+        self._write(ENVIRONMENT, json.dumps({"schema": SCHEMA, **facts}, indent=2) + "\n")
+
+    def _write_recipe(self) -> None:
+        """Write the recipe with the folders of its files: relative, for projects that are moved, and absolute."""
+        relative = components.folders_from(self.path, [self.recipe])
+        absolute = [str((self.path / folder).resolve()) for folder in relative]
+        self._write(CONFIG, self.recipe.to_yaml([*relative, *absolute]))
+
     def _write(self, name: str, text: str) -> None:
         with atomic(self.path / name) as draft:
             draft.write_text(text, encoding="utf-8")
 
 
 def _contents(path: Path) -> list[str]:
-    """What a folder holds, but for drafts that a killed process left before it wrote its first file."""
+    """Return what a folder holds; what a killed process left before it wrote the recipe does not count."""
     try:
-        return sorted(p.name for p in path.iterdir() if not p.name.startswith(f".{CONFIG}."))
+        names = sorted(p.name for p in path.iterdir())
     except FileNotFoundError:
         return []
     except NotADirectoryError:
         raise BadInput(f"{path} is a file, not a folder: select another folder with --out") from None
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}") from error
+    if CONFIG in names:
+        return names
+    drafts = (f".{CONFIG}.", f".{ENVIRONMENT}.")
+    return [name for name in names if name not in (ENVIRONMENT, LOCK) and not name.startswith(drafts)]

@@ -22,12 +22,12 @@ from fedhead.models.split_model import load, weights
 from fedhead.recipes import components, initial_weights, inputs_record
 from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import check_totals, finite
-from fedhead.recipes.search_paths import with_relative
 from fedhead.runs import python_components as python_objects
+from fedhead.runs import recorded_code
 from fedhead.runs.folder_lock import in_use
 from fedhead.runs.python_components import Objects
-from fedhead.runs.run_folder import METRICS, RESULT, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import finite
 
 
 class RunWriter:
@@ -84,17 +84,16 @@ class RunWriter:
         python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
         self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:
-            check_totals([self.result], str(self.out / RESULT))
             return
         self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
         self.environment = self._existing.environment()
         if recipe.weights is not None and self.environment.get("weights", "") not in ("", self._weights_digest()):
             raise BadInput(f"weights: {recipe.weights} changed since {self.out} was begun: put the old file back")
         recorded = self.environment.get("components", [])
-        self._executor = executor = executor or components.own_executor(recorded)
-        components.check_present(self.recipe, recorded, self.out, executor)
-        if self._existing.checkpoint_round():  # before the first one there are no results that could be mixed
-            components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
+        self._executor = executor = executor or recorded_code.own_executor(recorded)
+        recorded_code.check_present(self.recipe, recorded, self.out, executor)
+        if self._existing.checkpoint.round:  # before the first one there are no results that could be mixed
+            recorded_code.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
 
     def _weights_digest(self) -> str | None:
         found = self.recipe.weights
@@ -129,7 +128,7 @@ class RunWriter:
             if self.objects is not None:
                 facts = {**facts, "objects": self.objects}
             sources = components.sources(self.recipe, self._executor, without=self._left_out)
-            self.folder.save_environment({**facts, "components": with_relative(sources, self.folder.path)})
+            self.folder.save_environment({**facts, "components": sources})
             try:
                 yield
             finally:
@@ -165,8 +164,7 @@ class RunWriter:
         if found is None:
             return None
         number, state, history = found
-        check_totals(history, str(self.out / METRICS))
-        facts = self.folder.checkpoint_facts()
+        facts = self.folder.checkpoint.facts()
         kept = None
         if (best := facts.get("kept")) is not None:
             held = state.get("kept", state)  # where the kept round is the last one, it is stored once
@@ -198,7 +196,7 @@ class RunWriter:
             final: Whether to save it however long ago the last checkpoint is.
             stopped: Who stopped the run after the round was recorded.
         """
-        if not self.folder.checkpoints.is_due(final):
+        if not self.folder.checkpoint.is_due(final):
             return
         held = state()
         facts: dict[str, Any] = {"memories": now.memories} if now.memories else {}
@@ -208,7 +206,7 @@ class RunWriter:
             facts["kept"] = now.kept.round
             if now.kept.round != now.round:
                 held = held.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
-        self.folder.save_checkpoint(now.round, held, final=final, facts=facts)
+        self.folder.checkpoint.save(now.round, held, facts, final)
 
     def finish(self, result: FinishedRun, public: Samples | None) -> Row:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""

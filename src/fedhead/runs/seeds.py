@@ -13,9 +13,9 @@ from fedhead.metrics.records import Row
 from fedhead.recipes import leave_one_out
 from fedhead.recipes import recipe_data as experiment_data
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import DamagedRun, OtherRecipe
 from fedhead.runs.run import Compute, execute
 from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import DamagedRun, OtherRecipe
 
 MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over seeds
 

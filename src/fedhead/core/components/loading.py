@@ -19,11 +19,7 @@ _FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, w
 
 
 def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
-    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory.
-
-    Raises:
-        BadInput: As `find_path`.
-    """
+    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory."""
     return find_path(where, folders, os.path.isfile)
 
 
@@ -36,21 +32,11 @@ def find_path(
         where: The path.
         folders: In which order to look, before the working directory.
         is_there: What has to hold of what is found.
-
-    Raises:
-        BadInput: A folder is missing, and none before it has the path: what others have by that name may be another
-            file than the one that was meant.
     """
     path = Path(where).expanduser()
     for folder in [Path()] if path.is_absolute() else [*map(Path, folders), Path.cwd()]:
         if is_there(folder / path):
             return (folder / path).resolve()
-        if not os.path.isdir(folder):
-            raise BadInput(
-                f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put "
-                f"{where} beside the recipe or into the run folder, or correct `folders` in the recipe "
-                "(of a run: its config.yaml)"
-            )
     return None
 
 
@@ -92,13 +78,13 @@ def load_object(
 
 def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
     folders = list(folders)
-    try:
-        path = find_file(where, folders)
-    except BadInput as error:
-        raise BadInput(f"{title}: {error}") from error
+    path = find_file(where, folders)
     if path is None:
         looked = dict.fromkeys(str(Path(folder).resolve()) for folder in (*folders, Path.cwd()))
-        raise BadInput(f"{title}: there is no file {where} in {' or '.join(looked)}")
+        raise BadInput(
+            f"{title}: there is no file {where} in {' or '.join(looked)}: put it there, or correct `folders` in the "
+            "recipe (of a run: its config.yaml)"
+        )
     try:
         code = path.read_bytes()
     except OSError as error:

@@ -10,7 +10,8 @@ from fedhead.core.system.errors import BadInput
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
 from fedhead.runs.read_runs import load_run
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run_folder import CONFIG, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CONFIG
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.log import Log
@@ -22,16 +24,15 @@ from fedhead.papers.tables.table_merge import with_earlier
 from fedhead.papers.tables.table_result import TableResult
 from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import TABLE_LOCK
-from fedhead.runs.folder_lock import locked
 from fedhead.runs.run import Compute, check_executor, check_settings
-from fedhead.runs.writable import check_writable
+from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
 from fedhead.studies.sweep.tables import Cell, Scale, Table
 from fedhead.studies.time_budget import Minutes, TimeBudget, cost
 from fedhead.studies.training import validate
+from fedhead.studies.writable import check_writable
 
 
 def reproduce(
@@ -105,7 +106,7 @@ def reproduce(
             log(_stored(known, place, len(planned), context))
     measured = measure_all(planned, context)
     check_writable(out, "the table", "--out")
-    with locked(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
+    with FileLock(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
         found = _measured_by_all(planned, context)
         cell_results = [
             table_result.cell_result(

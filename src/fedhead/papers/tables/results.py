@@ -25,8 +25,8 @@ from fedhead.papers.tables.csv_rows import CsvRow, header_of, rows_of
 from fedhead.recipes import build, components
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.folder_lock import wait_for, wait_for_writer
-from fedhead.runs.writable import check_writable
 from fedhead.studies.sweep.tables import ACCURACIES, Cell
+from fedhead.studies.writable import check_writable
 
 FILE = "results.csv"
 _ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above

@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.system.log import Log
 from fedhead.executors import select
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
 from fedhead.recipes import build
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import DamagedRun
 from fedhead.runs import environment, reopen
-from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.writable import check_writable
+from fedhead.runs.run_folder_schema import DamagedRun
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import RunQueue
 from fedhead.studies.sweep.tables import Cell, Scale
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import train
+from fedhead.studies.writable import check_writable
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.table_result import CellResult, TableResult, cell_result, difference
-from fedhead.recipes.run_folder_schema import read_object
+from fedhead.runs.run_folder_schema import read_object
 from fedhead.studies.sweep.tables import Cell, Table
 
 _MOST = 5  # names in one line

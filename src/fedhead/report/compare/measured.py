@@ -57,8 +57,8 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
     out: list[Measured] = []
     for run in runs:
         if run.result is not None:
-            replicate = Replicate(run.recipe.seed, run.folder.partition.fingerprint())
-            out += of_records(str(run.folder.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
+            replicate = Replicate(run.recipe.seed, run.split)
+            out += of_records(str(run.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
     return out
 
 

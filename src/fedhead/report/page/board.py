@@ -15,7 +15,7 @@ from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.page.content import Content
 from fedhead.report.page.page import Page, page
 from fedhead.runs.read_runs import Run, load_run
-from fedhead.runs.run_folder import CONFIG
+from fedhead.runs.run_folder_schema import CONFIG
 from fedhead.studies.tune.trials import TRIALS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.page.charts import SYMBOLS, Style, style
 from fedhead.runs.read_runs import FoundRuns, Run, code_versions, empty_folders, find_runs
-from fedhead.runs.run_folder import CONFIG
+from fedhead.runs.run_folder_schema import CONFIG
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Content:
         """What a reader must know: folders that do not count, and why."""
         stopped = [] if self.live else [run for run in self.runs if not run.finished]
         return [
-            *(f"{run.folder.path} does not count: {run.state}" for run in stopped),
+            *(f"{run.path} does not count: {run.state}" for run in stopped),
             *(self.compared(next(iter(self.metrics)), gains=False).pivot.notes if self.metrics else ()),
             *(f"{path} is empty: no run began there" for path in self.empty),
             *code_versions(self.runs),

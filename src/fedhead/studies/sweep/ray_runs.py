@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import Compute
-from fedhead.runs.run_transfer import ChangedFiles, Files, place
+from fedhead.studies.run_transfer import ChangedFiles, Files, place
 from fedhead.studies.sweep.sweep_runs import run_alike
 
 EVERY = 1.0  # seconds between two looks at what has changed

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedhead.core.components.parameters import check
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.core.system.special_files import read_text
 from fedhead.recipes import components
-from fedhead.recipes.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
-from fedhead.runs.changed_code import check_runs
-from fedhead.runs.folder_lock import locked
+from fedhead.runs.recorded_code import check_runs
 from fedhead.runs.run import Compute, check_executor, check_settings
-from fedhead.runs.writable import Unwritable
+from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import Engine, RunQueue
@@ -38,6 +38,7 @@ from fedhead.studies.sweep.sweep_table import SweepResult
 from fedhead.studies.sweep.tables import Table
 from fedhead.studies.time_budget import Minutes, TimeBudget
 from fedhead.studies.training import validate
+from fedhead.studies.writable import Unwritable
 
 
 def run_sweep(
@@ -85,7 +86,7 @@ def run_sweep(
     queue = RunQueue(planned.left, TimeBudget(minutes), claims, log)
     engine.run(queue)
     failures = {**queue.failures, **claims.failures()}
-    with locked(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
+    with FileLock(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
         result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.left)
         sweep_table.write(result)
     return result

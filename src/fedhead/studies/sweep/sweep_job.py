@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedhead.core.system.failures import describe_error
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.failures import describe_error
 from fedhead.runs.run import Compute
-from fedhead.runs.run_transfer import Files, place, read_files
 from fedhead.studies.ray_engine import for_workers, found_from_here
+from fedhead.studies.run_transfer import Files, place, read_files
 from fedhead.studies.sweep.ray_runs import run_streaming
 from fedhead.studies.sweep.sweep_runs import is_finished, run_alike
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_equality import canonical
-from fedhead.recipes.run_folder_schema import DamagedRun
-from fedhead.runs.failures import describe_error, raise_if_fatal
-from fedhead.runs.rerun_warnings import warn_of_changes
-from fedhead.runs.reuse_training import fork, trained
+from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run import Compute
-from fedhead.runs.run_folder import CONFIG, RunFolder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CONFIG, DamagedRun
+from fedhead.studies.reuse_training import fork, trained
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 from fedhead.studies.sweep.sweep_file import base_of, cell_name, check_seeds, plain
 from fedhead.studies.sweep.tables import Cell, Table

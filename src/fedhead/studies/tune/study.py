@@ -17,12 +17,11 @@ from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
+from fedhead.core.system.failures import describe_error
 from fedhead.recipes import components
-from fedhead.recipes.run_folder_schema import read_object
 from fedhead.recipes.search_space import with_values
-from fedhead.runs import changed_code
-from fedhead.runs.failures import describe_error
-from fedhead.runs.folder_lock import locked
+from fedhead.runs import recorded_code
+from fedhead.runs.run_folder_schema import read_object
 from fedhead.studies.ray_engine import for_workers, found_from_here
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.ray_trials import PrunedTrials, train_trial
@@ -202,9 +201,9 @@ class Study:
             if before is None or not ended:
                 self._study.set_user_attr("code", code)
                 return
-            changed = components.differing(before, code)
+            changed = recorded_code.changes(before, code)
         more = final or _taken(states) < self.limits.trials
-        changed_code.check(self.folder, changed, ended, more=more, allow=allow)
+        recorded_code.check_results(self.folder, changed, ended, more=more, allow=allow)
 
     def close(self) -> None:
         """Stop the heartbeat and close the study's files."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from fedhead.core.system.errors import BadInput, Diverged, unknown
+from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
 from fedhead.metrics import registry
@@ -20,7 +21,6 @@ from fedhead.recipes.experiment import BuiltModels, Experiment
 from fedhead.recipes.recipe import DATA_KEYS, Recipe
 from fedhead.recipes.recipe_data import Inputs, is_path, search_federation
 from fedhead.recipes.search_space import Dimension, with_values
-from fedhead.runs.failures import describe_error, raise_if_fatal
 from fedhead.runs.run import Compute, threads_for
 from fedhead.studies.tune.trials import Outcome
 

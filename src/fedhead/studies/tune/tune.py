@@ -16,7 +16,7 @@ from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
-from fedhead.runs.rerun_warnings import warn_of_changes
+from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run import Compute, check_settings, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.engines import make_engine

@@ -16,9 +16,9 @@ def section(content: Content) -> Section | None:
     """Return the pictures of all analyses."""
     figures = []
     for run in content.runs:
-        for file in sorted((run.folder.path / FOLDER).glob("*.png")):
+        for file in sorted((run.path / FOLDER).glob("*.png")):
             if file.is_file() and file.stat().st_size <= LARGEST:
-                name = f"{file.stem}, {run.folder.path}"
+                name = f"{file.stem}, {run.path}"
                 picture = base64.b64encode(file.read_bytes()).decode()
                 figures.append(
                     f'<figure><h3>{words(name)}</h3><img alt="{escape(name)}" src="data:image/png;base64,{picture}">'

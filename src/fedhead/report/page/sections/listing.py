@@ -31,7 +31,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
         r = run.recipe
         body.append(
             [
-                str(run.folder.path),
+                str(run.path),
                 r.method,
                 f"{r.dataset}, {r.partition}",
                 Cell(str(r.seed), r.seed),
@@ -64,7 +64,7 @@ def _details(run: Run, state: str) -> str:
     facts += [f"compiled from round {env['compiled_from']} on"] if env.get("compiled_from") else []
     facts += [f"{name} {version}" for name, version in versions.items() if version]
     facts += [f"commit {env['commit']}"] if env.get("commit") else []
-    path = str(run.folder.path)
+    path = str(run.path)
     if env.get("objects"):
         given = ", ".join(map(str, env["objects"]))
         repeat = (

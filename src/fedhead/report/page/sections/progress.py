@@ -39,7 +39,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
         setting = f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"
         body.append(
             [
-                str(run.folder.path),
+                str(run.path),
                 setting,
                 state,
                 Cell("", done / max(rounds, 1), html=bar),
@@ -60,9 +60,9 @@ def state_of(run: Run, now: float) -> tuple[str, float | None]:
         run: The run.
         now: The time by the clock.
     """
-    if run.finished or run.folder.diverged is not None:
+    if run.finished or run.diverged is not None:
         return run.state, None
-    last = max(_changed(run.folder.path), default=0.0)
+    last = max(_changed(run.path), default=0.0)
     pace = _pace(run)
     quiet = max(now - last, 0.0)
     if quiet > max(PATIENCE, 5 * (pace or PATIENCE)):
@@ -104,7 +104,7 @@ def _clients(runs: list[Run]) -> str:
         if rows and clients:
             z = [[row["client_train_loss"].get(k) for row in rows] for k in clients]
             height = min(160 + 9 * len(clients), 620)
-            charts[str(run.folder.path)] = heat(
+            charts[str(run.path)] = heat(
                 z,
                 rows="client",
                 columns="round",
@@ -128,5 +128,5 @@ def _troubles(runs: list[Run]) -> list[str]:
             found = run.rows[-1].get(word) if run.rows else None
             if found:
                 what = ", ".join(f"{k}: {v}" for k, v in found.items()) if isinstance(found, dict) else found
-                out.append(f"{run.folder.path}, round {run.rows[-1]['round']}, {word.replace('_', ' ')}: {what}")
+                out.append(f"{run.path}, round {run.rows[-1]['round']}, {word.replace('_', ' ')}: {what}")
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -11,9 +10,9 @@ from pathlib import Path
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.run_folder_schema import DamagedRun
-from fedhead.runs.folder_lock import creating
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, INITIAL, METRICS, PARTITION, RunFolder
+from fedhead.runs.folder_lock import lock_folder
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, INITIAL, METRICS, PARTITION, DamagedRun
 
 
 def trained(paths: Iterable[Path]) -> Path | None:
@@ -22,7 +21,7 @@ def trained(paths: Iterable[Path]) -> Path | None:
         with suppress(DamagedRun):  # which its own run will name
             if (path / CONFIG).exists() and (path / CHECKPOINT).exists():
                 run = RunFolder.open(path)
-                number = run.checkpoint_round()
+                number = run.checkpoint.round
                 if run.finished or (run.recipe.rounds and number == run.recipe.rounds):
                     return path
     return None
@@ -42,7 +41,7 @@ def fork(source: Path, target: Path, recipe: Recipe) -> None:
         BadInput: If another process begins the same run.
     """
     target.mkdir(parents=True, exist_ok=True)
-    with creating(target, CONFIG):
+    with lock_folder(target):
         if (target / CONFIG).exists():
             return
         for name in (PARTITION, METRICS, INITIAL):
@@ -50,10 +49,8 @@ def fork(source: Path, target: Path, recipe: Recipe) -> None:
                 with atomic(target / name) as draft:
                     shutil.copyfile(source / name, draft)
         _link(source / CHECKPOINT, target / CHECKPOINT)
-        facts = {k: v for k, v in RunFolder.open(source).environment().items() if k != "extended"}
-        for name, text in ((ENVIRONMENT, json.dumps(facts, indent=2) + "\n"), (CONFIG, recipe.to_yaml())):
-            with atomic(target / name) as draft:
-                draft.write_text(text, encoding="utf-8")
+        environment = RunFolder.open(source).environment()
+        RunFolder(target, recipe).write_new({k: v for k, v in environment.items() if k != "extended"})
 
 
 def _link(source: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.runs.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, STAGE_STATES
+from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, STAGE_STATES
 
 Files = dict[str, bytes | None]  # by name, in the order in which they are written; None: the file is gone
 # A folder is whole at any moment of its writing: what a file counts on is written before it, and read after it.

@@ -1,0 +1,45 @@
+"""Differences between two sets of named values: recipes, records of objects, settings of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_MISSING = object()
+
+
+class Difference(NamedTuple):
+    """A key whose values differ; None where one side lacks it."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Iterable[str] = ()) -> list[Difference]:
+    """Return the keys whose values differ or that only one side has.
+
+    >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0, "mu": 1})
+    [Difference(key='lr', old=0.1, new=0.2), Difference(key='mu', old=None, new=1)]
+    """
+    keys = dict.fromkeys([*old, *new])
+    return [
+        Difference(key, old.get(key), new.get(key))
+        for key in keys
+        if key not in set(ignore) and old.get(key, _MISSING) != new.get(key, _MISSING)
+    ]
+
+
+def describe(found: Sequence[Difference], text: str = "{key} was {old!r} and is now {new!r}", most: int = 8) -> str:
+    """Return differences in one line.
+
+    Args:
+        found: The differences.
+        text: The format of each.
+        most: How many are named; the others are counted.
+
+    >>> describe([Difference("lr", 0.1, 0.2)])
+    'lr was 0.1 and is now 0.2'
+    """
+    named = [text.format(**difference._asdict()) for difference in found[:most]]
+    return ", ".join([*named, *([f"{len(found) - most} more"] if len(found) > most else [])])

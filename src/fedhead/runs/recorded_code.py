@@ -1,0 +1,186 @@
+"""The code that results were computed with, as recorded, compared with the code of now.
+
+`environment.json` lists where each component of a run came from, with a digest of its file (`components.sources`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedhead.core.components.loading import find_file
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.executors.select import EXECUTORS
+from fedhead.recipes import components, initial_weights
+from fedhead.recipes.recipe import Recipe, builtin, load
+from fedhead.recipes.search_paths import file_of
+from fedhead.runs import python_components
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CONFIG, ENVIRONMENT, read_object
+
+Sources = Sequence[Mapping[str, str]]  # as `components.sources` returns them
+
+
+def own_executor(recorded: Sources) -> str | None:
+    """Return the name of the user's own executor that a run was begun with; None if it was a built-in one."""
+    return next((entry["name"] for entry in recorded if entry["kind"] == EXECUTORS.kind), None)
+
+
+def check_present(recipe: Recipe, recorded: Sources, run: Path, executor: str | None = None) -> None:
+    """Refuse a run whose code is not here any more, and say what to install or where to put it."""
+    registries = {(registry.kind, name): registry for registry, name in components.named(recipe)}
+    if executor is not None:
+        registries[EXECUTORS.kind, executor] = EXECUTORS
+    for entry in recorded:
+        registry = registries.get((entry["kind"], entry["name"]))
+        if registry is None or "file" not in entry:
+            continue
+        title = f"{run} needs the {entry['kind']} {entry['name']}"
+        file = file_of(entry["name"])
+        if file is not None:
+            if find_file(file, recipe.folders) is None:
+                raise BadInput(f"{title}, which was in {entry['file']}: put the file back there, or into {run}")
+            continue
+        try:
+            registry.source(entry["name"], recipe.folders)
+        except BadInput as error:
+            package = entry.get("distribution")
+            version = f"=={entry['version']}" if "version" in entry else ""
+            fix = f"install {package}{version}" if package else f"put the module {entry['module']} on PYTHONPATH"
+            raise BadInput(f"{title}, which is not here: {fix} ({error})") from error
+
+
+def changes(recorded: Sources, current: Sources) -> list[str]:
+    """Return one line for each file or package that differs between two records, with the components it holds."""
+    now = {(entry["kind"], entry["name"]): entry for entry in current}
+    lines: dict[str, list[str]] = {}
+    for old in recorded:
+        new = now.get((old["kind"], old["name"]))
+        if new is None or "file" not in old:
+            continue
+        component = f"{old['kind']} {old['name']}"
+        if old.get("digest") != new.get("digest"):
+            lines.setdefault(new["file"], []).append(component)
+        elif old.get("version") != new.get("version"):
+            versions = f"{old.get('version')} to {new.get('version')}"
+            lines.setdefault(f"{old.get('distribution')} {versions}", []).append(component)
+    return [f"{source} ({', '.join(names)})" for source, names in lines.items()]
+
+
+def check_unchanged(
+    run: Path,
+    recipe: Recipe,
+    recorded: Sources,
+    executor: str | None,
+    allow: bool,
+    without: Collection[str] = (),
+) -> None:
+    """Refuse to resume a run whose code has changed; with `allow`, log a warning.
+
+    Raises:
+        BadInput: With what has changed.
+    """
+    lines = changes(recorded, components.sources(recipe, executor, without=without))
+    if not lines:
+        return
+    reason = f"{', '.join(lines)} changed since {run} was begun"
+    if not allow:
+        raise BadInput(
+            f"{reason}, and results of two versions must not be mixed: put the old code back, start a new run, "
+            "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
+        )
+    warn_once(f"{reason}: its results are from both versions")
+
+
+def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: bool) -> None:
+    """Refuse to add runs to those of an older version of the user's own code.
+
+    Args:
+        folder: The folder that holds the runs.
+        runs: The runs by their folders, begun or not.
+        more: Whether any are to be run.
+        allow: Whether to add them all the same, with a warning.
+
+    Raises:
+        BadInput: With what has changed.
+    """
+    older: dict[str, list[Path]] = {}
+    for path, recipe in runs.items():
+        for line in _changes_since(path, recipe):
+            older.setdefault(line, []).append(path)
+    count = len({path for paths in older.values() for path in paths})
+    check_results(folder, list(older), count, more=more, allow=allow)
+
+
+def _changes_since(path: Path, recipe: Recipe) -> list[str]:
+    """Return what has changed since a run that has results was begun."""
+    if not (path / CONFIG).exists():
+        return []
+    try:
+        folder = RunFolder.open(path)
+        recorded = folder.environment().get("components", [])
+        begun = folder.finished or folder.checkpoint.round > 0
+    except BadInput:  # a damaged folder, which its own run will name
+        return []
+    own = any("file" in entry for entry in recorded)
+    return changes(recorded, components.sources(recipe)) if begun and own else []
+
+
+def check_results(folder: Path, lines: Sequence[str], count: int, *, more: bool, allow: bool) -> None:
+    """Refuse to add results to those of an older version of the user's own code.
+
+    Args:
+        folder: The folder that holds the results.
+        lines: What has changed since the first of them, as `changes` says it.
+        count: How many results of the older version there are.
+        more: Whether any are to be added; else a warning says that these are older.
+        allow: Whether to add them all the same, with a warning.
+
+    Raises:
+        BadInput: With what has changed.
+    """
+    if not lines or not count:
+        return
+    reason = f"{', '.join(lines)} changed since {folder} was begun"
+    results = "1 result" if count == 1 else f"{count} results"
+    if not more:
+        warn_once(f"{reason}: its results are those of the old code; select another folder with --out for new ones")
+    elif allow:
+        warn_once(f"{reason}: it keeps {results} of the old code, the others are those of the new one")
+    else:
+        raise BadInput(
+            f"{reason}, and it has {results} of the old code, which must not be mixed with those of the new one: put "
+            "the old code back, select another folder with --out, or add --allow-changed-code "
+            "(allow_changed_code=True)"
+        )
+
+
+def warn_of_changes(source: str | Path, recipes: Iterable[Recipe]) -> None:
+    """Warn where a repetition of a run differs from it: other first weights, other code, or objects of Python.
+
+    Args:
+        source: What the recipes were made from; only a run folder's config.yaml has a run to compare with.
+        recipes: What will be run, such as the cells of a sweep; what these replace is meant to differ.
+
+    Raises:
+        BadInput: The run folder is damaged, or something that a recipe names can't be found.
+    """
+    path, recipes = Path(source), list(recipes)
+    if path.name != CONFIG or str(source) in builtin() or not (path.parent / ENVIRONMENT).exists():
+        return
+    run, environment = path.parent, read_object(path.parent / ENVIRONMENT) or {}
+    objects = environment.get("objects", {})
+    if objects:
+        warn_once(
+            f"{run} was begun in Python with its own {', '.join(objects)}: here they are what {CONFIG} names, or the "
+            "defaults, and the results may differ"
+        )
+    digest, weights = environment.get("weights"), load(source).weights
+    same = next((recipe for recipe in recipes if recipe.weights == weights), None)
+    if digest and weights is not None and same and initial_weights.digest(weights, same.folders) != digest:
+        warn_once(f"weights: {weights} changed since {run} was begun: training starts from other weights")
+    for recipe in recipes:
+        current = components.sources(recipe, without=python_components.kinds(objects))
+        for line in changes(environment.get("components", []), current):
+            warn_once(f"{line} changed since {run} was begun: training is that of the new code")
