@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.core.system.failures import describe_error
@@ -330,7 +332,7 @@ class Study:
     @contextmanager
     def locked(self, what: str = "") -> Iterator[None]:
         """Let one worker at a time begin trials and write files, or do what is named."""
-        with locked(self.folder / f".lock{what}"):
+        with FileLock(self.folder / f".lock{what}"):
             yield
 
     @contextmanager
