@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from fedhead.engine.clients import local_schedule
 from fedhead.engine.rounds.rounds import Snapshot, run, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack.stack import by_steps
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.run import Compute, execute
@@ -103,26 +102,6 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(work: str) -> None:
     for name, t in whole.server.leaves().items():
         assert torch.equal(t, resumed.server.leaves()[name])
     assert [row.get("absent") for row in whole.rows] == [row.get("absent") for row in resumed.rows]
-
-
-def test_seeds_that_train_together_may_have_rounds_without_clients() -> None:
-    settings = {"stragglers": fh.Stragglers("drop", 0.7), "participation": 0.4, "local": PLAIN}
-
-    def together(seed: int) -> Callable[[Executor], list[Any]]:
-        def whole(executor: Executor) -> list[Any]:
-            result = run(made(fh.FedAvg(), seed=seed, **settings).using(executor))
-            return [*result.rows, *result.server.leaves().values()]
-
-        return whole
-
-    found = run_together(fh.Stack(), [together(seed) for seed in range(3)])
-    alone = [together(seed)(fh.Stack()) for seed in range(3)]
-    skipped = [tuple("skipped" in row for row in one[:ROUNDS]) for one in found]
-    assert len(set(skipped)) > 1  # the runs are at different rounds then
-    for one, other in zip(found, alone, strict=True):
-        assert [row["participants"] for row in one[:ROUNDS]] == [row["participants"] for row in other[:ROUNDS]]
-        for t, same_t in zip(one[ROUNDS:], other[ROUNDS:], strict=True):
-            torch.testing.assert_close(t, same_t, atol=1e-10, rtol=1e-10)
 
 
 # -- what each client does ----------------------------------------------------------------------------

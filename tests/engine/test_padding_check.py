@@ -25,7 +25,6 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.models.wrap import split
@@ -234,25 +233,3 @@ def test_other_shapes_are_refused() -> None:
         BadInput, match=rf"^Matrix\.loss returned a tensor of shape \[\d, {CLASSES}\]: .* of shape \[\d\]"
     ):
         simulate(Matrix(), Loop())
-
-
-# -- runs that train together ---------------------------------------------------------------------------------------
-def test_runs_that_train_together_try_a_loss_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedhead.engine.clients import padding_check
-    from fedhead.methods.fedprox import FedProx
-
-    calls = []
-    monkeypatch.setattr(padding_check, "check", lambda job, k, phases: calls.append(job.program.algorithm))
-
-    def run(mu: float, executor: Executor) -> None:
-        simulation = Simulation(federation(), [network()], FedProx(mu), rounds=1, local=LOCAL, executor=executor)
-        simulation.begin()
-        train_round(simulation, 1)
-
-    weights = (0.1, 0.2, 0.3, 0.0)
-    run_together(Stack(), [lambda member, mu=mu: run(mu, member) for mu in weights], mix_hyperparameters=True)
-    assert len(calls) == 2  # without the term the loss may be another one
-    assert sum(method.mu == 0 for method in calls) == 1
-    for mu in weights[:2]:
-        run(mu, Loop())
-    assert len(calls) == 4  # single runs try for themselves

@@ -40,19 +40,6 @@ def test_schedules_drawn_ahead_are_the_same_and_drawn_once(few: int, monkeypatch
     assert sorted(drawn) == [1, 1, 2, 3]
 
 
-def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws = [DrawArguments(40, 8, 1, False, key) for key in range(4)]
-    shared = Prefetcher(keep=True)
-    shared.begin(draws[:2])
-    first = shared.schedules(draws[:3])
-    shared.begin(draws[:2])
-    assert all(found is kept for found, kept in zip(shared.schedules(draws[:3]), first, strict=True))
-    monkeypatch.setattr(prefetch, "KEPT", 120)  # three times the 40 samples of one
-    shared.schedules(draws[3:])
-    found = [shared.schedules([draws[number]])[0] is first[number] for number in (1, 2, 0)]
-    assert found == [True, True, False], "the oldest is drawn again"
-
-
 def test_work_on_batches_follows_them_in_the_same_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = [DrawArguments(50, 8, 3, False, key) for key in range(4)]
     ahead = Prefetcher()
@@ -79,13 +66,13 @@ def test_there_may_be_nothing_to_wait_for() -> None:
     Prefetcher().wait()
 
 
-def test_each_run_forgets_its_own_batches_and_waits_for_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_batches_are_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = [DrawArguments(50, 8, 3, False, key) for key in range(3)]
-    shared = Prefetcher(keep=True)
+    shared = Prefetcher()
     with monkeypatch.context() as patch:
         patch.setattr(prefetch, "FEW", 0)
         assert not shared.begin(draws[:1])
-    assert shared.begin(draws[1:]), "they are drawn, though another run's are not"
+    assert shared.begin(draws[1:]), "they are drawn, though the first are not"
     shared.forget(draws[:2])
     drawn: list[int] = []
     plainly = batching.draw_all

@@ -16,7 +16,6 @@ from fedhead.engine.rounds.rounds import Snapshot, run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors.client.base import Executor
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack.stack import Stack
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
@@ -61,15 +60,3 @@ def test_a_run_that_is_stopped_holds_no_states_on_the_device() -> None:
     run(made, evaluate_every=8, on_round=partial(stop_after, 2))
     assert states.kept
     assert not states._prefetched
-
-
-def test_of_joined_runs_the_one_that_is_stopped_leaves_no_batches_behind() -> None:
-    left: list[int] = []
-
-    def go(seed: int, rounds: int, executor: Executor) -> None:
-        made = simulation(executor, seed=seed, rounds=4)
-        run(made, evaluate_every=8, on_round=partial(stop_after, rounds))
-        left.append(held(made))
-
-    run_together(Stack(), [partial(go, 0, 2), partial(go, 1, 4)])
-    assert left[-1] == 0

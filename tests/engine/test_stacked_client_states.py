@@ -21,7 +21,6 @@ from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.stacked_client_states import StackedClientStates
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 
@@ -57,20 +56,6 @@ def test_a_copy_stays_as_it_is() -> None:
     states[2] = Tree(m=torch.tensor(7.0))
     assert values(before) == {1: 2.0, 2: 0.0, 3: 1.0}
     assert values(states) == {1: 12.0, 2: 7.0, 3: 11.0}
-
-
-def test_what_is_kept_for_later_rounds_does_not_hold_the_stack_of_other_runs() -> None:
-    both = Tree(m=torch.arange(6.0))
-    states = StackedClientStates()
-    states.keep([1, 2, 3], StackedTrees(both, [4, 3, 5]))
-    kept = states.copy()
-    kept.drop_other_rows()
-    assert values(kept) == values(states) == {1: 4.0, 2: 3.0, 3: 5.0}
-    assert kept[1]["m"].untyped_storage().nbytes() == 3 * 4
-    alone = StackedClientStates()
-    alone.keep([1, 2, 3], rows := stack(0.0))
-    alone.drop_other_rows()
-    assert alone[1]["m"].untyped_storage().data_ptr() == rows.stacked["m"].untyped_storage().data_ptr()
 
 
 def test_the_memory_of_a_stack_is_released_with_its_last_state() -> None:
@@ -112,24 +97,6 @@ def test_rounds_of_all_clients_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
     assert taken_apart
 
 
-def test_rounds_of_joined_runs_take_no_stack_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
-    federations = [fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=seed) for seed in (0, 1)]
-    settings = {"rounds": 3, "momentum": 0.9, "persistent_optimizer": True, "batch_size": 8}
-    single = [fh.run(fed, "mlp", fh.FedAvg(), executor="stack", **settings) for fed in federations]
-    taken_apart, unstack = list[int](), stacked_trees.unstack
-    monkeypatch.setattr(stacked_trees, "unstack", lambda tree, n: taken_apart.append(n) or unstack(tree, n))
-    runs = [lambda member, fed=fed: fh.run(fed, "mlp", fh.FedAvg(), executor=member, **settings) for fed in federations]
-    joined = run_together(Stack(), runs)
-    assert not taken_apart
-    for one, other in zip(single, joined, strict=True):
-        assert one.states.keys() == other.states.keys()
-        assert all(t.untyped_storage().nbytes() == t.nbytes * len(other.states) for t in other.states[0].tensors())
-        for k, state in one.states.items():
-            for name, value in state.leaves().items():
-                torch.testing.assert_close(other.states[k].leaves()[name], value)
-
-
 class Halving(Executor):
     """Changes what clients hold and keep."""
 
@@ -157,12 +124,9 @@ def test_what_an_own_executor_changes_counts() -> None:
     fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
     plain, halved = (fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=one) for one in (Stack(), HalvingStack()))
     loop = fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=HalvingLoop())
-    runs = [lambda member: fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=member)] * 2
-    joined = run_together(HalvingStack(), runs)
     for k, state in loop.states.items():
         for name, value in state["control"].leaves().items():
-            for one in (halved, *joined):
-                torch.testing.assert_close(one.states[k]["control"].leaves()[name], value)
+            torch.testing.assert_close(halved.states[k]["control"].leaves()[name], value)
     assert any(
         not torch.allclose(halved.states[k]["control"].leaves()[name], value)
         for k, state in plain.states.items()

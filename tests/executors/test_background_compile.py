@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,6 @@ from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.steps import Trainer, train_eagerly
 from fedhead.executors.compiling import step
-from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.stack import graph_runner
 from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.vectorize import VmapVectorizer
@@ -179,11 +177,3 @@ def test_a_long_stage_changes_over_between_its_phases(compiled: list[bool]) -> N
     compiler.made[0].end()
     train(trainer, 4)
     assert compiled == [True]
-
-
-@pytest.mark.parametrize(
-    ("asked", "merged"),
-    [((None, None), None), ((None, False), False), ((False, True), True), ((True, None), True)],
-)
-def test_runs_that_train_together_are_compiled_together(asked: tuple[bool | None, ...], merged: bool | None) -> None:
-    assert merge_jobs([replace(first_job("fedavg"), compiled=one) for one in asked]).compiled is merged

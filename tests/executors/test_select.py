@@ -77,7 +77,7 @@ def test_lanes_are_compiled_only_where_someone_waits_for_it(
     name: str, compile: str | bool, pays: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their steps take minutes, one architecture after another."""
-    monkeypatch.setattr(select, "pays_to_compile", lambda simulation, runs=1: pays)
+    monkeypatch.setattr(select, "pays_to_compile", lambda simulation: pays)
     monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: 1.0)
     monkeypatch.setattr(select, "MAX_CONVOLUTIONS", 0)
     mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
@@ -92,7 +92,7 @@ def test_a_stack_that_is_timed_does_not_get_its_lanes_compiled(monkeypatch: pyte
         seen[worker.name] = worker.graphs.compile if worker.name == "stack" else worker._compiled.wanted
         return 1.0
 
-    monkeypatch.setattr(select, "pays_to_compile", lambda simulation, runs=1: True)
+    monkeypatch.setattr(select, "pays_to_compile", lambda simulation: True)
     monkeypatch.setattr(select, "seconds_per_client", timed)
     mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
     select.executor("auto", OnGpu(mixed), compile="auto")
@@ -177,7 +177,6 @@ def test_only_long_runs_are_compiled() -> None:
     assert not select.pays_to_compile(simulation())
     assert select.pays_to_compile(simulation(rounds=10_000))
     assert not select.pays_to_compile(simulation(rounds=5_000))
-    assert select.pays_to_compile(simulation(rounds=5_000), runs=2)
 
 
 def test_few_steps_of_a_large_model_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

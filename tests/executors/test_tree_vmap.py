@@ -26,7 +26,6 @@ INPUTS = ClientInputs(
     steps=torch.tensor([1.0, 2.0, 3.0]),
     lr=torch.tensor(0.1),
     round=torch.tensor(4),
-    hyperparameters=Tree(),
 )
 MODELS = Weights({"w": torch.rand(COUNT, 2, 2), "n": torch.rand(COUNT)}, ["n"])
 

@@ -20,7 +20,6 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.compiling.process import Compilation, CompilerProcess
 from fedhead.executors.compiling.step import TensorForm
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import graph_runner
 from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.stack import Stack
@@ -92,15 +91,6 @@ def test_a_run_that_changes_over_stays_within_tolerance(made: Callable[[], Simul
     found = train(made(), stack)
     assert stack.graphs.compile, "the step could not be compiled"
     close(found, train(made(), uncompiled(), None))
-
-
-def test_joined_runs_equal_single_ones() -> None:
-    def one(seed: int) -> Callable[[Executor], Simulation]:
-        return lambda member: train(small("fedavg", seed), member)
-
-    joined = run_together(changing_over(), [one(seed) for seed in range(3)])
-    for seed, found in enumerate(joined):
-        close(found, train(small("fedavg", seed), changing_over()))
 
 
 def same(one: FinishedRun, other: FinishedRun) -> None:

@@ -19,7 +19,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.job import Job
-from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -107,14 +106,6 @@ def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
         fh.run(federation(), network(), rounds=1, compile="waits")
     assert call(["run", "digits", "--compile", "soon", "--out", str(tmp_path / "run")]) != 0
     assert not (tmp_path / "run").exists()
-
-
-def test_each_of_joined_runs_has_it() -> None:
-    def one(seed: int) -> Any:
-        return lambda member: fh.run(federation(), network(), rounds=2, batch_size=4, seed=seed, executor=member)
-
-    results = run_together(Compiling(ready=2), [one(0), one(1)])
-    assert [result.compiled_from for result in results] == [2, 2]
 
 
 @pytest.mark.parametrize(

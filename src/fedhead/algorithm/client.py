@@ -35,7 +35,6 @@ class ClientInputs(NamedTuple):
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # the round's learning rate
     round: Tensor  # the round's number, from 1
-    hyperparameters: Tree = Tree()  # K, those of the client's run, where runs with others share its stack
 
 
 class Client:

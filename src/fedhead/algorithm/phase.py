@@ -81,7 +81,6 @@ class Replies:
             then.
         robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
             set where the run has an aggregator.
-        weighted_mean: Computes the weighted mean; set where several runs compute theirs at once.
     """
 
     clients: Sequence[int]
@@ -89,7 +88,6 @@ class Replies:
     sent: Sequence[Tree]
     total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
-    weighted_mean: Callable[[Sequence[Tree], list[float]], Tree] | None = field(default=None, repr=False)
     _sent: Sequence[Tree] = field(init=False, repr=False, compare=False)  # behind the property `sent`, see below
 
     def __len__(self) -> int:
@@ -126,7 +124,7 @@ class Replies:
     def _weighted_mean(self, name: str, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
         own = [float(weight) for weight in (self.samples if weights is None else weights)]
         _check_mean(name, sent.schema() if isinstance(sent, StackedTrees) else schema(sent[0]), len(sent), own)
-        return (self.weighted_mean or tree_mean)(sent, own)
+        return tree_mean(sent, own)
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.

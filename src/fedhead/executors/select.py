@@ -106,7 +106,6 @@ def by_name(
     simulation: Trainable,
     compile: bool | str = "auto",
     folders: Iterable[str | Path] = (),
-    runs: int = 1,
 ) -> Executor:
     """Return the executor of a name.
 
@@ -116,10 +115,9 @@ def by_name(
         compile: When steps are compiled on a GPU, as in `COMPILE`; True: those of a stack before it trains, also where
             that takes longer than it saves.
         folders: Where `file.py` is looked for, before the working directory.
-        runs: How many such runs train together.
     """
     check_device(name, simulation.device)
-    return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile, runs)
+    return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile)
 
 
 def check_device(name: str, where: torch.device) -> None:
@@ -139,22 +137,22 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     return made
 
 
-def _built_in(name: str, simulation: Trainable, compile: bool | str, runs: int = 1) -> Executor:
+def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor:
     if name == "loop":
         return Loop()
     if name == "lanes":
-        return Lanes(compile=compile == "wait" and pays_to_compile(simulation, runs))
+        return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
     if isinstance(compile, bool):
         return Stack(graphs=Graphs(compile=compile))
-    if check_compile(compile) == "never" or simulation.device.type != "cuda" or not pays_to_compile(simulation, runs):
+    if check_compile(compile) == "never" or simulation.device.type != "cuda" or not pays_to_compile(simulation):
         return Stack(graphs=Graphs(compile=False))
     return Stack(graphs=Graphs(compiler=compiler_process() if compile == "auto" else None))
 
 
-def pays_to_compile(simulation: Trainable, runs: int = 1) -> bool:
-    """Return whether a run, or several that train together, takes long enough to compile its step first."""
+def pays_to_compile(simulation: Trainable) -> bool:
+    """Return whether a run takes long enough to compile its step first."""
     program = simulation.jobs_of_round(1)[0].program
-    return compile_choice.pays(runs * client_steps(simulation), simulation.task.local.batch_size, program)
+    return compile_choice.pays(client_steps(simulation), simulation.task.local.batch_size, program)
 
 
 def client_steps(simulation: Trainable) -> float:

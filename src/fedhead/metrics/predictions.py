@@ -156,44 +156,6 @@ def predict(
     return Predictions(pool.y, predicted, losses, classes, kept, objective.name)
 
 
-@torch.no_grad()
-def of_stacked_outputs(
-    outputs: Callable[[Any], Tensor], pool: Pool, classes: int, keep_scores: bool, batch: int, objective: Objective
-) -> list[Predictions]:
-    """Test a stack of models on all samples of a pool; a GPU is waited for once or twice for all of them.
-
-    Args:
-        outputs: Returns the models' outputs for a batch of inputs, [M, B, C].
-        pool: Test samples, at least one.
-        classes: Number of classes, labels or numbers.
-        keep_scores: Whether metrics need the scores themselves.
-        batch: Samples at a time.
-        objective: What the outputs stand for.
-
-    Returns:
-        The predictions of each model.
-    """
-    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
-    for rows in torch.split(torch.arange(len(pool), device=pool.device), batch):
-        scores = objective.scores(outputs(pool.view(rows, None)))
-        y = pool.y[rows]
-        losses = objective.losses(scores, y.expand(len(scores), *y.shape))
-        parts.append((objective.predictions(scores), losses, scores if keep_scores else None))
-    predicted, losses = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
-    kept = torch.cat([part[2] for part in parts if part[2] is not None], 1) if keep_scores else [None] * len(predicted)
-    found = [
-        Predictions(pool.y, mine, each, classes, scores, objective.name)
-        for mine, each, scores in zip(predicted, losses, kept, strict=True)
-    ]
-    # what every record holds is computed for all models at once
-    for one, loss in zip(found, losses.mean(1).tolist(), strict=True):
-        vars(one)["loss"] = loss
-    if objective.has_classes:
-        for one, counts in zip(found, _confusions(pool.y, predicted, classes), strict=True):
-            vars(one)["confusion"] = counts
-    return found
-
-
 def _confusions(y: Tensor, predicted: Tensor, classes: int) -> Confusion:
     """Return samples by model, true and predicted class, [M, C, C]."""
     models = torch.arange(len(predicted), device=y.device)[:, None]

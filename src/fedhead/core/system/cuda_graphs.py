@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-_capturing = threading.Lock()  # runs that train together proceed in threads: one captures at a time
+_capturing = threading.Lock()  # one thread captures at a time
 
 
 def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -34,7 +34,7 @@ class StackedTrees(Sequence[Tree]):
     @cached_property
     def _trees(self) -> list[Tree]:
         count = max(self.rows, default=-1) + 1
-        if 2 * len(self.rows) < count:  # of many runs' clients those of one
+        if 2 * len(self.rows) < count:
             return [self.stacked.map(itemgetter(row)) for row in self.rows]
         each = unstack(self.stacked, count)
         return [each[row] for row in self.rows]
@@ -48,18 +48,6 @@ class StackedTrees(Sequence[Tree]):
     def __getitem__(self, place: slice) -> list[Tree]: ...
     def __getitem__(self, place: int | slice) -> Tree | list[Tree]:
         return self._trees[place]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Sequence[Tree]]) -> StackedTrees | None:
-        """Return the trees of all parts; None unless each part holds rows of the same tensors.
-
-        Args:
-            parts: At least one.
-        """
-        stacks = [part for part in parts if isinstance(part, StackedTrees)]
-        if len({tuple(map(id, one.stacked.tensors())) for one in stacks}) != 1 or len(stacks) < len(parts):
-            return None
-        return cls(stacks[0].stacked, [row for one in stacks for row in one.rows])
 
     def take(self, places: Sequence[int]) -> StackedTrees:
         """Return some of the trees.

@@ -42,18 +42,10 @@ class ClientBatches:
         public: The samples that all clients hold.
         stragglers: Who does only a part of the work, in rounds.
         prefetch: Draws the batches.
-        joined: Whether other runs train together with this one, in a stack of the clients of all of them.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Rows],
-        public: Pool | None,
-        stragglers: Stragglers | None,
-        prefetch: Prefetcher,
-        joined: bool,
-    ):
-        self._rows, self._public, self._prefetch, self._joined = rows, public, prefetch, joined
+    def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None, prefetch: Prefetcher):
+        self._rows, self._public, self._prefetch = rows, public, prefetch
         self._local_work = LocalSchedule(rows, public, stragglers)
         self._begun: list[DrawArguments] = []  # of the next round
         self._ahead: dict[int, _TablesAhead] = {}  # by architecture
@@ -127,8 +119,7 @@ class ClientBatches:
         schedules = self._drawn(draws)
         rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
         batches = all_batches(program, rows, ordered, self.public_rows)
-        # joined runs have one table of all their clients' rows, which the pool keeps from round to round
-        own_rows = None if self._joined else row_table(program, rows, ordered, keep=True)
+        own_rows = row_table(program, rows, ordered, keep=True)
         return _TablesAhead(draws, schedules, JobTables(places, own_rows, batches))
 
     def _begin_tables(self, program: ClientProgram, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,8 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.federation.client_data import ClientData
-from fedhead.data.inputs.arrays import Samples
 from fedhead.data.pool import Pool
 from fedhead.data.transforms.augment import Transform
-from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.engine.clients import compatibility, local_schedule, training_objective
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
@@ -44,7 +42,6 @@ from fedhead.executors.client.client_round import OPTIMIZER, initial_optimizer_s
 from fedhead.executors.client.hook_check import check_client_hooks
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram
-from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.stack.map_clients import MemoryBudget
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
@@ -83,7 +80,6 @@ class Clients:
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         cache_features: str | None = None,  # "memory" or a folder: features are computed once; None: in every step
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
-        shared: SharedWork | None = None,  # with other runs on the same data
     ):
         training_objective.check(method, federation.objective, local)
         method.check(models, federation)
@@ -103,32 +99,27 @@ class Clients:
         if bf16:
             warn_if_emulated(self.device)
         self.assign = compatibility.assignment(assign, len(models), len(federation))
-        self.shared = shared or SharedWork()
-        once = self.shared.once
-        kind = (self.device, dtype)
-        templates = [once(("model", kind), (model,), partial(_template, model, self.device, dtype)) for model in models]
+        templates = [_template(model, self.device, dtype) for model in models]
         # features that are kept take the place of samples, and have no transform
         parts: ClientData = federation
         transform = federation.transform
         if cache_features is not None and len(federation.train.y):
             parts = with_features(federation, templates, cache_features, bf16)
             transform = Transform()
-
-        def pool(samples: Samples, transform: AnyTransform) -> Pool:
-            made = partial(Pool, samples, transform, device, dtype)
-            return once(("pool", repr(transform), kind), (samples,), made)
-
-        self.pool = pool(parts.train, transform)
-        self.test = None if parts.test is None else pool(parts.test, transform)
+        self.pool = Pool(parts.train, transform, device, dtype)
+        self.test = None if parts.test is None else Pool(parts.test, transform, device, dtype)
         # what clients say of public samples is compared sample by sample, so those are never augmented
-        self.public = None if parts.public is None else pool(parts.public, transform.replace(augment="none"))
+        self.public = None
+        if parts.public is not None:
+            self.public = Pool(parts.public, transform.replace(augment="none"), device, dtype)
         if len(self.pool):
             x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
             for model in templates:
-                model.calls_dropout = once("dropout", (model, self.pool), partial(calls_dropout, model, x))
-        self.initial = [once("weights", (model,), partial(weights, model)) for model in templates]
+                model.calls_dropout = calls_dropout(model, x)
+        self.initial = [weights(model) for model in templates]
         compatibility.check_models(method, templates, self.assign, local)
         objective = training_objective.make(federation, local, self.device, all_here)
+        held = self._held() if all_here else None
         self.tasks = [
             Task(
                 model=model,
@@ -141,26 +132,20 @@ class Clients:
                 min_class_count=min_class_count,
                 objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
-                pool=once("held", (federation, self.pool), self._held) if all_here else None,
+                pool=held,
             )
             for model in templates
         ]
         self.check_trained(method)
         if holders := {k: len(federation.rows[k]) for k in self.holders}:
             sampling.check(self.sampler, self._cohort_size, holders, seed)
-        self.counts = once(
-            ("counts", kind),
-            (federation,),
-            lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
-        )
+        self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
-        self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
-        self._batches = ClientBatches(
-            federation.rows, self.public, self.stragglers, self.prefetch, joined=shared is not None
-        )
+        self.prefetch = Prefetcher()
+        self._batches = ClientBatches(federation.rows, self.public, self.stragglers, self.prefetch)
         self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
 

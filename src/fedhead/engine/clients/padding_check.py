@@ -25,12 +25,10 @@ from fedhead.core.training.batch import Batch, Output
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.client.client_round import phase_runs
-from fedhead.executors.client.hyperparameters import describe
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
 from fedhead.executors.client.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
-from fedhead.models.module_digest import computation_digest
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on
 TOLERANCE = 1e-4  # relative; what a loss does with equal numbers is equal to rounding
@@ -38,14 +36,9 @@ TOLERANCE_BF16 = 1e-2
 
 
 class PaddingCheck:
-    """Tries each loss once, as soon as some client has a batch with padding for it.
-
-    Attributes:
-        checked: The losses that runs which train together have tried, one of them for all; None: there are no others.
-    """
+    """Tries each loss once, as soon as some client has a batch with padding for it."""
 
     def __init__(self) -> None:
-        self.checked: set[Any] | None = None
         self._tried: set[tuple[str, int, int]] = set()
         self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
@@ -61,7 +54,7 @@ class PaddingCheck:
         untried = {number for number in range(count) if (name, group, number) not in self._tried}
         for k in range(len(job.clients)) if untried and _has_padding(job) else ():
             if padded := untried & _padded_phases(job, k):
-                self._check(job, k, padded)
+                check(job, k, padded)
                 self._tried |= {(name, group, number) for number in padded}
                 untried -= padded
         normalizes = job.program.task.model.may_normalize_batches
@@ -74,25 +67,6 @@ class PaddingCheck:
                     f"the loss joins several views of it): drop_last=true leaves such a batch out if the client has "
                     f"others"
                 )
-
-    def _check(self, job: Job, k: int, phases: set[int]) -> None:
-        if self.checked is None:
-            check(job, k, phases)
-            return
-        loss = _loss_of(job.program)
-        if left := {number for number in phases if (loss, number) not in self.checked}:
-            check(job, k, left)
-            self.checked |= {(loss, number) for number in left}
-
-
-def _loss_of(program: ClientProgram) -> tuple[Any, ...]:
-    """What decides how a loss treats padding: algorithm (without a term whose weight is 0, perhaps) and model.
-
-    It is what programs must have in common to share a stack, which then computes one and the same loss for all.
-    """
-    text, hyperparameters = describe(program.algorithm, program.task)
-    model = computation_digest(program.task.model)
-    return text, model, *((name, value == 0) for name, value in hyperparameters.items())
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:
@@ -199,8 +173,7 @@ def _changed(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Bat
 def _mixes_rows(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Batch, samples: int) -> bool:
     """Whether the model's outputs for the first rows, which are the same samples, differ between two batches."""
     step, _, carry, w, inputs = phase_run
-    own, inputs = program.with_hyperparameters(inputs)
-    client, trained = own.client(inputs, data=step.phase.data), w.replace(carry.params)
+    client, trained = program.client(inputs, data=step.phase.data), w.replace(carry.params)
     with torch.no_grad(), global_generators.seeded(0, one.weight.device):
         a, b = (client.apply(trained, batch.x).logits[:samples] for batch in (one, other))
     tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE

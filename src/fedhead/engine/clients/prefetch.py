@@ -11,29 +11,20 @@ from fedhead.core.training.batching import DrawArguments
 
 T = TypeVar("T")
 
-KEPT = 1 << 22  # samples of batches that are kept for other runs
 FEW = 1 << 14  # samples that are drawn at once, sooner than a thread would have taken over
 
 
 class Prefetcher:
-    """Draws the batches of clients, some of them in the background before they are needed.
+    """Draws the batches of clients, some of them in the background before they are needed."""
 
-    Args:
-        keep: Whether batches are kept, the latest ones, for other runs that draw the same.
-    """
-
-    def __init__(self, keep: bool = False) -> None:
+    def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
         self._pending: dict[DrawArguments, tuple[Future[list[batching.BatchSchedule]], int]] = {}
         self._ready: dict[DrawArguments, batching.BatchSchedule] = {}
-        self._keep = keep
-        self._kept: dict[DrawArguments, batching.BatchSchedule] = {}
-        self._samples = 0  # of the batches that are kept
 
     def begin(self, draws: Sequence[DrawArguments]) -> bool:
         """Start to draw these in the background, few samples at once; return whether all of them are drawn."""
-        known = (self._pending, self._ready, self._kept)
-        wanted = [arguments for arguments in draws if not any(arguments in one for one in known)]
+        wanted = [arguments for arguments in draws if arguments not in self._pending and arguments not in self._ready]
         if sum(arguments.n * arguments.epochs for arguments in wanted) <= FEW:
             self._ready.update(zip(wanted, batching.draw_all(wanted), strict=True))
         else:
@@ -44,10 +35,7 @@ class Prefetcher:
         return not any(arguments in self._pending for arguments in draws)
 
     def forget(self, draws: Iterable[DrawArguments]) -> None:
-        """Drop those of these batches that nobody has asked for, as where a method has changed its phases since.
-
-        Another run that was to ask for them draws them anew.
-        """
+        """Drop those of these batches that nobody has asked for."""
         for arguments in draws:
             self._pending.pop(arguments, None)
             self._ready.pop(arguments, None)
@@ -55,8 +43,7 @@ class Prefetcher:
     def then(self, draws: Sequence[DrawArguments], work: Callable[[list[batching.BatchSchedule]], T]) -> Future[T]:
         """Apply a function in the background to batches that were begun before; they can still be asked for."""
         assert self._worker is not None, "what is drawn at once needs no thread"
-        ready = {**self._kept, **self._ready}
-        found = [self._pending[one] if one in self._pending else ready[one] for one in draws]
+        found = [self._pending[one] if one in self._pending else self._ready[one] for one in draws]
 
         def background() -> T:  # by the thread that has drawn them before, so that it does not wait
             return work([own if isinstance(own, batching.BatchSchedule) else own[0].result()[own[1]] for own in found])
@@ -74,26 +61,12 @@ class Prefetcher:
         found = {arguments: batches for arguments, batches in known.items() if batches is not None}
         missing = [arguments for arguments in known if arguments not in found]
         found.update(zip(missing, batching.draw_all(missing), strict=True))
-        if self._keep:
-            for arguments, batches in found.items():
-                self._hold(arguments, batches)
         return [found[arguments] for arguments in draws]
 
     def _drawn(self, arguments: DrawArguments) -> batching.BatchSchedule | None:
-        if arguments in self._kept:
-            return self._kept[arguments]
         if arguments in self._ready:
             return self._ready.pop(arguments)
         if arguments not in self._pending:
             return None
         drawing, place = self._pending.pop(arguments)
         return drawing.result()[place]
-
-    def _hold(self, arguments: DrawArguments, batches: batching.BatchSchedule) -> None:
-        """Keep batches for other runs."""
-        if arguments in self._kept:
-            return
-        self._kept[arguments] = batches
-        self._samples += batches.positions.size
-        while self._samples > KEPT:  # oldest first
-            self._samples -= self._kept.pop(next(iter(self._kept))).positions.size

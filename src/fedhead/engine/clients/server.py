@@ -14,13 +14,11 @@ from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import check_broadcast, check_weights, checked_tree
-from fedhead.core.tree.tree_mean import tree_mean
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
-from fedhead.engine.clients.global_model_tests import ModelTest
+from fedhead.engine.clients.global_model_tests import global_predictions
 from fedhead.engine.policies.robust_mean import RobustMean
 from fedhead.executors.client.hook_check import check_once
-from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 
@@ -66,11 +64,10 @@ def aggregate(
     samples: Mapping[int, float],
     task: Task,
     aggregator: Aggregator | None = None,
-    mean: Callable[[Sequence[Tree], list[float]], Tree] = tree_mean,
 ) -> Tree:
     """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
     order = sorted(sent)
-    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order], weighted_mean=mean)
+    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order])
     return aggregate_replies(algorithm, server, replies, task, aggregator)
 
 
@@ -124,7 +121,6 @@ def evaluate_global_model(
     bf16: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
     final: bool = False,
-    test: Callable[[ModelTest], Predictions] = ModelTest.run,
 ) -> Row:
     """Return the global model's accuracy, loss and metrics as entries of a record, where it exists and can be tested.
 
@@ -136,11 +132,10 @@ def evaluate_global_model(
         bf16: Whether the model computes in bfloat16.
         metrics: Further metrics, by name.
         final: Whether to record the confusion matrix as well.
-        test: Carries out the test.
     """
     model = global_model(algorithm, server, task)
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
     keep_scores = any(one.needs_scores for one in metrics.values())
-    found = test(ModelTest(algorithm, model, task, pool, bf16, keep_scores))
-    return evaluation.global_row(found, metrics, final)
+    predictions = global_predictions(algorithm, model, task, pool, bf16, keep_scores)
+    return evaluation.global_row(predictions, metrics, final)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.malloc import hand_back_memory
+from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.clients.evaluation import nanmean
 from fedhead.engine.clients.server import aggregate, aggregate_replies
@@ -106,10 +107,9 @@ def exchange(
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(counted) >= max(min(quorum.replies, len({*cohort.clients, *counted})), fewest):
-            mean = functools.partial(transport.mean, round=round)
             try:
-                new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion, mean)
-                finite = transport.finite(new, round)
+                new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion)
+                finite = all_finite([new])
             except Exception:
                 check_after_aggregation(counted, round)  # what a rule can't take, such as NaN, is the client's fault
                 raise
@@ -202,7 +202,6 @@ def _aggregate(
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
     inclusion: Mapping[int, float],
-    mean: Callable[[Sequence[Tree], list[float]], Tree],
 ) -> Tree:
     task = transport.clients.task
     if total is not None:
@@ -211,12 +210,12 @@ def _aggregate(
         return _with_frozen(server, aggregate_replies(algorithm, server, added, task), task.model.frozen)
     stack = as_stack(replies)
     if stack is not None and not (clipped or inclusion or transport.clients.uploads):
-        found = Replies(list(stack), stack.samples, stack.sent, weighted_mean=mean)
+        found = Replies(list(stack), stack.samples, stack.sent)
         return _with_frozen(server, aggregate_replies(algorithm, server, found, task, rule), task.model.frozen)
     sent = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
     samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
-    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule, mean), task.model.frozen)
+    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule), task.model.frozen)
 
 
 def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:

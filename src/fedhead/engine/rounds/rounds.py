@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from fedhead.algorithm.base import Algorithm
@@ -34,7 +33,6 @@ from fedhead.engine.rounds.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated
 from fedhead.engine.rounds.exchange import exchange
 from fedhead.engine.rounds.transport import AnyTransport
-from fedhead.engine.states.stacked_client_states import StackedClientStates
 from fedhead.metrics.records import Row, RunMetrics, StageResult
 from fedhead.metrics.registry import NO_METRICS, Metric, measure_clients
 
@@ -210,7 +208,7 @@ def run(
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
         if KEEP in watching.after_round(row):
-            kept = Kept(number, transport.server, _only_own(transport.states.kept.copy()))
+            kept = Kept(number, transport.server, transport.states.kept.copy())
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
         now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)
@@ -229,7 +227,6 @@ def run(
         transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
-    _only_own(transport.states.kept)
     if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
         transport.evaluate(method, transport.server, transport.states, number, deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
@@ -238,13 +235,6 @@ def run(
         result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing, result.compiled_from = transport.preparing, transport.compiled_from
     return result
-
-
-def _only_own(kept: MutableMapping[int, Any]) -> MutableMapping[int, Any]:
-    """What clients have kept, to be held while other runs, which may have trained in the same stack, go on."""
-    if isinstance(kept, StackedClientStates):
-        kept.drop_other_rows()
-    return kept
 
 
 def train_round(
@@ -350,8 +340,7 @@ def evaluate(
         final: Whether to record the confusion matrix as well.
     """
     clients = transport.clients
-    test = partial(transport.test_model, round=round)
-    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final, test)
+    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final)
     tests = transport.evaluate(algorithm, server, states, round, deliver, metrics)
     row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
     each = (None, None) if tests is None else (tests.accuracy, tests.loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -23,11 +22,8 @@ from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation, training_objective
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
-from fedhead.engine.clients.global_model_tests import JointModelTests, ModelTest
 from fedhead.engine.clients.server import evaluate_global_model, initial_server, make_downlink
-from fedhead.engine.rounds import joint_aggregation
 from fedhead.engine.rounds.client_model_tests import client_model_tests
-from fedhead.engine.rounds.joint_aggregation import Weighted
 from fedhead.engine.rounds.stacked_replies import StackedReplies
 from fedhead.engine.rounds.transport import ClientReply, Received, Transport
 from fedhead.engine.states.client_states import ClientStates
@@ -35,11 +31,9 @@ from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.shared_work import SharedWork
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.reply_stack import ReplyStack, in_whole_stacks
-from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.models.split_model import SplitModel
@@ -70,8 +64,7 @@ class Simulation(Clients, Transport[ClientStates]):
         compile: str = "auto",
         **settings: Any,
     ):
-        shared = executor.shared if isinstance(executor, Executor) else None
-        super().__init__(federation, models, method, shared=shared, **settings)
+        super().__init__(federation, models, method, **settings)
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest and self.task.rounds:
             warn_once(
@@ -126,7 +119,6 @@ class Simulation(Clients, Transport[ClientStates]):
     def begin(self) -> None:
         """Select the executor."""
         self.executor = select.executor(self._wanted, self, compile=self._compile)
-        self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
 
     def end_rounds(self) -> None:
         """Release the batches and the states that were prepared for a round that does not come."""
@@ -251,31 +243,11 @@ class Simulation(Clients, Transport[ClientStates]):
             {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
-    @property
-    def _joined(self) -> SharedWork | None:
-        """What this run shares with others, where their servers compute at once: on a GPU, which waits for its host.
-
-        On a CPU that would take as long, and round differently.
-        """
-        return self.executor.shared if self.device.type == "cuda" else None
-
-    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
-        """Return the weighted mean of what clients have sent in a round."""
-        if self._joined is None or not math.fsum(weights) > 0:
-            return super().mean(trees, weights, round)
-        return self.executor.compute_together(joint_aggregation.means, Weighted(trees, weights), round)
-
-    def finite(self, server: Tree, round: int) -> bool:
-        """Return whether all numbers of the server's state after a round are finite."""
-        if self._joined is None:
-            return super().finite(server, round)
-        return self.executor.compute_together(joint_aggregation.finite, server, round)
-
-    def test_model(self, test: ModelTest, round: int) -> Predictions:
-        """Test a global model, in one stack with those of the runs that train together with this one."""
-        if self._joined is None:
-            return super().test_model(test, round)
-        return self.executor.compute_together(self._joined.once("model tests", (), JointModelTests), test, round)
+    @cached_property
+    def _validation_pool(self) -> Pool:
+        rows = self.federation.validation
+        assert rows is not None, "asked only where clients have validation samples"
+        return self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
 
     def validate(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
@@ -284,13 +256,7 @@ class Simulation(Clients, Transport[ClientStates]):
         rows = self.federation.validation
         if rows is None:
             return None
-        held = self.shared.once(
-            "validation",
-            (self.federation, self.pool),
-            lambda: self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device)),
-        )
-        test = partial(self.test_model, round=round)
-        found = evaluate_global_model(algorithm, server, self.task, held, self.bf16, metrics, test=test)
+        found = evaluate_global_model(algorithm, server, self.task, self._validation_pool, self.bf16, metrics)
         tests = None
         if self.federation.client_test is not None or found["test_loss"] is None:
             each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))

@@ -12,15 +12,11 @@ from torch import Tensor
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import FedheadError
-from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.schema import Schema
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.tree_mean import tree_mean
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTests
-from fedhead.engine.clients.global_model_tests import ModelTest
-from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 
@@ -157,18 +153,6 @@ class Transport(ABC, Generic[S]):
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what a client's reply must look like; None: like that of the first client."""
         return None
-
-    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
-        """Return the weighted mean of what clients have sent in a round."""
-        return tree_mean(trees, weights)
-
-    def finite(self, server: Tree, round: int) -> bool:
-        """Return whether all numbers of the server's state after a round are finite."""
-        return all_finite([server])
-
-    def test_model(self, test: ModelTest, round: int) -> Predictions:
-        """Test a global model after a round."""
-        return test.run()
 
     def validate(
         self, algorithm: Algorithm, server: Tree, states: S, round: int, metrics: Mapping[str, Metric]

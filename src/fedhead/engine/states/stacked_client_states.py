@@ -68,17 +68,10 @@ class StackedClientStates(MutableMapping[int, Tree]):
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StackedClientStates, (
-            {k: state.clone() for k, state in self.copy().items()},
-        )  # without rows of other runs
+        return StackedClientStates, ({k: state.clone() for k, state in self.copy().items()},)
 
     def __repr__(self) -> str:
         return repr(dict(self.copy()))
-
-    def drop_other_rows(self) -> None:
-        """Hold no more than these states, where they are rows of a stack of several runs."""
-        if self._stack is not None and _has_other_rows(self._stack):
-            self._stack = StackedTrees(self._stack.copied_rows(), range(len(self._stack)))
 
     def __getitem__(self, client: int) -> Tree:
         found = self._states[client]
@@ -90,7 +83,7 @@ class StackedClientStates(MutableMapping[int, Tree]):
             self[client] = state = found.tree()
             return state
         assert self._stack is not None, "a state has a place in it"
-        state = self._stack[found].clone() if _has_other_rows(self._stack) else self._stack[found]
+        state = self._stack[found]
         self[client] = state  # by itself from now on, since whoever asks for it may change it
         return state
 
@@ -120,8 +113,3 @@ class StackedClientStates(MutableMapping[int, Tree]):
         self._in_stack -= isinstance(self._states.get(client), int)
         if not self._in_stack:
             self._stack = None
-
-
-def _has_other_rows(stack: StackedTrees) -> bool:
-    """Whether a stack holds rows of other runs too, which train together with this one."""
-    return any(len(t) > len(stack) for t in stack.stacked.tensors())

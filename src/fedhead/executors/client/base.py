@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.shared_work import SharedWork
 
-T = TypeVar("T")
-R = TypeVar("R")
 Prepare = Callable[[Sequence[Sequence[Reply]]], None]  # see `Executor.train_and_prepare`
 
 
@@ -21,16 +18,12 @@ class Executor:
         name: Name of the executor.
         preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
         compiled: Whether the steps of the last jobs were compiled, all of them.
-        mixes_hyperparameters: Whether the clients of a job may differ in their `Job.hyperparameters`.
         keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
             single ones on the way.
-        shared: What runs that train together compute once; None: each run trains alone.
     """
 
     name: str = ""
-    mixes_hyperparameters: bool = False
     keeps_stacks: bool = False
-    shared: SharedWork | None = None
     preparing: float = 0.0
     compiled: bool = False
 
@@ -81,16 +74,3 @@ class Executor:
         replies = self.run_all(jobs)
         prepare(replies)
         return replies
-
-    def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
-        """Apply a function of several items to one item, together with those of the runs that train beside this one.
-
-        Args:
-            function: Takes a list of items and returns one result for each.
-            item: The item of this run.
-            round: The round that it belongs to.
-
-        Returns:
-            The result for the item.
-        """
-        return function([item])[0]

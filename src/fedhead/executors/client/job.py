@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,10 +13,9 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.core.training.batching import BatchSchedule
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.stacked_trees import StackedTrees
-from fedhead.core.tree.transfer import to_device
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
-from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, distinct, row_table
+from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, row_table
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.stack_errors import CannotStack
 from fedhead.executors.client.steps import PhaseBatches
@@ -40,8 +39,6 @@ class Job:
         public_rows: The rows of the samples that all clients hold.
         lr: The learning rate of the round.
         round: The round, counted from 1.
-        hyperparameters: Those of each client's run, by name, where the job joins runs that differ in them; empty: as in
-            the program.
         compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
             executor decides.
         tables: Tables of all clients in the order of a stack, where they were made ahead.
@@ -58,7 +55,6 @@ class Job:
     public_rows: Rows
     lr: float
     round: int
-    hyperparameters: Sequence[Mapping[str, float]] = ()
     compiled: bool | None = None
     tables: JobTables | None = None
 
@@ -87,7 +83,6 @@ class Job:
             rows=select(self.rows),
             counts=select(self.counts),
             schedules=select(self.schedules),
-            hyperparameters=select(list(self.hyperparameters)) if self.hyperparameters else (),
             tables=replace(tables, places=list(range(len(places)))) if tables and tables.places == places else None,
         )
 
@@ -113,7 +108,6 @@ class Job:
         Returns:
             The client's inputs.
         """
-        assert not self.hyperparameters, "only a stack joins runs with different hyperparameters"
         state = self._on_device(self.states[k])
         table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
         return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
@@ -145,14 +139,10 @@ class Job:
                 raise TypeError("dtypes differ")
             return torch.stack(each)
 
-        different, which = distinct([(tree,) for tree in trees])
-        first, *others = [tree for (tree,) in different]
+        first, *others = trees
         try:
             stacked: Tree = first.map(rows, *others)
-            if len(different) == len(trees):
-                return stacked
-            each = to_device(which, self.program.pool.device)
-            return stacked.map(lambda t: t.index_select(0, each))
+            return stacked
         except (KeyError, RuntimeError, TypeError) as error:
             wanted = schema(trees[0])
             for client, other in zip(self.clients, map(schema, trees), strict=True):
@@ -174,11 +164,8 @@ class Job:
         pool, device = self.program.pool, self.program.pool.device
         rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
         lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
-        runs = self.hyperparameters
-        names = runs[0] if runs else ()
-        own_values = {n: to_device([each[n] for each in runs], device, pool.dtype) for n in names}
         round = torch.full((), self.round, dtype=torch.int64, device=device)
-        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round, Tree(own_values))
+        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round)
 
     def batches(self, k: int) -> list[PhaseBatches]:
         """Return the batches of one client.

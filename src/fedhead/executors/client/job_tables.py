@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,12 +34,11 @@ class RowTable(NamedTuple):
 
 
 class HostBatches(NamedTuple):
-    """The batches of a phase on the host, those that several clients have in common once."""
+    """The batches of a phase on the host."""
 
     data: str  # what the phase trains on
-    rows: NDArray[np.int32]  # [steps, different ones, batch]
-    weight: NDArray[np.float32]  # [steps, different ones, batch]
-    which: list[int]  # of the different ones, of each client
+    rows: NDArray[np.int32]  # [steps, clients, batch]
+    weight: NDArray[np.float32]  # [steps, clients, batch]
     keys: list[int]  # of each client
     widths: list[int]  # see PhaseBatches
     padded: list[bool]
@@ -121,11 +120,8 @@ def row_table(
 
 def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
     longest = max(map(len, rows))
-    different, which = distinct([(mine,) for mine in rows])
-    full = [mine if len(mine) == longest else np.resize(mine, longest) for (mine,) in different]
+    full = [mine if len(mine) == longest else np.resize(mine, longest) for mine in rows]
     table = to_device(np.stack(full), pool.device)
-    if len(different) < len(rows):
-        table = table[to_device(which, pool.device)]
     sizes = [len(mine) for mine in rows]
     if min(sizes) == longest:
         return table, torch.ones(len(rows), longest, dtype=pool.dtype, device=pool.device)
@@ -134,39 +130,13 @@ def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def _host_batches(data: str, rows: Sequence[Rows], schedules: Sequence[BatchSchedule]) -> HostBatches:
-    different, which = distinct(list(zip(schedules, rows, strict=True)))
-    index, weight, lengths = batch_tables(different)
+    index, weight, lengths = batch_tables(list(zip(schedules, rows, strict=True)))
     active = np.arange(len(index))[:, None] < lengths
-    widths = active[:, which].sum(1).tolist()
     padded = (active & (weight.min(2, initial=1) == 0)).any(1).tolist()
-    return HostBatches(data, index, weight, which, [schedule.key for schedule in schedules], widths, padded)
+    return HostBatches(data, index, weight, [schedule.key for schedule in schedules], active.sum(1).tolist(), padded)
 
 
 def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
     key = to_device(batches.keys, device)
-    on = (to_device(batches.rows, device).long(), to_device(batches.weight, device))
-    if batches.rows.shape[1] < len(batches.which):
-        place = to_device(batches.which, device)
-        on = (on[0].index_select(1, place), on[1].index_select(1, place))
-    return PhaseBatches(*on, key, batches.widths, batches.padded)
-
-
-def distinct(items: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[int]]:
-    """Return each combination of the very same objects once, and which of them stands at each place.
-
-    Runs that train together on the same data have batches and rows in common, and the clients of a run its broadcast.
-
-    >>> a, b = [1], [1]
-    >>> distinct([(a,), (b,), (a,)])
-    ([([1],), ([1],)], [0, 1, 0])
-    """
-    found: dict[tuple[int, ...], int] = {}
-    different: list[tuple[Any, ...]] = []
-    which: list[int] = []
-    for item in items:
-        key = tuple(map(id, item))
-        if key not in found:
-            found[key] = len(different)
-            different.append(item)
-        which.append(found[key])
-    return different, which
+    rows, weight = to_device(batches.rows, device).long(), to_device(batches.weight, device)
+    return PhaseBatches(rows, weight, key, batches.widths, batches.padded)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MethodType
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +27,6 @@ from fedhead.core.training.losses import mean
 from fedhead.core.training.optimizers import Optimizer, clip_norm
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.pool import Pool
-from fedhead.executors.client.hyperparameters import ROUND_LR, with_hyperparameters
 
 
 @dataclass(frozen=True)
@@ -70,18 +68,9 @@ class ClientProgram:
         """The same program with another pool behind one kind of data."""
         return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
 
-    def with_hyperparameters(self, inputs: ClientInputs) -> tuple[ClientProgram, ClientInputs]:
-        """The program with the hyperparameters of the client's run, where runs with others share its stack."""
-        if not inputs.hyperparameters:
-            return self, inputs
-        algorithm, task = with_hyperparameters(self.algorithm, self.task, inputs.hyperparameters)
-        lr = inputs.hyperparameters.get(ROUND_LR, inputs.lr)
-        return replace(self, algorithm=algorithm, task=task), inputs._replace(lr=lr, hyperparameters=Tree())
-
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
-        own, inputs = self.with_hyperparameters(inputs)
-        w: Any = own.algorithm.start(own.client(inputs))
+        w: Any = self.algorithm.start(self.client(inputs))
         if not self.algorithm.phases(self.task) or (
             isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
         ):
@@ -93,9 +82,8 @@ class ClientProgram:
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
-        own, inputs = self.with_hyperparameters(inputs)
-        client = own.client(inputs)
-        reply = _checked(own.algorithm.finish(w, client), self.algorithm)
+        client = self.client(inputs)
+        reply = _checked(self.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
         reply = reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
         return reply if self.algorithm.is_built_in else _copying_shared(reply, inputs)
@@ -106,18 +94,17 @@ class ClientProgram:
 
     def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
         """The gradient that the optimizer sees: clipped, then as the method corrects it."""
-        own, inputs = self.with_hyperparameters(inputs)
-        if own.task.local.clip_norm is not None:
-            g = clip_norm(g, own.task.local.clip_norm)
+        if self.task.local.clip_norm is not None:
+            g = clip_norm(g, self.task.local.clip_norm)
         if not (self.corrects and phase.corrects):
             return g
-        found = own.algorithm.correct(g, own.client(inputs))
-        if not isinstance(found, Tree):
+        corrected = self.algorithm.correct(g, self.client(inputs))
+        if not isinstance(corrected, Tree):
             raise BadInput(
-                f"{type(self.algorithm).__name__}.correct returned a {type(found).__name__}: return the gradient as "
-                "the optimizer is to see it, a tree with the names of g"
+                f"{type(self.algorithm).__name__}.correct returned a {type(corrected).__name__}: return the gradient "
+                "as the optimizer is to see it, a tree with the names of g"
             )
-        return found
+        return corrected
 
     def loss(
         self, phase: Phase, padded: bool = True
@@ -130,15 +117,10 @@ class ClientProgram:
         """
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
-            own, inputs = self.with_hyperparameters(inputs)
-            client = own.client(inputs, key, phase.data, batch.weight if padded else None)
-            compute = phase.loss
-            # a stage's loss may be the method's, whose hyperparameters are alike (`hyperparameters.describe`)
-            if own is not self and getattr(phase.loss, "__self__", None) is self.algorithm:
-                compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
+            client = self.client(inputs, key, phase.data, batch.weight if padded else None)
             followed = self.task.objective.is_plain or phase.data != "private"
             try:
-                value = reduced(compute(w.replace(params), batch, client), batch, phase)
+                value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
             except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
                 if followed or client.asked_objective:
                     raise

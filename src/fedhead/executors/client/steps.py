@@ -20,7 +20,6 @@ from fedhead.core.tree.inputs import channels_last, map_inputs
 from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
 from fedhead.executors.client.program import ClientProgram, Vectorizer
-from fedhead.executors.client.run_optimizers import step_by_run_in_place
 
 
 class PhaseBatches(NamedTuple):
@@ -113,19 +112,16 @@ class Step:
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
             # A phase with its own optimizer may follow the run's schedule: client.lr is the run's rate in this round.
-            own, inputs_of_run = program.with_hyperparameters(inputs)
-            optimizer = own.task.local.optimizer if self.phase.optimizer is None else self.optimizer
+            optimizer = self.optimizer
             if self.phase.scheduled:
-                lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)
+                lr = inputs.lr * (optimizer.lr / program.task.local.optimizer.lr)
             else:
-                lr = torch.zeros_like(inputs_of_run.lr) + optimizer.lr
-            if not program.in_place:
-                params, opt = optimizer.step(carry.params, g, carry.opt, lr)
-            elif own is program:
+                lr = torch.zeros_like(inputs.lr) + optimizer.lr
+            if program.in_place:
                 params, opt = carry.params, carry.opt
                 optimizer.step_in_place(params, g, opt, lr)
             else:
-                params, opt = step_by_run_in_place(optimizer, carry.params, g, carry.opt, lr)
+                params, opt = optimizer.step(carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt, loss_so_far)
 
 

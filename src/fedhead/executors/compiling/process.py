@@ -82,7 +82,7 @@ class CompilerProcess:
 
     def start(self) -> None:
         """Start a process ahead of the first step: it takes seconds until it is ready."""
-        with self._starting:  # runs that train together proceed in threads
+        with self._starting:
             if not self._processes:
                 self._waiting = self._new_process()
 

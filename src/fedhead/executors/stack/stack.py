@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -58,7 +57,6 @@ class Stack(Executor):
     """
 
     name = "stack"
-    mixes_hyperparameters = True
 
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
@@ -131,10 +129,9 @@ class Stack(Executor):
 
     def _run_stack(self, job: Job) -> Sequence[Reply]:
         on_cpu = job.program.pool.device.type == "cpu"
-        # with one optimizer per client a step over the whole stack is no faster, and writes more memory
-        program = replace(job.program, in_place=on_cpu and bool(job.hyperparameters))
+        program = job.program
         train = train_eagerly if on_cpu else self.graphs
-        if not isinstance(program.algorithm, Stage):  # the stage of one run may come within a round of another
+        if not isinstance(program.algorithm, Stage):
             self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
         # a CPU takes all clients at once: in parts they would be rounded differently than in recorded results
