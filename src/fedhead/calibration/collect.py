@@ -13,6 +13,7 @@ from torch import Tensor
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.sums import Kind, batch_sums
 from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.tree.digest import digest_text
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models.split_model import SplitModel, weights
@@ -100,7 +101,7 @@ def _features(model: SplitModel, x: Inputs) -> Tensor:
 
 def transform_fingerprint(transform: AnyTransform) -> str:
     """Hash how inputs are normalized; augmentation does not enter statistics."""
-    return hashlib.blake2b(repr(transform.replace(augment="none")).encode(), digest_size=8).hexdigest()
+    return digest_text(repr(transform.replace(augment="none")))
 
 
 def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.tree.digest import digest_of
+from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.models.functional import KEPT_AS
 
 # what every module has: parts that are looked at by themselves, and flags; and what a module that was called has
@@ -81,7 +81,7 @@ def settings_digest(part: object) -> str:
     # a cached property follows from the other attributes, and is there only after its first use
     own = {k: v for k, v in vars(part).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
     texts = [f"{kind.__module__} {part!r}", *_described(own)]
-    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
+    return digest_text("\n".join(texts), 16)
 
 
 def value_digest(value: object) -> str:
@@ -90,7 +90,7 @@ def value_digest(value: object) -> str:
     Args:
         value: The setting.
     """
-    return hashlib.blake2b("\n".join(_described(value)).encode(), digest_size=16).hexdigest()
+    return digest_text("\n".join(_described(value)), 16)
 
 
 def _of_torch(kind: type) -> bool:

@@ -8,7 +8,6 @@ names them, and the run folder keeps a line about each by which a resumed run fi
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +21,7 @@ from fedhead.core.components.component_check import name_of
 from fedhead.core.components.loading import find_file, loaded_file
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.digest import digest_text
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds import callbacks
 from fedhead.engine.rounds.callbacks import CALLBACKS
@@ -153,7 +153,7 @@ def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> No
 def architecture_digest(model: SplitModel) -> str:
     """Return a digest of the names and shapes of a model's weights."""
     text = " ".join(f"{name} {tuple(t.shape)}" for name, t in model.state_dict().items())
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return digest_text(text, 6)
 
 
 def _list(names: Any) -> str:
@@ -227,7 +227,7 @@ def _line(thing: Any) -> str:
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', name_of(thing))}"
     shown = "" if inspect.isroutine(thing) else f" {thing!r}"
     try:
-        code = hashlib.blake2b(inspect.getsource(kind).encode(), digest_size=6).hexdigest()
+        code = digest_text(inspect.getsource(kind), 6)
     except (OSError, TypeError):
         return name + shown
     return f"{name}{shown}, code {code}"

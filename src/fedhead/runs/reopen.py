@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
+from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.rounds import run_stage
@@ -182,9 +182,8 @@ def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
 # -- results of stages, kept beside the run -----------------------------------------------------------
 def stage_file(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
     """Where the result of a stage with these settings is kept; defaults are to be among them, as they may change."""
-    text = json.dumps(settings, sort_keys=True, default=str)
     own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
-    return run / f"stage-{own}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
+    return run / f"stage-{own}-{digest_json(settings, 4)}.json"
 
 
 def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result: StageResult) -> None:

@@ -1,12 +1,33 @@
-"""Digests of named tensors, by which a change of a single number is noticed."""
+"""Digests of texts, JSON values and named tensors."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def digest_text(text: str, size: int = 8) -> str:
+    """Return a digest of a text.
+
+    Args:
+        text: The text.
+        size: Bytes of the digest.
+    """
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+
+
+def digest_json(value: Any, size: int = 8) -> str:
+    """Return a digest of a value as JSON, in whatever order its keys come; what JSON can't hold counts as its text.
+
+    >>> digest_json({"a": 1, "b": 2}) == digest_json({"b": 2, "a": 1})
+    True
+    """
+    return digest_text(json.dumps(value, sort_keys=True, default=str), size)
 
 
 def digest_of(tensors: Mapping[str, Tensor], size: int = 8) -> str:

@@ -8,7 +8,6 @@ another file, so that kept features are never out of date.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.training import random
-from fedhead.core.tree.digest import digest_of
+from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, shape_of, tensors_of, to_dtype
 from fedhead.data.federation.client_data import ClientData
 from fedhead.data.inputs.arrays import Samples
@@ -87,7 +86,7 @@ class FeatureExtractor:
             digest_of(x if isinstance(x, dict) else {"": x}, 16),
             f"{self._like.dtype} {self._like.device.type} {self.bf16}",
         ]
-        return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+        return digest_text("\n".join(facts), 16)
 
     @property
     def _like(self) -> Tensor:

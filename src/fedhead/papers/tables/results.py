@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from typing import Any, TextIO, get_type_hints
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
+from fedhead.core.tree.digest import digest_json
 from fedhead.papers.tables.csv_rows import CsvRow, header_of, rows_of
 from fedhead.recipes import build, components
 from fedhead.recipes.recipe import Recipe
@@ -90,7 +89,7 @@ def digest(cell: Cell) -> str:
     left_out = NOT_IN_DIGEST if "callbacks" in settings else (*NOT_IN_DIGEST, "evaluate_every")
     keys = {k: v for k, v in settings.items() if k not in left_out}
     keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
-    return hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+    return digest_json(keys, 6)
 
 
 def all_settings(recipe: Recipe) -> dict[str, Any]:

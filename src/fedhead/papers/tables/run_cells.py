@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import re
 import statistics
 import time
@@ -17,6 +15,7 @@ from typing import Any
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.system.log import Log
+from fedhead.core.tree.digest import digest_json
 from fedhead.executors import select
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
@@ -187,7 +186,7 @@ def _jobs(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Ta
 def folder(out: Path, recipe: Recipe) -> Path:
     """The run folder of a training: cells that train alike have the same one, and others where a default changes."""
     keys = {k: v for k, v in all_settings(recipe).items() if k != "seed"}
-    code = hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
+    code = digest_json(keys, 4)
     words = re.sub(r"[^a-z0-9.]+", "-", f"{recipe.dataset}-{recipe.partition}-{recipe.method}".lower())
     return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
 

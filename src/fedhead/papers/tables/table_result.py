@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
+from fedhead.core.tree.digest import digest_text
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
 from fedhead.studies.sweep.tables import Cell
@@ -136,7 +136,7 @@ def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
     changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
     text = "+".join([*variants, *changes])
     name = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text)[:_LONGEST].strip("-")
-    code = "" if name == text else f"-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    code = "" if name == text else f"-{digest_text(text, 4)}"
     return f"table-{name}{code}" if text else "table"
 
 

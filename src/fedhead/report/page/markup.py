@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fedhead.core.tree.digest import digest_text
 from fedhead.report.page.charts import Chart, Style, plain
 from fedhead.report.table import Cell, Table, shorten
 
@@ -34,7 +34,7 @@ class Section:
     @property
     def digest(self) -> str:
         """Fingerprint of the content."""
-        return hashlib.blake2b(self.body.encode(), digest_size=8).hexdigest()
+        return digest_text(self.body)
 
     @property
     def html(self) -> str:

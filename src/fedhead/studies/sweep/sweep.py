@@ -7,8 +7,6 @@ table.csv     one row per cell, and table.json in full
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.core.system.special_files import read_text
+from fedhead.core.tree.digest import digest_json
 from fedhead.recipes import components
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
@@ -146,7 +145,7 @@ def default_folder(table: Table, cells: Sequence[SweepCell]) -> Path:
 def digest(cells: Sequence[SweepCell]) -> str:
     """Return what identifies a sweep: a hash of its cells' settings; the seeds do not count."""
     settings = {cell.name: settings_of(next(iter(cell.runs.values()))) for cell in cells}
-    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return digest_json(settings)
 
 
 def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:

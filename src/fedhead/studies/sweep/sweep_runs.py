@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import describe_error, raise_if_fatal
+from fedhead.core.tree.digest import digest_text
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_equality import canonical
 from fedhead.runs.recorded_code import warn_of_changes
@@ -123,7 +123,7 @@ def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Return folders' names that can be read, with a hash where two would be the same or one is too long."""
     plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "-", name).strip("-.") for name in names]
     alike = Counter(text.lower() for text in plain)  # some file systems do not tell A from a
-    codes = [hashlib.blake2b(text.encode(), digest_size=4).hexdigest() for text in keys]
+    codes = [digest_text(text, 4) for text in keys]
     return [
         f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or alike[text.lower()] > 1 else text
         for text, code in zip(plain, codes, strict=True)
