@@ -1,6 +1,5 @@
 """Comparisons of run folders: by `fh.compare` and by the command."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,8 +72,7 @@ def test_a_run_whose_split_is_gone_does_not_count(own_folders: Path) -> None:
 
 
 def test_versions_of_runs_are_named_where_they_differ(own_folders: Path) -> None:
-    place = own_folders / "fedavg-digits-0" / "environment.json"
-    place.write_text(json.dumps({"versions": {"fedhead": "9.9"}}))
+    RunFolder.open(own_folders / "fedavg-digits-0").save_environment({"versions": {"fedhead": "9.9"}})
     assert any("several versions of fedhead: 9.9, None" in note for note in fh.compare(own_folders).notes)
 
 

@@ -247,15 +247,6 @@ def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsy
         page.write([damaged], tmp_path / "none.html")
 
 
-def test_a_damaged_confusion_matrix_is_a_damaged_run(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", Recipe(rounds=1), samples=100).path
-    found = json.loads((path / "result.json").read_text())
-    for damage in ([[1, 2], [3]], [["x"]], {"a": 1}):
-        (path / "result.json").write_text(json.dumps({**found, "confusion": damage}))
-        with pytest.raises(BadInput, match=r"confusion is (list|dict)"):
-            page.write([path], tmp_path / "none.html")
-
-
 def test_a_stage_from_a_file_has_the_name_of_its_record(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", Recipe(rounds=1, stages=("ccvr",)), samples=100).path
     for name in ("config.yaml", "result.json"):
