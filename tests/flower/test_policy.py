@@ -108,7 +108,7 @@ def test_a_deployment_of_own_data_allows_its_path(tmp_path: Path) -> None:
     own = tmp_path / "own.npz"
     np.savez(own, x=np.zeros((40, 8, 8), np.uint8), y=np.arange(40) % 10)
     made = Project.init(tmp_path / "demo", "digits", ["north"], [f"dataset={own}", "rounds=1"])
-    assert SiteFile.read(made.path / "sites" / "north" / "site.yaml").policy().paths == (own,)
+    assert SiteFile.read(made.path / "sites" / "north" / "site.yaml").paths == (str(own),)
 
 
 def test_real_sites_leave_small_classes_out(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_the_limits_of_site_yaml_hold_for_a_request(tmp_path: Path, monkeypatch:
 
 MEMORY = """
 import torch
-from fedhead.flower.policy import Policy
-from fedhead.flower.problems import record
+from fedhead.flower.site.policy import Policy
+from fedhead.flower.wire.site_errors import record
 
 torch.ones(10).sum()
 with Policy(max_memory_mb=2000).within_memory():

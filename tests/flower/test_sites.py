@@ -99,14 +99,14 @@ def bad_data(folder: Path) -> dict[str, str]:
         "def three():\n    return 1, 2, 3\ndef broken():\n    raise ValueError('no disk')\n"
     )
     return {
-        "horses": r"class folder 'horse', the run's classes are cat, dog",
+        "horses": r"is of the class 'horse', the run's are \['cat', 'dog'\]",
         "large": r"\(1, 9, 9\), the run is for \(1, 4, 4\).*'size'",
-        "nothing": "no PNG, JPEG or WebP images",
+        "nothing": "holds no samples",
         "three.npz": "label 2 is outside the 2 classes",
         "wide.npz": r"\(1, 5, 5\)",
         "empty.npz": "holds no samples",
         "columns.csv": "'path' and 'label'",
-        "label.csv": "line 2: the label 'horse'",
+        "label.csv": "a.png is of the class 'horse'",
         "none.csv": "no samples",
         "absent.npz": "no such file",
         "absent": "is not there",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from fedhead.testing.inprocess import through_bytes
 def test_content_crosses_the_socket_unchanged() -> None:
     tree = Tree(model=Weights({"w": torch.rand(300, 400), "empty": torch.zeros(0, 3), "s": torch.tensor(2.0)}, ["s"]))
     header = {"name": "Zürich", "round": 3}
-    here, there = socket.socketpair()
+    here, there = Pipe()
     with here, there:
         sending = threading.Thread(target=worker_client.send, args=(here, wire.pack(header, {"send": tree})))
         sending.start()

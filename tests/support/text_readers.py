@@ -45,7 +45,7 @@ def site(folder: Path) -> Reader:
     keys |= {"model_parameters": {"hidden": [8]}, "threads": 1, "watchdog": False}
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
     file = folder / "site.yaml"
-    return Reader(text.encode(), file, lambda: SiteFile.read(file).policy(), as_json(keys))
+    return Reader(text.encode(), file, lambda: SiteFile.read(file), as_json(keys))
 
 
 def server(folder: Path) -> Reader:

@@ -1,4 +1,4 @@
-"""The two files of a deployment: `server.yaml` on the server's side, `site.yaml` at each site, checked when read."""
+"""Configuration files of a deployment: `server.yaml` of the server, `site.yaml` of each site, checked when read."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class _File:
             raise BadInput(f"{path}: {error}") from error
 
     def at(self, place: str) -> Path:
-        """A path of the file's, relative to its folder."""
+        """Return the full path of a place that the file names."""
         return self.path.parent / os.path.expanduser(place)  # unlike pathlib's it takes any text
 
 
 @dataclass(frozen=True)
 class ServerFile(_File):
-    """What the server runs and whom it waits for."""
+    """The run, its sites, and how long the server waits for them."""
 
     recipe: str  # what is trained: a recipe's name or file
     sites: tuple[SiteName, ...]  # their names; a site's place in the list decides its batches
@@ -99,7 +99,7 @@ class ServerFile(_File):
             raise BadInput(f"set: {error}") from error
 
     def recipe_of_run(self) -> Recipe:
-        """The recipe, with as many clients as there are sites."""
+        """Return the recipe, with as many clients as there are sites."""
         beside = self.at(self.recipe)
         recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
         recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
@@ -108,13 +108,13 @@ class ServerFile(_File):
         return recipe
 
     def timeouts(self) -> Timeouts:
-        """How long the server waits, and for how many."""
+        """Return how long the server waits, and for how many."""
         return Timeouts(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
 
 
 @dataclass(frozen=True)
-class SiteFile(_File):
-    """Where a site's data is and where it keeps its state."""
+class SiteFile(_File, Policy):
+    """Where a site's data is, where it keeps its state, and what the server may ask of it."""
 
     name: SiteName  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
@@ -123,16 +123,7 @@ class SiteFile(_File):
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
-    allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
-    methods: tuple[str, ...] | None = None  # that the server may run here; null: all that are fedhead's or allowed
-    stages: tuple[str, ...] | None = None  # likewise
-    models: tuple[str, ...] | None = None  # likewise
-    paths: tuple[str, ...] = ()  # files and folders that the server may name as data set, with data: recipe
-    min_class_count: Annotated[int, AtLeast(1)] = 5  # smaller classes are left out of statistics and prototypes
-    max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
-    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out
-    report_train_loss: bool = True  # tell the server the mean loss of each round's training
-    report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
+    min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
     state: str = "state"  # the folder of what must not be lost
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
@@ -140,23 +131,17 @@ class SiteFile(_File):
     threads: Annotated[int, AtLeast(1)] | None = None
     watchdog: bool = True  # end the process when a request takes too long
 
-    def policy(self) -> Policy:
-        """What the server may ask of the site."""
-        return Policy(
-            self.methods,
-            self.stages,
-            self.models,
-            tuple(self.at(place) for place in self.paths),
-            self.allow,
-            self.data == RECIPE_DATA,
-            self.min_class_count,
-            self.max_seconds,
-            self.max_memory_mb,
-            self.report_train_loss,
-            self.report_metrics,
-        )
+    @property
+    def folder(self) -> Path:
+        """Folder of the file."""
+        return self.path.parent
+
+    @property
+    def reads_recipe_data(self) -> bool:
+        """Whether the site takes its share of the recipe's data set."""
+        return self.data == RECIPE_DATA
 
     def own_model(self) -> dict[str, Any]:
-        """The recipe keys that the site replaces."""
+        """Return the recipe keys that the site replaces."""
         keys: dict[str, Any] = {} if self.model is None else {"model": self.model}
         return keys | {f"model.{word}": value for word, value in self.model_parameters.items()}

@@ -93,7 +93,7 @@ def site(file: SiteFile) -> Site:
         clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
         return SiteRun(clients, experiment.stages, computed_at_sites(recipe.metrics))
 
-    return Site(file.name, site_run, file.at(file.state), file.own_model(), file.policy())
+    return Site(file.name, site_run, file.at(file.state), file.own_model(), file)
 
 
 def share_of_recipe(number: int, state: str) -> Site:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -95,22 +96,18 @@ def _run(run: RunWriter, transport: FlowerTransport, experiment: Experiment) -> 
     return found
 
 
-class _disk:
-    """Names a disk that can't be written to, so that the operator knows what to fix before resuming."""
-
-    def __init__(self, out: Path):
-        self.out = out
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        on_disk = isinstance(error, OSError) and error.errno in _DISK
-        if on_disk or isinstance(error, SafetensorError):
-            raise FedheadError(
-                f"the server can't write to {self.out} ({error}): make room there, or make it writable, then resume; "
-                "the sites keep their states"
-            ) from error
+@contextmanager
+def _disk(out: Path) -> Iterator[None]:
+    """Name a disk that can't be written to, so that the operator knows what to fix before resuming."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in _DISK:
+            raise
+        raise FedheadError(
+            f"the server can't write to {out} ({error}): make room there, or make it writable, then resume; the sites "
+            "keep their states"
+        ) from error
 
 
 def _line(row: Row) -> str:

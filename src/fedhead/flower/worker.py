@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedhead.core.system.process import ProcessIdentity, exit_with
@@ -45,11 +46,11 @@ def _serve(listener: socket.socket, site: str) -> None:
     made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
     while time.monotonic() - asked_at < IDLE_SECONDS:
         try:
-            connection, _ = listener.accept()
+            accepted, _ = listener.accept()
         except TimeoutError:
             continue
-        with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            connection.settimeout(None)
+        accepted.setblocking(True)
+        with Connection(accepted.detach()) as connection, contextlib.suppress(EOFError, OSError):
             content = worker_client.receive(connection)
             changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
             if made is None or changed_at != read_at:

@@ -38,7 +38,7 @@ class Failure:
         return f"site {self.site}: {self.reason}" if self.site else self.reason
 
 
-SiteReply = tuple[Response, dict[str, Tree]] | Failure
+Answer = tuple[Response, dict[str, Tree]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Messenger:
     grid: Grid
     poll: float
 
-    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, SiteReply]:
+    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
         """Send every message and wait at most so long; return each key's response with its trees, or its failure."""
         from flwr.app import Message
 
@@ -74,7 +74,7 @@ class Messenger:
             )
             for message in outgoing.values()
         ]
-        found: dict[int, SiteReply] = {}
+        found: dict[int, Answer | Failure] = {}
         pending: dict[str, int] = {}
         for key, message_id in zip(outgoing, self.grid.push_messages(messages), strict=True):
             if message_id:
@@ -93,7 +93,7 @@ class Messenger:
         return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
-def _read(reply: Message, expected: Mapping[str, Tree]) -> SiteReply:
+def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
     if reply.has_error():
         return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
     try:

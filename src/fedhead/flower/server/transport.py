@@ -29,7 +29,7 @@ from fedhead.engine.clients.server import Downlink, initial_server, make_downlin
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import ClientReply, Quorum, Received, Transport
 from fedhead.flower.server.dry_run import DryRun
-from fedhead.flower.server.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.server.messaging import Answer, Failure, Messenger, Outgoing
 from fedhead.flower.server.node_keys import node_keys
 from fedhead.flower.server.node_registry import NodeRegistry
 from fedhead.flower.server.timeouts import Timeouts
@@ -43,25 +43,20 @@ if TYPE_CHECKING:
 GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response takes time on the network too
 
 
-class SiteStates:
+class SiteStates(dict[int, int | str]):
     """Which of its stored states counts at each site: that after a round, by its number, or that after a stage."""
 
-    def __init__(self, kept: Mapping[int, int | str] | None = None):
-        self.kept = dict(kept or {})
+    def __missing__(self, client: int) -> int:
+        return 0  # the initial state
 
-    def __getitem__(self, client: int) -> int | str:
-        return self.kept.get(client, 0)  # 0: the initial state
-
-    def __setitem__(self, client: int, kept: int | str) -> None:
-        self.kept[client] = kept
-
-    def clear(self) -> None:
-        """Let every site have its initial state again."""
-        self.kept.clear()
+    @property
+    def kept(self) -> SiteStates:
+        """The states that are not initial."""
+        return self
 
     def copy(self) -> SiteStates:
-        """Return the same states, to be written to without touching these."""
-        return SiteStates(self.kept)
+        """Return a copy."""
+        return SiteStates(self)
 
 
 class FlowerTransport(Transport[SiteStates]):
@@ -217,17 +212,13 @@ class FlowerTransport(Transport[SiteStates]):
             k: replace(message, expected={"send": self.dry_run.reply(algorithm, k, server)})
             for k, message in self._outgoing("work", downlink, states, round, label).items()
         }
+        answers, refused = self._ask(outgoing)
         replies: dict[int, ClientReply] = {}
-        failures: dict[int, FedheadError] = {}
-        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
-            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
-            if isinstance(reply, Failure) or why is not None:
-                failures[k] = Refused(printable(why))
-            else:
-                kept = round if label == TRAIN else label
-                loss = None if reply[0].train_loss is None else torch.tensor(reply[0].train_loss, dtype=torch.float64)
-                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples), reply[0].left_out, loss)
-        return Received(replies, downlink.nbytes(), failures)
+        for k, (response, trees) in answers.items():
+            loss = None if response.train_loss is None else torch.tensor(response.train_loss, dtype=torch.float64)
+            kept = round if label == TRAIN else label
+            replies[k] = ClientReply(trees["send"], kept, float(response.samples), response.left_out, loss)
+        return Received(replies, downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what the site's reply must look like, from the dry run."""
@@ -250,21 +241,19 @@ class FlowerTransport(Transport[SiteStates]):
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
-        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
-            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
-            if isinstance(reply, Failure) or why is not None:
-                self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {printable(why)}")
-                continue
-            samples[k] = reply[0].tests
+        answers, refused = self._ask(outgoing)
+        for k, why in refused.items():
+            self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {why}")
+        for k, (response, _) in answers.items():
+            samples[k] = response.tests
             if samples[k]:
-                each[k] = ClientTest(reply[0].accuracy, reply[0].loss, reported(computed, reply[0].metrics))
-            for name, value in reply[0].steps.items():
+                each[k] = ClientTest(response.accuracy, response.loss, reported(computed, response.metrics))
+            for name, value in response.steps.items():
                 steps.setdefault(name, [None] * len(each))[k] = value
-        tested = any(self.nodes.tests(k) for k in range(len(each)))
-        if not tested:
+        if not any(self.nodes.tests(k) for k in range(len(each))):
             return None
-        found = evaluation.client_tests(each, samples, steps)
-        return replace(found, notes=found.notes | not_at_sites(metrics))
+        tests = evaluation.client_tests(each, samples, steps)
+        return replace(tests, notes=tests.notes | not_at_sites(metrics))
 
     def _outgoing(
         self,
@@ -291,6 +280,18 @@ class FlowerTransport(Transport[SiteStates]):
             trees = {"broadcast": downlink.broadcast, "per_client": own}
             made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
         return made
+
+    def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Send requests to sites; return the answers that fit them, and why the others are missing or do not."""
+        answers, refused = dict[int, Answer](), dict[int, str]()
+        for k, answer in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+            if isinstance(answer, Failure):
+                refused[k] = answer.reason
+            elif (why := self._mismatch(k, outgoing[k].request, *answer)) is not None:
+                refused[k] = printable(why)
+            else:
+                answers[k] = answer
+        return answers, refused
 
     def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
         """Return why a response is not the one that was asked for, None if it is.

@@ -1,15 +1,17 @@
-"""A site's policy: what a server may ask of it, decided at the site before anything of the request is carried out."""
+"""Policy of a site: what a server may ask of it, checked before anything of a request is executed."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fedhead.algorithm.stage import Stage
+from fedhead.core.components.ranges import Above, AtLeast
 from fedhead.data.sources.datasets import DATASETS
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.methods import METHODS
@@ -19,35 +21,30 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a server may ask of a site; site.yaml says it (`fedhead.flower.config.SiteFile`).
+    """Keys of site.yaml that decide what a server may ask of the site."""
 
-    Args:
-        methods: The methods that it may run, as recipes name them; None: all that there are or `allow` names.
-        stages: The stages, likewise.
-        models: The models that a server may name, likewise; a site's own `model` is its own decision.
-        paths: Files and folders that a recipe may name as its data set, for a site that takes its share of it.
-        allow: Code besides fedhead's own, as `Registry.permits` takes it.
-        reads_recipe_data: Whether the site takes its share of the recipe's data set.
-        report_train_loss: Whether the server learns the mean loss of the site's local training.
-        report_metrics: Whether it learns the run's further metrics of the site's own model.
-        min_class_count: Rows of classes with fewer samples are left out of statistics and prototypes that leave.
-        max_seconds: The longest that a request may take; its process is ended then.
-        max_memory_mb: The most memory that the process which carries out requests may have, without a GPU's.
-    """
+    methods: tuple[str, ...] | None = None  # that the server may run; null: all that are fedhead's or allowed
+    stages: tuple[str, ...] | None = None  # likewise
+    models: tuple[str, ...] | None = None  # likewise; the site's own `model` is its own decision
+    paths: tuple[str, ...] = ()  # files and folders that the server may name as data set, with data: recipe
+    allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
+    min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are left out of statistics and prototypes
+    max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
+    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out, without a GPU's
+    report_train_loss: bool = True  # tell the server the mean loss of each round's training
+    report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
 
-    methods: tuple[str, ...] | None = None
-    stages: tuple[str, ...] | None = None
-    models: tuple[str, ...] | None = None
-    paths: tuple[Path, ...] = ()
-    allow: tuple[str, ...] = ()
-    reads_recipe_data: bool = False
-    min_class_count: int = 1
-    max_seconds: float | None = None
-    max_memory_mb: int | None = None
-    report_train_loss: bool = True
-    report_metrics: bool = True
+    @property
+    def folder(self) -> Path:
+        """Folder that relative `paths` begin in."""
+        return Path()
+
+    @property
+    def reads_recipe_data(self) -> bool:
+        """Whether the site takes its share of the recipe's data set."""
+        return False
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
         """Refuse a run that the site does not allow.
@@ -80,7 +77,8 @@ class Policy:
         if DATASETS.known(name) or (":" in name and DATASETS.permits(name, self.allow)):
             return
         path = Path(name).resolve()
-        if not any(path.is_relative_to(allowed.resolve()) for allowed in self.paths):
+        allowed = [(self.folder / os.path.expanduser(place)).resolve() for place in self.paths]
+        if not any(path.is_relative_to(place) for place in allowed):
             raise SiteProblem("policy", f"the run's data set {name!r} is not among 'paths' in site.yaml")
 
     def seconds(self, asked: float | None) -> float | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedhead.core.components.loading import load_object
 from fedhead.core.system.errors import BadInput, user_code
-from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.inputs import shape_of
 from fedhead.data.federation import federation_file
 from fedhead.data.federation.federation import Federation
@@ -24,6 +22,7 @@ from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import prepare_like
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.sources import image_folders
+from fedhead.data.sources.image_folders import pictures
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem
 
@@ -39,7 +38,7 @@ def federation(
     size: int | None = None,
     public: str | None = None,
 ) -> Federation:
-    """The federation as one site sees it: its own samples under its own number, and no others.
+    """Return the federation as one site sees it: its own samples under its own number, and no others.
 
     `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
     of the site's own samples.
@@ -70,7 +69,7 @@ def federation(
 
 
 def share(whole: Federation, number: int) -> Federation:
-    """What one client of a federation holds, and nothing of what the others hold."""
+    """Return the federation with the samples of one client alone."""
     own, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
     if not len(own):
         raise SiteProblem("no-samples", f"client {number} holds no training samples in this partition")
@@ -95,31 +94,29 @@ def _alone(own: Rows, number: int, clients: int) -> list[Rows]:
 
 
 def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
-    """The samples (and, where the source has some, the test samples) that fit the run's spec."""
+    """Return the samples (and, where the source has some, the test samples) that fit the run's spec."""
     path = base / os.path.expanduser(source)
-    held: Any = None
-    stated: Any = None
-    if path.is_dir():
-        return _checked(_folder(path, spec, size), spec, source), None
-    if path.suffix == ".csv":
-        return _checked(_csv(path, spec, size), spec, source), None
+    test: Any = None
+    layout: Any = None
+    if path.is_dir() or path.suffix == ".csv":
+        return _checked(_images(path, spec, size), spec, source), None
     if path.suffix == ".npz":
-        found = federation_file.read(path, size, spec.recipe.get("encode"))
-        x, held, stated = found.x, found.test, found.layout
-        y = found.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
+        contents = federation_file.read(path, size, spec.recipe.get("encode"))
+        x, test, layout = contents.x, contents.test, contents.layout
+        y = contents.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
     elif ":" in source and not path.exists():
-        x, y, held = _function(source, base)
+        x, y, test = _function(source, base)
     else:
         raise BadInput(
             f"data {source!r}: {path} is not there; give a folder of class folders, an .npz or .csv file, "
             "module:function or file.py:function"
         )
-    test = None if held is None else _fit(held[0], held[1], spec, f"{source}, test samples", stated)
-    return _fit(x, y, spec, source, stated), test
+    test = None if test is None else _fit(test[0], test[1], spec, f"{source}, test samples", layout)
+    return _fit(x, y, spec, source, layout), test
 
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
-    """Samples that the run's model can take, or an error that says what differs."""
+    """Return samples that the run's model can take."""
     has_classes = targets.objective_of(spec.objective).has_classes
     read: Any = labels.read(y, "y") if has_classes else targets.read(y, spec.objective)
     if not len(read):
@@ -140,49 +137,32 @@ def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:
     return found
 
 
-def _folder(path: Path, spec: RunSpec, size: int | None) -> Samples:
-    found = [d.name for d in image_folders.subfolders(path)]
-    names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
-    unknown_classes = sorted(set(found) - set(names))
-    if unknown_classes:
-        raise BadInput(
-            f"data {str(path)!r} has a class folder {unknown_classes[0]!r}, the run's classes are {', '.join(names)}"
-        )
-    return image_folders.decode(path, names, size, _channels(spec))
-
-
-def _csv(path: Path, spec: RunSpec, size: int | None) -> Samples:
-    """Image files and labels from the columns `path` and `label`; paths are relative to the CSV file."""
-    if not path.is_file():
-        raise BadInput(f"data {str(path)!r}: no such file")
-    names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
-    listed: list[tuple[Path, int]] = []
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    try:
-        if not {"path", "label"} <= set(reader.fieldnames or ()):
-            raise BadInput(f"data {str(path)!r}: its first line must name the columns 'path' and 'label'")
-        for row in reader:
-            if row["label"] not in names:
-                raise BadInput(
-                    f"data {str(path)!r}, line {reader.line_num}: the label {row['label']!r} is not among the run's "
-                    f"classes {', '.join(names)}"
-                )
-            if row["path"] is None:
-                raise BadInput(f"data {str(path)!r}, line {reader.line_num}: it has no path")
-            listed.append((path.parent / row["path"], names.index(row["label"])))
-    except csv.Error as error:
-        raise BadInput(f"data {str(path)!r}, line {reader.line_num}: {error}") from None
-    if not listed:
+def _images(path: Path, spec: RunSpec, size: int | None) -> Samples:
+    """Read image files by class: of class folders, or of the columns `path` and `label` of a CSV."""
+    names = list(spec.names or map(str, range(spec.classes)))
+    if path.is_dir():
+        files = [(file, folder.name) for folder in image_folders.subfolders(path) for file in pictures(folder)]
+        files.sort(key=lambda entry: names.index(entry[1]) if entry[1] in names else -1)
+    else:
+        try:
+            table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)[["path", "label"]].fillna("")
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(f"data {str(path)!r} is no CSV file with the columns 'path' and 'label': {error}") from error
+        files = [(path.parent / file, label) for file, label in table.itertuples(index=False)]
+    for file, label in files:
+        if label not in names:
+            raise BadInput(
+                f"data {str(path)!r}: {file.name} is of the class {label!r}, the run's are {', '.join(names)}"
+            )
+    if not files:
         raise BadInput(f"data {str(path)!r} holds no samples: give at least one")
-    return image_folders.decode_list(path.parent, listed, size, _channels(spec))
-
-
-def _channels(spec: RunSpec) -> int | None:
-    return spec.shape[0] if len(spec.shape) == 3 else None
+    listed = [(file, names.index(label)) for file, label in files]
+    channels = spec.shape[0] if len(spec.shape) == 3 else None
+    return image_folders.decode_list(path if path.is_dir() else path.parent, listed, size, channels)
 
 
 def _function(source: str, base: Path) -> tuple[Any, Any, Any]:
-    """(x, y) or (x, y, x_test, y_test) from a function of the site's own, in a file or module beside site.yaml."""
+    """Return x, y and (x_test, y_test) or None from a function of the site's own, beside site.yaml."""
     function, _ = load_object(source, f"data {source!r}", [base], modules_beside=True)
     with user_code(f"data {source!r}"):
         made = function()

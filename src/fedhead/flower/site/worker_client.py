@@ -1,29 +1,27 @@
-"""From the ClientApp's process to the site's worker and back, over a socket that only this user can open."""
+"""Connection of the ClientApp's process to the site's worker, over a socket that only this user can open."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 START_SECONDS = 120.0
 STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive the request that started them
-_LENGTH = struct.Struct("!Q")
 
 
 def ask(content: RecordDict, site: str) -> RecordDict:
-    """The worker's reply to a message's content; the worker is started if there is none."""
+    """Return the worker's reply to a message's content; the worker is started if there is none."""
     parent = os.getppid()  # the SuperNode's executor: the worker leaves when that is gone
     path = _socket(site, parent)
     with _connected(path, site, parent) as connection:
@@ -34,15 +32,11 @@ def ask(content: RecordDict, site: str) -> RecordDict:
             raise RuntimeError("the site's worker ended before it had a response; its log has the details") from error
 
 
-def _connected(path: Path, site: str, parent: int) -> socket.socket:
+def _connected(path: Path, site: str, parent: int) -> Connection:
     deadline, started = time.monotonic() + START_SECONDS, None
     while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(path))
-            return connection
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return Client(str(path), "AF_UNIX")
         if started is None or (started.poll() is not None and time.monotonic() < deadline):
             path.unlink(missing_ok=True)
             words = ["-m", "fedhead.flower.worker", site, str(path), str(parent)]
@@ -64,43 +58,30 @@ def _socket(site: str, parent: int) -> Path:
 
 
 # -- content as bytes -------------------------------------------------------------------------------
-def send(connection: socket.socket, content: RecordDict) -> None:
+def send(connection: Connection, content: RecordDict) -> None:
     """Write a message's content: its texts and the arrays' descriptions as JSON, then the arrays' bytes."""
-    arrays: list[bytes] = []
-    described: dict[str, list[Any]] = {}
-    for name, record in content.array_records.items():
-        described[name] = [[key, a.dtype, list(a.shape), a.stype] for key, a in record.items()]
-        arrays += [a.data for a in record.values()]
-    texts = {
-        name: {key: str(value) for key, value in record.items()} for name, record in content.config_records.items()
+    arrays = {name: list(record.items()) for name, record in content.array_records.items()}
+    head = {
+        "texts": {name: {k: str(v) for k, v in record.items()} for name, record in content.config_records.items()},
+        "arrays": {name: [[key, a.dtype, a.shape, a.stype] for key, a in held] for name, held in arrays.items()},
     }
-    for part in (json.dumps({"texts": texts, "arrays": described}).encode(), *arrays):
-        connection.sendall(_LENGTH.pack(len(part)))
-        connection.sendall(part)
+    connection.send_bytes(json.dumps(head).encode())
+    for held in arrays.values():
+        for _, array in held:
+            connection.send_bytes(array.data)
 
 
-def receive(connection: socket.socket) -> RecordDict:
-    """Read what `send` wrote."""
-    head = json.loads(_part(connection))
+def receive(connection: Connection) -> RecordDict:
+    """Read what `send` wrote.
+
+    Raises:
+        EOFError: If the other side has gone.
+    """
+    head = json.loads(connection.recv_bytes())
     content = RecordDict()
     for name, described in head["arrays"].items():
-        content[name] = ArrayRecord(
-            {key: Array(dtype, tuple(shape), stype, _part(connection)) for key, dtype, shape, stype in described}
-        )
+        arrays = {k: Array(dtype, tuple(shape), stype, connection.recv_bytes()) for k, dtype, shape, stype in described}
+        content[name] = ArrayRecord(arrays)
     for name, texts in head["texts"].items():
         content[name] = ConfigRecord(texts)
     return content
-
-
-def _part(connection: socket.socket) -> bytes:
-    return bytes(_exactly(connection, _LENGTH.unpack(_exactly(connection, _LENGTH.size))[0]))
-
-
-def _exactly(connection: socket.socket, size: int) -> bytearray:
-    got = bytearray()
-    while len(got) < size:
-        more = connection.recv(min(size - len(got), 1 << 20))
-        if not more:
-            raise EOFError("the other side has gone")
-        got += more
-    return got

@@ -50,7 +50,7 @@ REQUEST_HEADER, REQUEST_DESCRIPTION = 2**24, 2**26
 
 
 def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
-    """A message's content from its header and trees."""
+    """Return a message's content from its header and trees."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict()
@@ -64,7 +64,7 @@ def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
 
 
 def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> tuple[dict[str, Any], dict[str, Tree]]:
-    """The header and the trees of a message's content.
+    """Return the header and the trees of a message's content.
 
     Args:
         content: The records that arrived.
@@ -84,18 +84,22 @@ def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> t
     if expected is not None:
         longest = RESPONSE_HEADER, RESPONSE_ROOM + 2 * len(json.dumps(_described(expected)))
     try:
-        if len(content) != 1 + len(arrays):
-            raise ValueError("it holds records that are neither trees nor the header")
+        _check(len(content) == 1 + len(arrays), "it holds records that are neither trees nor the header")
         header = _parsed(top["header"], "header", longest[0])
         described = _parsed(top["trees"], "description", longest[1])
-        if described.keys() != arrays.keys():
-            raise ValueError(f"trees {sorted(described)} are described, {sorted(arrays)} are there")
+        same = described.keys() == arrays.keys()
+        _check(same, f"trees {sorted(described)} are described, {sorted(arrays)} are there")
         if expected is not None:
             _compare(described, expected)
         trees = {name: _tree(name, described[name], arrays[name]) for name in described}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, EOFError, OverflowError) as error:
         raise Refused(f"the message can't be read: {printable(error)}") from error
     return header, trees
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 def _described(trees: Mapping[str, Tree]) -> dict[str, Any]:
@@ -109,15 +113,12 @@ def _described(trees: Mapping[str, Tree]) -> dict[str, Any]:
 
 
 def _parsed(text: Any, what: str, longest: int) -> dict[str, Any]:
-    """The object of a JSON text, if the text is not too long."""
-    if not isinstance(text, str):
-        raise TypeError(f"its {what} must be a text")
-    if len(text) > longest:
-        raise ValueError(f"its {what} has {len(text)} characters, at most {longest} are read")
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError(f"its {what} must be an object")
-    return found
+    """Return the object of a JSON text that is not too long."""
+    _check(isinstance(text, str), f"its {what} must be a text")
+    _check(len(text) <= longest, f"its {what} has {len(text)} characters, at most {longest} are read")
+    entries = json.loads(text)
+    _check(isinstance(entries, dict), f"its {what} must be an object")
+    return dict(entries)
 
 
 def _compare(described: Mapping[str, Any], expected: Mapping[str, Tree]) -> None:
@@ -134,13 +135,13 @@ def _compare(described: Mapping[str, Any], expected: Mapping[str, Tree]) -> None
 
 
 def _tensors(listed: Any) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Names, types and shapes of described tensors, none of which could overflow anything."""
+    """Return names, types and shapes of described tensors, none of which could overflow anything."""
     found = []
     for full, dtype, shape in listed:
-        if not isinstance(full, str) or not isinstance(shape, list) or len(shape) > _SIDES:
-            raise ValueError(f"a tensor has a text as its name and at most {_SIDES} sides")
-        if not all(type(side) is int and side >= 0 for side in shape) or math.prod(s or 1 for s in shape) > _ELEMENTS:
-            raise ValueError(f"a tensor's sides must be whole numbers, not negative, of at most {_ELEMENTS} elements")
+        named = isinstance(full, str) and isinstance(shape, list) and len(shape) <= _SIDES
+        _check(named, f"a tensor has a text as its name and at most {_SIDES} sides")
+        sized = all(type(side) is int and side >= 0 for side in shape) and math.prod(s or 1 for s in shape) <= _ELEMENTS
+        _check(sized, f"a tensor's sides must be whole numbers, not negative, of at most {_ELEMENTS} elements")
         found.append((full, _DTYPES[dtype], shape))
     return found
 
@@ -158,38 +159,33 @@ def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> T
         if dtype == torch.bool:
             tensors[full] = tensors[full].view(torch.uint8) != 0  # a byte may hold anything, a bool must not
         begin += size
-    if len(tensors) != len(expected):
-        raise ValueError(f"{where}: a tensor is described twice")
+    _check(len(tensors) == len(expected), f"{where}: a tensor is described twice")
     _check_names(described["tree"], 0)
     tree = rebuild(described["tree"], tensors)
-    if tree.leaves().keys() != tensors.keys():
-        raise ValueError(f"{where}: the description names other tensors than the tree")
+    _check(tree.leaves().keys() == tensors.keys(), f"{where}: the description names other tensors than the tree")
     return tree
 
 
 def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
-    """The bytes of a tree's tensors, if they are as many as described."""
-    if arrays.keys() != {_BLOB}:
-        raise ValueError(f"{where}: its record must hold one array, {_BLOB!r}")
+    """Return the bytes of a tree's tensors, if they are as many as described."""
+    _check(arrays.keys() == {_BLOB}, f"{where}: its record must hold one array, {_BLOB!r}")
     array = arrays[_BLOB]
-    if array.stype != "numpy.ndarray" or array.dtype != "uint8" or tuple(array.shape) != (size,):
-        raise ValueError(f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
+    fits = array.stype == "numpy.ndarray" and array.dtype == "uint8" and tuple(array.shape) == (size,)
+    _check(fits, f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
     # numpy's own reader would allocate what the array's header claims before it looks at how much is there
     stream = io.BytesIO(array.data)
     shape, _, dtype = read_npy_header(stream, len(array.data))
-    if dtype != np.uint8 or shape != (size,):
-        raise ValueError(f"{where}: the bytes hold {dtype} {list(shape)}, {size} bytes were described")
+    fits = dtype == np.uint8 and shape == (size,)
+    _check(fits, f"{where}: the bytes hold {dtype} {list(shape)}, {size} bytes were described")
     return torch.from_numpy(np.frombuffer(array.data, np.uint8, offset=stream.tell()).copy())
 
 
 def _check_names(description: Any, depth: int) -> None:
-    if depth > _DEPTH:
-        raise ValueError(f"trees nested deeper than {_DEPTH}")
-    if description["kind"] not in ("Tree", "Weights"):
-        raise ValueError(f"unknown kind of tree {description['kind']!r}")
+    _check(depth <= _DEPTH, f"trees nested deeper than {_DEPTH}")
+    _check(description["kind"] in ("Tree", "Weights"), f"unknown kind of tree {description['kind']!r}")
     names = [name for name, _ in description["entries"]]
-    if len(set(names)) != len(names) or not all(isinstance(name, str) and "/" not in name for name in names):
-        raise ValueError("names of tensors must be texts, different, and without '/'")
+    valid = len(set(names)) == len(names) and all(isinstance(name, str) and "/" not in name for name in names)
+    _check(valid, "names of tensors must be texts, different, and without '/'")
     for _, inner in description["entries"]:
         if inner is not None:
             _check_names(inner, depth + 1)
