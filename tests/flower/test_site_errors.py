@@ -42,6 +42,7 @@ def label(folder: Path) -> str:
 
 def class_folder(folder: Path) -> str:
     (folder / "images" / SECRET).mkdir(parents=True)
+    (folder / "images" / SECRET / "1.png").write_text("no image")
     return str(folder / "images")
 
 

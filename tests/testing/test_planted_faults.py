@@ -137,14 +137,14 @@ FAULTS = {
     CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample$",
     CallsItem: r"^CallsItem\.loss \(test_planted_faults\.py, line \d+: .*item.*many clients at once.*torch\.where",
     Branches: r"^Branches\.finish \(test_planted_faults\.py, line \d+: if client\.samples > 4:\).*torch\.where",
-    KeepsOnSelf: r"^KeepsOnSelf\.finish keeps 'seen' on self: .* client's state",
-    KeepsOnItsClass: r"^KeepsOnItsClass\.aggregate keeps '\w+\.rounds_seen' on self: .* server's",
-    DrawsGlobally: r"^DrawsGlobally\.loss draws from torch's global generator: .*draw by key",
+    KeepsOnSelf: r"^KeepsOnSelf\.finish changes KeepsOnSelf\.seen, but a component keeps nothing .* client's state",
+    KeepsOnItsClass: r"^KeepsOnItsClass\.aggregate changes KeepsOnItsClass\.rounds_seen, .* server's",
+    DrawsGlobally: r"^DrawsGlobally\.loss draws from torch's global generator, .*draw by key",
     DrawsFromItsOwn: r"^DrawsFromItsOwn: the same round of the same client sends something else each time",
-    MutatesReceived: r"^MutatesReceived\.finish changes client\.received\['model'\]\['classifier\.bias'\] in place: ",
-    MutatesReplies: r"^MutatesReplies\.aggregate adds replies\.sent of client \d\['model'\]\['extra'\]: return a new",
-    SendsNumber: r"^SendsNumber\.finish sends \['steps'\], a float: everything that is sent or kept is a tensor",
-    SendsDict: r"^SendsDict\.finish sends a dict: use fh\.Tree",
+    MutatesReceived: r"^MutatesReceived\.finish writes into client\.received\['model'\]\['classifier\.bias'\], ",
+    MutatesReplies: r"^MutatesReplies\.aggregate writes into replies\.sent of client \d\['model'\]\['extra'\], .* tree",
+    SendsNumber: r"^SendsNumber\.finish returned a float in send, under 'steps': a reply holds tensors",
+    SendsDict: r"^SendsDict\.finish returned Reply\(send=dict, keep=Tree\): return fh\.Reply",
     ChangesSchema: r"^ChangesSchema\.finish sends another 'late' for client \d, round 2 than for client \d, round 1: ",
     KeepsAnother: r"^KeepsAnother\.finish keeps another 'last/.*' than init_client made: ",
     NotFrozen: r"^NotFrozen: NotFrozen has the field 'mu': put @dataclass\(frozen=True\) above it$",
@@ -218,7 +218,7 @@ class StageCountsPadding(fh.Stage):
 
 
 STAGES = {
-    ChangesTheRun: r"^ChangesTheRun\.aggregate changes server\['model'\]\['classifier\.bias'\] in place: ",
+    ChangesTheRun: r"^ChangesTheRun\.aggregate writes into server\['model'\]\['classifier\.bias'\], ",
     StageCountsPadding: r"^StageCountsPadding\.fit: its value changes with the padding rows",
 }
 

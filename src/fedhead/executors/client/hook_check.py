@@ -60,13 +60,13 @@ def check_once(
     if key in _checked or all(map(is_built_in, components)):
         yield
         return
-    with _checking(hook, components, given, fix, device):
+    with checking(hook, components, given, fix, device):
         yield
     _checked[key] = components[0]
 
 
 @contextmanager
-def _checking(
+def checking(
     hook: str,
     components: Sequence[object],
     given: Mapping[str, Tree | Tensor],
@@ -74,7 +74,10 @@ def _checking(
     device: torch.device | None,
     draws: bool = True,
 ) -> Iterator[None]:
-    """Refuse hooks inside this context that change a component, draw from a global generator or write into `given`."""
+    """Refuse hooks inside this context that change a component, draw from a global generator or write into `given`.
+
+    Arguments as of `check_once`; `draws` is False where draws are allowed.
+    """
     before, attributes = Unchanged(given), [attribute_digests(part) for part in components]
     generators = global_generators.states(device)
     yield
@@ -138,7 +141,7 @@ def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
     short = job.take([0]).truncated(1)
     inputs, device = short.inputs(0), job.program.pool.device
     fix = f"but it belongs to other clients, batches or rounds as well: compute a new tensor, and {_KEEP}"
-    with _checking(algorithm.name, components, _given(inputs), fix, device, draws):
+    with checking(algorithm.name, components, given_tensors(inputs), fix, device, draws):
         if trains:
             _try_round(short, inputs)
         else:
@@ -150,7 +153,7 @@ def _is_built_in_model(model: nn.Module) -> bool:
     return all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules())
 
 
-def _given(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
+def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
     """Return what a client's hooks are given, by how their code would write it."""
     return {
         "client.received": inputs.broadcast.replace(inputs.per_client),
