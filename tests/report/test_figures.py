@@ -16,8 +16,7 @@ from matplotlib.text import Text
 
 from fedhead.cli import call
 from fedhead.data.federation.federation import Federation
-from fedhead.papers.analyses import clientwise_plots, geometry_plots
-from fedhead.papers.analyses import plots as drift_plots
+from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.run_analysis import FURTHER, kinds
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.compare import rank_diagram, statistics
@@ -38,46 +37,48 @@ def labels(count: int) -> list[str]:
 
 
 def collapse(names: list[str], width: float) -> Figure:
-    rows = [{"round": r, **dict.fromkeys(geometry_plots.TITLES, 0.1 * r)} for r in (1, 2, 3, 10)]
-    return geometry_plots.collapse(dict.fromkeys(names, rows), width)
+    rows = [{"round": r, **dict.fromkeys(analysis_plots.COLLAPSE, 0.1 * r)} for r in (1, 2, 3, 10)]
+    return analysis_plots.collapse(dict.fromkeys(names, rows), width)
 
 
 DRAWN: dict[str, Callable[[list[str], float], Figure]] = {
-    "cka": lambda n, w: drift_plots.heat_maps({f"layer{i}": rng().random((9, 9)) for i in range(3)}, range(9), w),
-    "cka-means": lambda n, w: drift_plots.layer_means({k: {f"extractor.{i}": 0.1 * i for i in range(9)} for k in n}, w),
-    "norms": lambda n, w: drift_plots.by_client_and_class(
+    "cka": lambda n, w: analysis_plots.heat_maps({f"layer{i}": rng().random((9, 9)) for i in range(3)}, range(9), w),
+    "cka-means": lambda n, w: analysis_plots.layer_means(
+        {k: {f"extractor.{i}": 0.1 * i for i in range(9)} for k in n}, w
+    ),
+    "norms": lambda n, w: analysis_plots.by_client_and_class(
         {"samples": rng().random((30, 10)), "norms, round 1": rng().random((30, 10))}, range(30), w
     ),
-    "norms-calibration": lambda n, w: drift_plots.norms_before_after(rng().random(100), rng().random(100), w),
-    "separability": lambda n, w: drift_plots.separability(
+    "norms-calibration": lambda n, w: analysis_plots.norms_before_after(rng().random(100), rng().random(100), w),
+    "separability": lambda n, w: analysis_plots.separability(
         rng().random(len(n)).tolist(), {"CCVR": [1.0] * len(n), "all real data": [2.0] * len(n)}, n, w
     ),
-    "amounts": lambda n, w: drift_plots.amounts(
+    "amounts": lambda n, w: analysis_plots.amounts(
         {k: ([50, 100, 2000], [60.0, 61.0, 62.0]) for k in n}, dict.fromkeys(n, 50.0), "virtual features per class", w
     ),
-    "embed": lambda n, w: drift_plots.embeddings(
+    "embed": lambda n, w: analysis_plots.embeddings(
         rng().random((50, 2)), {t: np.arange(50) % 10 for t in ("truth", "before calibration", "after")}, AWFUL * 2, w
     ),
-    "inversion": lambda n, w: drift_plots.images(
+    "inversion": lambda n, w: analysis_plots.images(
         {f"class {c}": {t: rng().random((1, 8, 8)) for t in ("original", "mean of 10")} for c in (1, 2, 3)}, w
     ),
-    "features": lambda n, w: clientwise_plots.embeddings(
+    "features": lambda n, w: analysis_plots.client_embeddings(
         {k: (rng().random((40, 2)), np.arange(40) % 10, np.arange(40) % 20) for k in n}, 10, w
     ),
-    "conductance": lambda n, w: clientwise_plots.rank_maps(
+    "conductance": lambda n, w: analysis_plots.rank_maps(
         {k: (np.stack([rng(i).permutation(64) for i in range(20)]), range(20)) for k in n}, n[:1], w
     ),
-    "curves": lambda n, w: clientwise_plots.curves(
+    "curves": lambda n, w: analysis_plots.epoch_curves(
         {k: {"epochs": [1, 2], "mean": [50.0, 60.0], "deviation": [1.0, 2.0]} for k in n}, w
     ),
     "collapse": collapse,
-    "classifiers": lambda n, w: geometry_plots.classifiers(
+    "classifiers": lambda n, w: analysis_plots.classifiers(
         {k: (rng().random((20, 20)), rng().random((100, 2)), np.arange(100) % 10) for k in n}, w
     ),
-    "finetune": lambda n, w: geometry_plots.steps(
+    "finetune": lambda n, w: analysis_plots.steps(
         {k: dict.fromkeys(["global", "extractor", *(f"classifier {t}" for t in range(1, 21))], 50.0) for k in n}, w
     ),
-    "dimension": lambda n, w: geometry_plots.dimension(
+    "dimension": lambda n, w: analysis_plots.dimension(
         {d: {"accuracy": 60.0, "nc1": 0.1, "nc2": 0.2} for d in (9, 10, 16, 32, 64, 128)}, w
     ),
     "labels": lambda n, w: plots.bubbles(rng().integers(0, 900, (20, 10)), [*AWFUL, *map(str, range(6))], n[-1], w),
@@ -144,7 +145,7 @@ def test_points_of_rounds_far_apart_are_not_joined() -> None:
 
 def test_features_keep_the_classifiers_order() -> None:
     ranks = np.stack([rng(i).permutation(6) for i in range(3)])
-    (image,) = clientwise_plots.rank_maps({"fedclassavg": (ranks, [0, 1, 2])}).axes[0].images
+    (image,) = analysis_plots.rank_maps({"fedclassavg": (ranks, [0, 1, 2])}).axes[0].images
     assert np.asarray(image.get_array()).tolist() == ranks.T.tolist()
 
 

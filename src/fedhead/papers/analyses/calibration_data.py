@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import BadInput
-from fedhead.engine.clients.server import evaluate_global_model
 from fedhead.papers.analyses import plots
 from fedhead.papers.analyses.ccvr import own_stage
+from fedhead.papers.analyses.client_models import global_accuracy
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.runs.reopen import Trained
 from fedhead.stages.ccvr import CCVR
@@ -55,13 +54,8 @@ def _calibrated(
 ) -> AnalysisReport:
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
-        simulation = run.simulation
-        before = evaluate_global_model(
-            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
-        )["accuracy"]
-        if before is None:
-            raise BadInput(f"{run.path} has no global model or no test samples: there is nothing to calibrate")
-        accuracies = {n: run.run(stage.on_method(simulation.method)).accuracy for n, stage in stages(run).items()}
+        before, method = global_accuracy(run.simulation), run.simulation.method
+        accuracies = {n: run.run(stage.on_method(method)).accuracy for n, stage in stages(run).items()}
         numbers[name] = {"before": before, "features": list(accuracies), "accuracy": list(accuracies.values())}
     curves = {name: (found["features"], found["accuracy"]) for name, found in numbers.items()}
     earlier = {name: found["before"] for name, found in numbers.items()}

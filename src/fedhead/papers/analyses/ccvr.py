@@ -13,7 +13,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Output
 from fedhead.core.tree.tree import Weights
-from fedhead.engine.clients.server import evaluate_global_model, global_model
+from fedhead.engine.clients.server import global_model
 from fedhead.models.split_model import classify
 from fedhead.papers.analyses import cka, client_models, embed, inversion, norms, plots, separability
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
@@ -34,9 +34,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
     """Compare the local models on the test samples by pairwise linear CKA; several runs are compared layer by layer."""
     found = {}
     for name, run in by_label(runs).items():
-        simulation, test = run.simulation, run.simulation.test
-        if test is None:
-            raise BadInput(f"{run.path} has no test samples, on which models are compared")
+        simulation, test = run.simulation, client_models.held_out_pool(run.simulation)
         if len(set(simulation.assign)) > 1:
             raise BadInput(f"{run.path}: clients differ in architecture, so their layers have no counterparts")
         models = client_models.local_models(simulation, run.executor, run.round + 1)
@@ -69,9 +67,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
     """Compute the norms of the local classifiers in chosen rounds, which are run again, and after the last round."""
     run = only(runs, "norms")
     after_last = run.round + 1
-    late = [r for r in options.rounds if not 1 <= r <= after_last]
-    if late:
-        raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
+    client_models.check_rounds(options.rounds, after_last, run.round)
     early = [r for r in options.rounds if r != after_last]
     models = client_models.replay(fresh(run), run.executor, early) if early else {}
     models[after_last] = client_models.local_models(run.simulation, run.executor, after_last)
@@ -115,15 +111,10 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
         expected = separability.forecast(
             run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
         )
-        simulation = run.simulation
-        before = evaluate_global_model(
-            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
-        )["accuracy"]
-        assert isinstance(before, float)
         numbers[name] = {
             "distance": expected.separability,
             "forecast": expected.gain,
-            "before": before,
+            "before": client_models.global_accuracy(run.simulation),
             "ccvr": run.run(own_stage(run, CCVR)).accuracy,
             "whole_data": run.run(own_stage(run, Recalibrate)).accuracy,
         }
@@ -144,9 +135,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     """Embed test features in the plane with three colorings."""
     run = only(runs, "embed")
     simulation = run.simulation
-    if simulation.test is None:
-        raise BadInput(f"{run.path} has no test samples to show")
-    rows = embed.sample_rows(simulation.test.y, options.samples or 1000, options.seed)
+    rows = embed.sample_rows(client_models.held_out_pool(simulation).y, options.samples or 1000, options.seed)
     z, y = client_models.held_out_features(simulation, rows)
     stage = own_stage(run, CCVR).on_method(simulation.method)
     calibrated = run.run(stage).weights

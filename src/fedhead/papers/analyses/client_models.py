@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -18,13 +18,14 @@ from fedhead.calibration.statistics import Statistics, from_features
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.engine.clients.server import global_model
+from fedhead.engine.clients.server import evaluate_global_model, global_model
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.forward import client_features
 from fedhead.executors.stack.map_clients import MemoryBudget, use_stacks
 from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
+    from fedhead.data.pool import Pool
     from fedhead.engine.rounds.simulation import Simulation
     from fedhead.executors.client.base import Executor
 
@@ -133,6 +134,44 @@ def global_weights(simulation: Simulation) -> Weights:
     return w
 
 
+def held_out_pool(simulation: Simulation) -> Pool:
+    """Return the test samples.
+
+    Raises:
+        BadInput: If there are none.
+    """
+    if simulation.test is None:
+        raise BadInput("the run has no test samples, which this analysis needs")
+    return simulation.test
+
+
+def global_accuracy(simulation: Simulation) -> float:
+    """Return the accuracy of the global model on the test samples in per cent.
+
+    Raises:
+        BadInput: If there are no test samples, or no global model.
+    """
+    global_weights(simulation)
+    test = held_out_pool(simulation)
+    row = evaluate_global_model(simulation.method, simulation.server, simulation.task, test, simulation.bf16)
+    return cast(float, row["accuracy"])
+
+
+def check_rounds(rounds: Sequence[int], last: int, trained: int) -> None:
+    """Refuse rounds outside 1 … `last` of a run that trained so many rounds."""
+    outside = [r for r in rounds if not 1 <= r <= last]
+    if outside:
+        raise BadInput(f"round {outside[0]} is not among the run's 1 … {trained}")
+
+
+def check_same_size(sizes: Collection[int], where: object) -> None:
+    """Refuse clients whose features differ in dimension, so that they have no common space."""
+    if len(set(sizes)) > 1:
+        raise BadInput(
+            f"{where}: clients' features differ in dimension ({sorted(set(sizes))}), so they can't be compared"
+        )
+
+
 def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute z of the test samples (or of some rows) with the global model.
 
@@ -142,9 +181,7 @@ def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tup
     Raises:
         BadInput: If there are no test samples, or no global model.
     """
-    if simulation.test is None:
-        raise BadInput("the run has no test samples, which this analysis needs")
-    return features(simulation.task.model, global_weights(simulation), simulation.test, rows)
+    return features(simulation.task.model, global_weights(simulation), held_out_pool(simulation), rows)
 
 
 def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:

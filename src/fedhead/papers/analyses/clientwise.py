@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
-from fedhead.data.pool import Pool
-from fedhead.papers.analyses import client_models, clientwise_plots, conductance, embed
+from fedhead.core.training.batch import Output
+from fedhead.models.split_model import SplitModel
+from fedhead.papers.analyses import client_models, conductance, embed, plots
 from fedhead.papers.analyses.personal import agreement, outputs, personal_models
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.runs.reopen import Trained
@@ -22,15 +23,12 @@ def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> Analy
     numbers: dict[str, Any] = {}
     embeddings = {}
     for name, run in by_label(runs).items():
-        models, test = personal_models(run.simulation, run.round + 1), _test(run)
+        models, test = personal_models(run.simulation, run.round + 1), client_models.held_out_pool(run.simulation)
         each = max(2, (options.samples or 1000) // len(models))
         rows = embed.sample_rows(test.y, each, options.seed)
-        by_client = outputs(
-            models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor)
-        )
+        by_client = _outputs(run, models, rows)
         features = [out.z.cpu() for out in by_client.values()]
-        if len({z.shape[1] for z in features}) > 1:
-            raise BadInput(f"{run.path}: clients' features differ in dimension, so they have no common space")
+        client_models.check_same_size([z.shape[1] for z in features], run.path)
         z, y = torch.cat(features), test.y.cpu()[rows].repeat(len(models))
         client = torch.tensor(list(models)).repeat_interleave(len(rows))
         points = embed.tsne(z, options.seed)
@@ -41,9 +39,8 @@ def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> Analy
             "client": client.tolist(),
             "neighbors_of_the_same_class": agreement(z, y, client),
         }
-    return AnalysisReport(
-        numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes, options.width)}
-    )
+    classes = runs[0].simulation.task.classes
+    return AnalysisReport(numbers, {"": plots.client_embeddings(embeddings, classes, options.width)})
 
 
 @analysis(
@@ -54,19 +51,16 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
     numbers: dict[str, Any] = {}
     maps, same = {}, []
     for name, run in by_label(runs).items():
-        models, test = personal_models(run.simulation, run.round + 1), _test(run)
+        models, test = personal_models(run.simulation, run.round + 1), client_models.held_out_pool(run.simulation)
         rows = embed.sample_rows(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
-        by_client = outputs(
-            models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor)
-        )
+        by_client = _outputs(run, models, rows)
         right = torch.stack([out.logits.argmax(1) == y for out in by_client.values()])
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
         chosen = [client for client, correct in zip(models, right[:, best], strict=True) if correct]
         found = {client: conductance.conductance(models[client], x, truth)[0].cpu() for client in chosen}
-        if len({len(v) for v in found.values()}) > 1:
-            raise BadInput(f"{run.path}: clients' features differ in dimension, so their ranks can't be compared")
+        client_models.check_same_size([len(v) for v in found.values()], run.path)
         similar = conductance.similarity(found)
         order = torch.stack([conductance.ranks(v) for v in found.values()])
         label = f"{name}, class {int(truth)}"
@@ -86,10 +80,11 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
             "rank_correlation": similar,
             "one_model": equal,
         }
-    return AnalysisReport(numbers, {"": clientwise_plots.rank_maps(maps, same, options.width)})
+    return AnalysisReport(numbers, {"": plots.rank_maps(maps, same, options.width)})
 
 
-def _test(run: Trained) -> Pool:
-    if run.simulation.test is None:
-        raise BadInput(f"{run.path} has no test samples, on which the clients' models are compared")
-    return run.simulation.test
+def _outputs(run: Trained, models: Mapping[int, SplitModel], rows: Tensor) -> dict[int, Output]:
+    """Return the outputs of every client's model on some rows of the test samples."""
+    simulation = run.simulation
+    memory = client_models.budget(simulation, run.executor)
+    return outputs(models, simulation.assign, client_models.held_out_pool(simulation), rows, memory)

@@ -14,12 +14,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedhead.algorithm.method import Method
-from fedhead.core.system.errors import BadInput
 from fedhead.engine.rounds.rounds import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
-from fedhead.papers.analyses.client_models import global_weights, held_out_features, local_models, own_features
+from fedhead.papers.analyses.client_models import (
+    check_same_size,
+    global_weights,
+    held_out_features,
+    local_models,
+    own_features,
+)
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -133,9 +138,7 @@ class LocalView(NamedTuple):
 def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalView:
     """Return prototypes and classifiers of all clients after local training in the next round."""
     models = local_models(simulation, executor, round)
-    sizes = {task.model.features for task in simulation.tasks}
-    if len(sizes) > 1:
-        raise BadInput(f"clients' features differ in dimension ({sorted(sizes)}), so they can't be compared")
+    check_same_size([task.model.features for task in simulation.tasks], "the run")
     means, held = [], []
     for z, y in own_features(simulation, models, executor).values():
         own, counts = prototypes(z, y, simulation.task.classes)

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fedhead.core.system.errors import BadInput
-from fedhead.engine.clients.server import evaluate_global_model
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.papers.analyses import collapse, embed, geometry_plots
+from fedhead.papers.analyses import collapse, embed, plots
+from fedhead.papers.analyses.client_models import check_rounds, global_accuracy
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.runs.reopen import Trained, fresh
 
@@ -19,14 +18,12 @@ from fedhead.runs.reopen import Trained, fresh
 def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
     numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
-    return AnalysisReport(numbers, {"": geometry_plots.collapse(numbers, options.width)})
+    return AnalysisReport(numbers, {"": plots.collapse(numbers, options.width)})
 
 
 def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
     """Return the metrics after each chosen round, and after the last."""
-    late = [r for r in rounds if not 1 <= r <= run.round]
-    if late:
-        raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
+    check_rounds(rounds, run.round, run.round)
     simulation, found = fresh(run), []
     early = {r for r in rounds if r < run.round}
     for number in range(1, max(early, default=0) + 1):
@@ -57,7 +54,7 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
             "place": points.tolist(),
             "class": labels.tolist(),
         }
-    return AnalysisReport(numbers, {"": geometry_plots.classifiers(panels, options.width)})
+    return AnalysisReport(numbers, {"": plots.classifiers(panels, options.width)})
 
 
 @analysis("dimension", "accuracy and collapse against the dimension of the features, over runs (FedETF, Fig. 6a)")
@@ -65,15 +62,9 @@ def analyze_dimension(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     """Measure accuracy and neural collapse of the global models of runs whose features differ in dimension."""
     found: dict[int, list[dict[str, float]]] = {}
     for run in runs:
-        simulation = run.simulation
-        row = evaluate_global_model(
-            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
-        )
-        accuracy = row["accuracy"]
-        if not isinstance(accuracy, float):
-            raise BadInput(f"{run.path} has no global model or no test samples")
-        measured = {"accuracy": accuracy, **collapse.measure(simulation)._asdict()}
-        found.setdefault(simulation.task.model.features, []).append(measured)
+        accuracy = global_accuracy(run.simulation)
+        measured = {"accuracy": accuracy, **collapse.measure(run.simulation)._asdict()}
+        found.setdefault(run.simulation.task.model.features, []).append(measured)
     numbers = {d: {key: sum(e[key] for e in each) / len(each) for key in each[0]} for d, each in sorted(found.items())}
-    fig = geometry_plots.dimension(numbers, options.width)
+    fig = plots.dimension(numbers, options.width)
     return AnalysisReport({str(d): {**values, "runs": len(found[d])} for d, values in numbers.items()}, {"": fig})

@@ -1,9 +1,9 @@
-"""Figures of the analyses of drift and calibration (CCVR)."""
+"""Figures of the analyses: drift and calibration (CCVR), geometry (FedETF), clients' own models (FedClassAvg)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -18,6 +18,7 @@ from fedhead.report.style import (
     INK,
     MARKERS,
     WIDTHS,
+    across,
     fitting,
     legend_below,
     line,
@@ -28,12 +29,63 @@ from fedhead.report.style import (
     without_axes,
 )
 
-Matrix = NDArray[Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[Any]
 _NARROW = 4.5  # inches below which a figure has one column's width
+COLLAPSE = {
+    "nc1": "NC1: variance within\nover that between classes",
+    "nc2": "NC2: error of the\nprototypes' simplex",
+    "nc3": "NC3: cosine of classifier\nand prototypes",
+    "prototype_consistency": "consistency of the\nclients' prototypes",
+    "classifier_consistency": "consistency of the\nclients' classifiers",
+}
 
 
+# -- parts that several figures share ---------------------------------------------------------------------------------
+def _numbered(count: int) -> list[str]:
+    return [str(i) for i in range(count)]
+
+
+def _scatter(ax: Axes, points: Array, labels: Array, count: int, size: float = 3) -> Any:
+    """Draw embedded points, colored by which of some classes or clients they belong to."""
+    without_axes(ax)
+    x, y = np.asarray(points).T
+    return ax.scatter(x, y, c=labels, s=size, lw=0, cmap=class_colors(count), vmin=-0.5, vmax=count - 0.5)
+
+
+def _color_scale(shown: Any, ax: Axes, label: str, count: int, width: float) -> None:
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure), "axes that were just drawn have one"
+    scale = figure.colorbar(shown, ax=ax, label=label)
+    thin_ticks(scale.ax, "y", _numbered(count), 10 if width > WIDTHS[1] else 5)
+
+
+def _by_name(values: Mapping[str, Mapping[str, float]], ylabel: str, width: float) -> tuple[Figure, Axes, list[str]]:
+    """Draw one line per run over named places, such as layers."""
+    fig, (ax,) = panels(1, width, 1, 2.6)
+    names = list(dict.fromkeys(name for each in values.values() for name in each))
+    for i, each in enumerate(values.values()):
+        ax.plot([names.index(name) for name in each], list(each.values()), **line(i))
+    thin_ticks(ax, "x", [fitting(name, 1.2, 7) for name in names], 24 if width > _NARROW else 12)
+    ax.set(ylabel=ylabel)
+    ax.grid(axis="y")
+    legend_below(fig, ax.lines, list(values))
+    return fig, ax, names
+
+
+def class_colors(classes: int) -> Colormap:
+    """Return colors of classes: as far as they can be told apart one by one, else along a scale."""
+    if classes > 20:
+        return colormaps["nipy_spectral"].resampled(classes)
+    palette = colormaps["tab20" if classes > 10 else "tab10"]
+    return ListedColormap([palette(i) for i in range(classes)])
+
+
+# -- drift and calibration (CCVR) -------------------------------------------------------------------------------------
 @styled
-def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int], width: float = WIDTHS[2]) -> Figure:
+def heat_maps(matrices: Mapping[str, Array], clients: Sequence[int], width: float = WIDTHS[2]) -> Figure:
     """Plot pairwise similarities of clients, one map per layer (CCVR, Fig. 1)."""
     fig, axes = panels(len(matrices), width, 3, legend=True)
     shown: Any = None
@@ -49,20 +101,14 @@ def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int], width: flo
 @styled
 def layer_means(means: Mapping[str, Mapping[str, float]], width: float = WIDTHS[2]) -> Figure:
     """Plot the mean similarity of every layer, one line per run (CCVR, Fig. 2 and 11)."""
-    fig, (ax,) = panels(1, width, 1, 2.6)
-    layers = list(dict.fromkeys(layer for values in means.values() for layer in values))
-    for i, values in enumerate(means.values()):
-        ax.plot([layers.index(layer) for layer in values], list(values.values()), **line(i))
-    thin_ticks(ax, "x", [fitting(layer, 1.2, 7) for layer in layers], 24 if width > _NARROW else 12)
+    fig, ax, layers = _by_name(means, "mean linear CKA", width)
     ax.tick_params(axis="x", rotation=90 if len(layers) > 8 else 30)
-    ax.set(ylabel="mean linear CKA", ylim=(0, 1.03))
-    ax.grid(axis="y")
-    legend_below(fig, ax.lines, list(means))
+    ax.set(ylim=(0, 1.03))
     return fig
 
 
 @styled
-def by_client_and_class(maps: Mapping[str, Matrix], clients: Sequence[int], width: float = WIDTHS[2]) -> Figure:
+def by_client_and_class(maps: Mapping[str, Array], clients: Sequence[int], width: float = WIDTHS[2]) -> Figure:
     """Plot label counts and classifier norms by client and class, one map each (CCVR, Fig. 3 and 12)."""
     fig, axes = panels(len(maps), width, min(len(maps), 3) if len(maps) != 4 else 2, 2.3)
     for ax, (name, matrix) in zip(axes, maps.items(), strict=True):
@@ -75,15 +121,14 @@ def by_client_and_class(maps: Mapping[str, Matrix], clients: Sequence[int], widt
 
 
 @styled
-def norms_before_after(before: Matrix, after: Matrix, width: float = WIDTHS[2]) -> Figure:
+def norms_before_after(before: Array, after: Array, width: float = WIDTHS[2]) -> Figure:
     """Plot the norms of the global classifier before and after calibration (CCVR, Fig. 10)."""
     fig, (ax,) = panels(1, width, 1, 2.2)
-    points = np.arange(len(before))
+    places = np.arange(len(before))
+    hatch = "///" if len(places) <= 30 else ""
     bars = [
-        ax.bar(points - 0.2, before, 0.4, color=COLORS[0]),
-        ax.bar(
-            points + 0.2, after, 0.4, color=COLORS[1], hatch="///" if len(points) <= 30 else "", edgecolor="white", lw=0
-        ),
+        ax.bar(places - 0.2, before, 0.4, color=COLORS[0]),
+        ax.bar(places + 0.2, after, 0.4, color=COLORS[1], hatch=hatch, edgecolor="white", lw=0),
     ]
     ax.set(xlabel="class", ylabel="norm of the weight vector")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -102,8 +147,8 @@ def separability(
     fig, (ax,) = panels(1, width, 1, 2.6)
     for i, x in enumerate(distance):
         color = COLORS[i % len(COLORS)]
+        face = color if i < len(COLORS) else "white"
         for marker, values in zip(MARKERS, gains.values(), strict=False):
-            face = color if i < len(COLORS) else "white"
             ax.plot([x], [values[i]], ls="", marker=marker, color=color, ms=5, markerfacecolor=face)
     ax.axhline(0, color=INK, lw=0.5)
     ax.set(xlabel="mean sliced Wasserstein distance between classes", ylabel="gain (points)")
@@ -118,47 +163,37 @@ def separability(
 
 
 @styled
-def embeddings(points: Matrix, colors: Mapping[str, Matrix], names: Sequence[str], width: float = WIDTHS[2]) -> Figure:
+def embeddings(points: Array, colors: Mapping[str, Array], names: Sequence[str], width: float = WIDTHS[2]) -> Figure:
     """Plot the same embedded samples, colored by class in several ways (CCVR, Fig. 5 and 13)."""
     fig, axes = panels(len(colors), width, 3 if width > _NARROW else 6)
-    color = class_colors(len(names))
     shown: Any = None
-    for ax, (title, label) in zip(axes, colors.items(), strict=True):
-        shown = ax.scatter(points[:, 0], points[:, 1], c=label, s=3, lw=0, cmap=color, vmin=-0.5, vmax=len(names) - 0.5)
+    for ax, (title, labels) in zip(axes, colors.items(), strict=True):
+        shown = _scatter(ax, points, labels, len(names))
         ax.set_title(title)
-        without_axes(ax)
     if len(names) > 20:
         fig.colorbar(shown, ax=axes, label="class")
     else:
+        color = class_colors(len(names))
         dots = [Line2D([], [], linestyle="", marker="o", color=color(i)) for i in range(len(names))]
         legend_below(fig, dots, names, "class")
     return fig
 
 
-def class_colors(classes: int) -> Colormap:
-    """Return colors of classes: as far as they can be told apart one by one, else along a scale."""
-    if classes > 20:
-        return colormaps["nipy_spectral"].resampled(classes)
-    palette = colormaps["tab20" if classes > 10 else "tab10"]
-    return ListedColormap([palette(i) for i in range(classes)])
-
-
 @styled
-def images(rows: Mapping[str, Mapping[str, Matrix]], width: float = WIDTHS[2]) -> Figure:
+def images(rows: Mapping[str, Mapping[str, Array]], width: float = WIDTHS[2]) -> Figure:
     """Plot images [c, h, w], each scaled to its own range, one row per sample (CCVR, Fig. 8 and 9)."""
-    across = max(len(row) for row in rows.values())
-    each = width / across
-    fig = Figure(figsize=(width, (each + 0.1) * len(rows) + 0.15), layout="constrained")
-    for number, (name, row) in enumerate(rows.items()):
-        for column, (title, image) in enumerate(row.items()):
-            ax = fig.add_subplot(len(rows), across, number * across + column + 1)
+    columns = max(len(row) for row in rows.values())
+    fig = Figure(figsize=(width, (width / columns + 0.1) * len(rows) + 0.15), layout="constrained")
+    for i, (name, row) in enumerate(rows.items()):
+        for j, (title, image) in enumerate(row.items()):
+            ax = fig.add_subplot(len(rows), columns, i * columns + j + 1)
             low, high = float(image.min()), float(image.max())
             scaled = (image - low) / max(high - low, 1e-12)
             ax.imshow(scaled.transpose(1, 2, 0) if len(image) == 3 else scaled[0], cmap="gray")
             without_axes(ax)
-            if number == 0:
+            if i == 0:
                 ax.set_title(title)
-            if column == 0:
+            if j == 0:
                 ax.set_ylabel(name)
     return fig
 
@@ -185,9 +220,123 @@ def amounts(
     ax.set(xlabel=xlabel, ylabel="accuracy (%)")
     log_scale(ax)
     ax.grid()
-    legend_below(
-        fig,
-        [*ax.lines[::2], Line2D([], [], color=INK, lw=0.6)],
-        [*curves, "before calibration"],
-    )
+    legend_below(fig, [*ax.lines[::2], Line2D([], [], color=INK, lw=0.6)], [*curves, "before calibration"])
+    return fig
+
+
+# -- the classifier's geometry and fine-tuning (FedETF) ---------------------------------------------------------------
+@styled
+def collapse(runs: Mapping[str, Sequence[Mapping[str, float]]], width: float = WIDTHS[2]) -> Figure:
+    """Plot each metric over the rounds, one panel per metric, one line per run (FedETF, Fig. 5).
+
+    Points of consecutive rounds are joined; between others nothing is known, so there is no line.
+    """
+    fig, axes = panels(len(COLLAPSE), width, 3, 1.9)
+    for ax, (key, title) in zip(axes, COLLAPSE.items(), strict=True):
+        for i, rows in enumerate(runs.values()):
+            points = np.array([(row["round"], row[key]) for row in rows if key in row]).reshape(-1, 2)
+            gaps = np.flatnonzero(np.diff(points[:, 0]) > 1) + 1
+            ax.plot(*np.insert(points, gaps, np.nan, axis=0).T, **line(i))
+        ax.set(xlabel="round", title=title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        ax.grid()
+    legend_below(fig, axes[0].lines, list(runs))
+    return fig
+
+
+@styled
+def classifiers(runs: Mapping[str, tuple[Array, Array, Array]], width: float = WIDTHS[2]) -> Figure:
+    """Plot the cosines as a map and the embedded vectors, colored by class, one row per run (FedETF, Fig. 1)."""
+    fig = Figure(figsize=(width, 0.42 * width * len(runs) + 0.2), layout="constrained")
+    for i, (name, (cosines, points, labels)) in enumerate(runs.items()):
+        left = fig.add_subplot(len(runs), 2, 2 * i + 1)
+        shown = left.imshow(cosines, vmin=-1, vmax=1, cmap="coolwarm", interpolation="nearest")
+        left.set(title=fitting(name, 0.42 * width), xlabel="client", ylabel="client")
+        thin_ticks(left, "x", _numbered(len(cosines)), 8)
+        thin_ticks(left, "y", _numbered(len(cosines)), 8)
+        fig.colorbar(shown, ax=left, label="mean cosine")
+        right = fig.add_subplot(len(runs), 2, 2 * i + 2)
+        classes = int(labels.max()) + 1
+        _color_scale(_scatter(right, points, labels, classes, size=8), right, "class", classes, width)
+        right.set_title("classifier vectors")
+    return fig
+
+
+@styled
+def steps(runs: Mapping[str, Mapping[str, float]], width: float = WIDTHS[2]) -> Figure:
+    """Plot the clients' mean accuracy after each step of fine-tuning, one line per run (FedETF, Fig. 6b)."""
+    fig, ax, _ = _by_name(runs, "personal accuracy (%)", width)
+    ax.tick_params(axis="x", rotation=90)
+    return fig
+
+
+@styled
+def dimension(points: Mapping[int, Mapping[str, float]], width: float = WIDTHS[2]) -> Figure:
+    """Plot the accuracy and the errors of neural collapse against the dimension of the features (FedETF, Fig. 6a)."""
+    fig, axes = panels(2, width, 2, 2.3)
+    x = sorted(points)
+    for i, (ax, key) in enumerate(((axes[0], "accuracy"), (axes[1], "nc1"), (axes[1], "nc2"))):
+        ax.plot(x, [points[d][key] for d in x], **line(i))
+    axes[0].set(ylabel="accuracy (%)")
+    axes[1].set(ylabel="error of neural collapse")
+    for ax in axes:
+        ax.set(xlabel="dimension of the features")
+        log_scale(ax)
+        ax.grid()
+    legend_below(fig, axes[1].lines, ["NC1", "NC2"])
+    return fig
+
+
+# -- clients' own models (FedClassAvg) --------------------------------------------------------------------------------
+@styled
+def client_embeddings(runs: Mapping[str, tuple[Array, Array, Array]], classes: int, width: float = WIDTHS[2]) -> Figure:
+    """Plot embedded features, colored by class and by client, one row per run (FedClassAvg, Fig. 8)."""
+    fig = Figure(figsize=(width, 0.42 * width * len(runs)), layout="constrained")
+    for i, (name, (points, y, client)) in enumerate(runs.items()):
+        colorings = (("class", y, classes), ("client", client, int(client.max()) + 1))
+        for j, (title, labels, count) in enumerate(colorings):
+            ax = fig.add_subplot(len(runs), 2, 2 * i + j + 1)
+            _color_scale(_scatter(ax, points, labels, count), ax, title, count, width)
+            if j == 0:
+                ax.set_ylabel(fitting(name, 0.36 * width))
+    return fig
+
+
+@styled
+def rank_maps(
+    maps: Mapping[str, tuple[Array, Sequence[int]]], same: Sequence[str] = (), width: float = WIDTHS[2]
+) -> Figure:
+    """Plot the ranks of the features' conductances by client, one panel per run (FedClassAvg, Fig. 9).
+
+    Features are in the classifier's own order: sorted by their ranks, any run would show a gradient.
+
+    Args:
+        maps: Ranks [clients, features] and the clients by run.
+        same: Runs in which all clients use one model, so that all columns are equal.
+        width: Width in inches.
+    """
+    fig, axes = panels(len(maps), width, 3, 3.0 if len(maps) <= 3 else 2.4)
+    room = width / across(len(maps), width, 3) - 0.8
+    for ax, (name, (ranks, clients)) in zip(axes, maps.items(), strict=True):
+        shown = ax.imshow(ranks.T, aspect="auto", cmap="viridis", interpolation="nearest")
+        title = fitting(name, room) + ("\n(one model for all clients)" if name in same else "")
+        ax.set(title=title, xlabel="client", ylabel="feature")
+        thin_ticks(ax, "x", [str(k) for k in clients], 10)
+        fig.colorbar(shown, ax=ax, label="rank of its conductance")
+    return fig
+
+
+@styled
+def epoch_curves(runs: Mapping[str, Mapping[str, Sequence[float]]], width: float = WIDTHS[2]) -> Figure:
+    """Plot the clients' mean accuracy over local epochs with its deviation over clients (FedClassAvg, Fig. 4 to 7)."""
+    fig, (ax,) = panels(1, width, 1, 2.6)
+    for i, run in enumerate(runs.values()):
+        epochs, mean, deviation = (np.asarray(run[key]) for key in ("epochs", "mean", "deviation"))
+        look = line(i)
+        ax.plot(epochs, mean, markevery=max(1, len(epochs) // 12), **look)
+        top = np.minimum(mean + deviation, 100)
+        ax.fill_between(epochs, mean - deviation, top, color=look["color"], alpha=0.12, linewidth=0)
+    ax.set(xlabel="local epochs", ylabel="accuracy of the clients (%)")
+    ax.grid()
+    legend_below(fig, ax.lines, list(runs))
     return fig

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import per_client_counts
-from fedhead.papers.analyses import clientwise_plots, geometry_plots
+from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.recipes import build
 from fedhead.report.figures import plots
@@ -58,7 +58,7 @@ def analyze_curves(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisRep
             "mean": [float(np.mean(a)) for a in each],
             "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
         }
-    return AnalysisReport(numbers, {"": clientwise_plots.curves(numbers, options.width)})
+    return AnalysisReport(numbers, {"": analysis_plots.epoch_curves(numbers, options.width)})
 
 
 @analysis(
@@ -89,4 +89,4 @@ def analyze_finetuning(runs: Sequence[Run], options: AnalysisOptions) -> Analysi
                 }
     if not numbers:
         raise BadInput("no run has a stage that records its steps: add stages=[finetune_etf] with client_test")
-    return AnalysisReport(numbers, {"": geometry_plots.steps(numbers, options.width)})
+    return AnalysisReport(numbers, {"": analysis_plots.steps(numbers, options.width)})
