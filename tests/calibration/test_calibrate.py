@@ -287,8 +287,8 @@ def test_sites_and_server_from_the_command_line(
         line = ["statistics", weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
         assert call([*line, "--model", named, "--classifier", "head"]) == 0, capsys.readouterr().err
     sites = ["--statistics", "s0.safetensors", "--statistics", "s1.safetensors"]
-    line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--lr", "0.01", "--samples", "200"]
-    assert call([*line, "--out", "new.safetensors"]) == 0, capsys.readouterr().err
+    line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--parameter", "lr=0.01"]
+    assert call([*line, "--parameter", "samples=200", "--out", "new.safetensors"]) == 0, capsys.readouterr().err
     assert "1797 samples" in capsys.readouterr().out
     new = load_file("new.safetensors")
     calibrated = Net()
@@ -297,7 +297,7 @@ def test_sites_and_server_from_the_command_line(
     assert fingerprint(new, "head") == fingerprint(net.state_dict(), "head")
 
     for arguments, words in (
-        (["calibrate", "net.safetensors", "--out", "a.safetensors"], "nothing to calibrate by"),
+        (["calibrate", "net.safetensors", "--out", "a.safetensors"], "one thing to calibrate by"),
         ([*line[:6], "--classifier", "haed", "--out", "a.safetensors"], "no linear layer 'haed'"),
         (["calibrate", "none.pt", *sites, "--out", "a.safetensors"], "none.pt is not there"),
         (["calibrate", "mynets.py", *sites, "--out", "a.safetensors"], "can't be read as weights"),
@@ -316,13 +316,13 @@ def test_sites_and_server_from_the_command_line(
 
 def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "calibrated.safetensors"
-    assert call(["calibrate", str(run), "--out", str(out), "--samples", "100"]) == 0, capsys.readouterr().err
+    assert call(["calibrate", str(run), "--out", str(out), "--parameter", "samples=100"]) == 0, capsys.readouterr().err
     assert set(load_file(out)) >= {"classifier.weight", "classifier.bias", "extractor.1.0.weight"}
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "site.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), y=y)
     site = str(tmp_path / "site.safetensors")
     assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, "--kind", "diagonal"]) == 0
-    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
     capsys.readouterr()
     few = np.flatnonzero(y != 3).tolist() + np.flatnonzero(y == 3)[:4].tolist()  # the sum of one sample is that sample
     np.savez(tmp_path / "few.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)[few], y=y[few])
@@ -335,7 +335,7 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     low = ["--kind", "low-rank", "--rank", "2"]
     assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
     assert f"{8 * 10 * (1 + 16 + 16 + 2 * 16):,} bytes" in capsys.readouterr().out
-    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
     assert call(["calibrate", str(run), "--data", str(tmp_path / "site.npz"), "--out", str(out)]) == 0
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])
     capsys.readouterr()
@@ -350,7 +350,8 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
     for head, code in (("normalized", 0), ("etf", 2)):
         recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
         execute(recipe, tmp_path / head, Compute(device="cpu", executor="loop"))
-        assert call(["calibrate", str(tmp_path / head), "--out", str(out), "--samples", "20", "--epochs", "1"]) == code
+        few = ["--parameter", "samples=20", "--parameter", "epochs=1"]
+        assert call(["calibrate", str(tmp_path / head), "--out", str(out), *few]) == code
     assert "ETFHead" in capsys.readouterr().err
 
 
@@ -373,6 +374,6 @@ def test_weights_and_places_that_are_of_no_use_are_refused_in_one_line(
     assert "net.pt can't be read as weights: save model.state_dict() alone, or anew" in said
     assert "weights_only" not in said  # torch advises to load it unsafely
     assert call([*words, str(tmp_path / "net.pt" / "o.safetensors")]) == 2
-    assert "can't be written to: " in capsys.readouterr().err
+    assert "net.pt can't keep the file: it is no folder" in capsys.readouterr().err
     assert call([*words, str(tmp_path)]) == 2
     assert "is a folder: give the name of a file" in capsys.readouterr().err

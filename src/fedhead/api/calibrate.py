@@ -64,7 +64,7 @@ def calibrate(
     if isinstance(chosen, CCVR):
         check_head(model, chosen.free, "calibrate")
     _refuse_misfit(merged, model.classes, model.features, fingerprint(w))
-    head = new_classifier(chosen, model, w.part("classifier"), merged, parts, seed)
+    head = _new_classifier(chosen, model, w.part("classifier"), merged, parts, seed)
     if isinstance(chosen, ClosedFormHead):
         calibrated = copy.deepcopy(chosen.architecture(model))
         w = w.without("classifier")
@@ -85,21 +85,21 @@ def calibrate_weights(
     seed: int = 0,
     **settings: Any,
 ) -> dict[str, Tensor]:
-    """The same for named weights whose architecture is not at hand: `classifier` names a linear layer in them."""
+    """Calibrate named weights whose architecture is not at hand: `classifier` names a linear layer in them."""
     names = {word: f"{classifier}.{word}" for word in ("weight", "bias") if f"{classifier}.{word}" in w}
-    if "weight" not in names or w[names["weight"]].dim() != 2:
-        linear = [n.removesuffix(".weight") for n, t in w.items() if n.endswith(".weight") and t.dim() == 2]
-        raise BadInput(f"no linear layer {classifier!r} in the weights; there is {', '.join(linear[-4:]) or 'none'}")
     others = sorted(n for n in w if n.startswith(classifier + ".") and n not in names.values())
-    if others:
-        raise BadInput(f"classifier {classifier!r} is no plain linear layer: it also holds {others[0]!r}")
+    if "weight" not in names or w[names["weight"]].dim() != 2 or others:
+        linear = [n.removesuffix(".weight") for n, t in w.items() if n.endswith(".weight") and t.dim() == 2]
+        more = f" (it is no plain linear layer: it also holds {others[0]!r})" if others else ""
+        there = ", ".join(linear[-4:]) or "none"
+        raise BadInput(f"no linear layer {classifier!r} in the weights{more}; there is {there}")
     weight = w[names["weight"]]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in names, dtype=weight.dtype)
     chosen = _stage(stage, settings)
     merged, parts = _merged(chosen, statistics)
     _refuse_misfit(merged, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
     own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
-    new = new_classifier(chosen, SplitModel(nn.Identity(), head), own, merged, parts, seed)
+    new = _new_classifier(chosen, SplitModel(nn.Identity(), head), own, merged, parts, seed)
     if any(t.shape != own[name].shape if name in own else bool(t.any()) for name, t in new.items()):
         raise BadInput(
             f"the head of {chosen.name} does not fit the linear layer {classifier!r}, which has "
@@ -125,16 +125,14 @@ def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tupl
     """Return checked statistics of all sites together and, for a stage that needs them, of each."""
     parts: list[Statistics] = []
     if isinstance(stage, FedCOF):
-        if isinstance(statistics, Statistics):
+        statistics = parts = [statistics] if isinstance(statistics, Statistics) else list(statistics)
+        if len(parts) < 2 or any(len(part.members) > 1 for part in parts):
             raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
-        statistics = parts = list(statistics)
-        if any(len(part.members) > 1 for part in parts):
-            raise BadInput("fedcof needs the statistics of each site: one of these is the sum of several")
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(map(with_members, statistics))
     return statistics_check.check(merged, "the statistics"), parts
 
 
-def new_classifier(
+def _new_classifier(
     stage: CCVR | ClosedFormHead,
     model: SplitModel,
     head: Tree,
@@ -153,16 +151,16 @@ def new_classifier(
 
 def _refuse_misfit(s: Statistics, classes: int, features: int, model: str) -> None:
     if (s.classes, s.features) != (classes, features):
-        raise BadInput(
-            f"statistics of another model: they have {s.classes} classes and {s.features} features, "
-            f"the model {classes} and {features}"
-        )
-    if s.extractor and s.extractor != model:
-        raise BadInput("statistics of another model: its weights differ from those that gave the features")
+        why = f"they have {s.classes} classes and {s.features} features, the model {classes} and {features}"
+    elif s.extractor and s.extractor != model:
+        why = "its weights differ from those that gave the features"
+    else:
+        return
+    raise BadInput(f"statistics of another model: {why}")
 
 
 class _Transformed:
-    """Hands a classifier its features transformed; the weights keep their names."""
+    """Forward pre-hook that transforms a classifier's features; the weights keep their names."""
 
     def __init__(self, power: float):
         self.power = power

@@ -1,20 +1,17 @@
-"""The commands around class statistics: collecting them at a site, adding sites and taking them out again."""
+"""The commands statistics collect, merge and subtract."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from fedhead.cli.app import app
-from fedhead.cli.calibrate import Architecture, Checkpoint, Classifier, Normalize, refuse_out
+from fedhead.cli.calibrate import Architecture, Checkpoint, Classifier, Normalize
 from fedhead.core.system.errors import BadInput
-
-if TYPE_CHECKING:  # it needs torch
-    from fedhead.calibration.sums import Kind
 
 
 class _CollectByDefault(TyperGroup):
@@ -78,29 +75,16 @@ def collect(
       fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
       fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
-    import torch
+    from fedhead.api.calibrate_files import collect_statistics
 
-    from fedhead.api.checkpoint import model_and_data
-    from fedhead.calibration.collect import statistics_of
-    from fedhead.calibration.files import save_statistics
-
-    refuse_out(out)
-    split, samples, transform = model_and_data(checkpoint, site, model, classifier, normalize)
-    low_rank = kind is StatisticsKind.low_rank
-    found = statistics_of(
-        split,
-        samples.x,
-        samples.y,
-        transform=transform,
-        kind=cast("Kind", "full" if low_rank else kind.value),
-        min_class_count=min_class_count,
+    options: dict[str, Any] = {"model": model, "classifier": classifier, "normalize": normalize, "kind": kind.value}
+    collected, size, left_out = collect_statistics(
+        checkpoint, site, out, rank=rank, min_class_count=min_class_count, **options
     )
-    held = torch.bincount(torch.as_tensor(samples.y).long(), minlength=found.classes)
-    left_out = torch.nonzero((held > 0) & (found.count.cpu() == 0)).flatten().tolist()
     if left_out:
         print(f"left out: classes {', '.join(map(str, left_out))}, with fewer than {min_class_count} samples each")
-    size = save_statistics(out, found, rank if low_rank else None)
-    print(f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {size:,} bytes -> {out}")
+    classes = int((collected.count > 0).sum())
+    print(f"{int(collected.count.sum())} samples of {classes} classes, {size:,} bytes -> {out}")
 
 
 @statistics.command()
@@ -114,9 +98,10 @@ def merge(
     Example:
       fedhead statistics merge site1.safetensors site2.safetensors --out all.safetensors
     """
+    from fedhead.api.calibrate_files import check_out
     from fedhead.calibration.files import merge_files, save_statistics
 
-    refuse_out(out)
+    check_out(out)
     merged = merge_files(files)
     save_statistics(out, merged)
     print(f"{int(merged.count.sum())} samples of {len(merged.members)} sites -> {out}")
@@ -134,10 +119,11 @@ def subtract(
     Example:
       fedhead statistics subtract all.safetensors site2.safetensors --out rest.safetensors
     """
+    from fedhead.api.calibrate_files import check_out
     from fedhead.calibration.files import load_statistics, save_statistics
     from fedhead.calibration.membership import remove
 
-    refuse_out(out)
+    check_out(out)
     rest = load_statistics(total)
     for file in files:
         try:

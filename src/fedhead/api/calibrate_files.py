@@ -1,0 +1,244 @@
+"""Calibration from files: trained models, sites' samples and class statistics on disk."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedhead.api.calibrate import calibrate, calibrate_weights
+from fedhead.calibration.collect import statistics_of
+from fedhead.calibration.files import load_statistics, merge_files, save_statistics
+from fedhead.calibration.statistics import Statistics
+from fedhead.core.components.loading import load_object
+from fedhead.core.system.atomic_file import atomic
+from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.training.batch import PARTS
+from fedhead.core.tree.inputs import map_inputs, to_dtype
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation import federation_file
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import labels
+from fedhead.data.inputs.arrays import Samples, stored_layout
+from fedhead.data.inputs.conversion import samples
+from fedhead.data.inputs.labels import Classes
+from fedhead.data.sources import datasets, sources
+from fedhead.data.transforms.augment import Transform
+from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.models import MODELS, load
+from fedhead.models import build as build_model
+from fedhead.models.split_model import SplitModel, weights
+from fedhead.models.wrap import split
+from fedhead.papers.analyses.client_models import train_statistics
+from fedhead.recipes.initial_weights import read_file
+from fedhead.runs.reopen import checkpoint_state, open_experiment, reopen
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.writable import check_writable
+
+
+def calibrate_file(
+    checkpoint: Path,
+    out: Path,
+    statistics: Sequence[Path] = (),
+    data: Path | None = None,
+    *,
+    model: str | None = None,
+    classifier: str = "fc",
+    normalize: str | None = None,
+    stage: str = "ccvr",
+    seed: int = 0,
+    **parameters: Any,
+) -> Statistics:
+    """Compute the classifier of a trained model on disk anew, and write its weights.
+
+    Args:
+        checkpoint: A run folder, or a file of weights.
+        out: The file to write, .safetensors.
+        statistics: Files of class statistics, one per site.
+        data: Samples whose statistics are used, in place of files. With neither, those of the run's own clients are.
+        model: The architecture of a file of weights; see `load_model_and_data`.
+        classifier: The name of the last linear layer of such a model.
+        normalize: How images are normalized; None: as in the run's training.
+        stage: The stage that computes the classifier: ccvr, or a head in closed form.
+        seed: Seed of CCVR's virtual features.
+        **parameters: Parameters of the stage.
+
+    Returns:
+        The statistics that were used.
+
+    Raises:
+        BadInput: If there is nothing to calibrate by, or something does not fit.
+    """
+    check_out(out)
+    is_run = checkpoint.is_dir()
+    if (statistics and data) or not (statistics or data or is_run):
+        raise BadInput("there must be one thing to calibrate by: give --statistics (once per site) or --data")
+    sites: list[Statistics] = []  # which fedcof needs one by one
+    if statistics:
+        total = merge_files(statistics)
+        sites = [load_statistics(path) for path in statistics] if stage == "fedcof" else []
+    elif data is not None:
+        trained, held, transform = load_model_and_data(checkpoint, data, model, classifier, normalize)
+        total = statistics_of(trained, held.x, held.y, transform=transform)
+    else:
+        total = train_statistics(reopen(checkpoint).simulation)
+    if is_run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
+        new = dict(weights(calibrate(_run_model(checkpoint), sites or total, stage, seed=seed, **parameters)))
+    else:
+        new = calibrate_weights(read_file(checkpoint), classifier, sites or total, stage, seed=seed, **parameters)
+    with atomic(out) as draft:
+        save_file({name: t.contiguous() for name, t in new.items()}, draft)
+    return total
+
+
+Kind = Literal["full", "diagonal", "low-rank", "pooled", "means"]
+
+
+def collect_statistics(
+    checkpoint: Path,
+    site: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    classifier: str = "fc",
+    normalize: str | None = None,
+    kind: Kind = "full",
+    rank: int = 16,
+    min_class_count: int = 5,
+) -> tuple[Statistics, int, list[int]]:
+    """Write the class statistics of a site's features to a file.
+
+    Args:
+        checkpoint: A run folder, or a file of weights.
+        site: An `.npz` file with x and y, or a folder of images.
+        out: The file to write.
+        model: The architecture of a file of weights; see `load_model_and_data`.
+        classifier: The name of the last linear layer of such a model.
+        normalize: How images are normalized; None: as in the run's training.
+        kind: What is kept of second moments.
+        rank: Directions per class of low-rank statistics.
+        min_class_count: Classes with fewer samples are left out.
+
+    Returns:
+        The statistics, the bytes of the file, and the classes that were left out.
+    """
+    check_out(out)
+    trained, held, transform = load_model_and_data(checkpoint, site, model, classifier, normalize)
+    low_rank = kind == "low-rank"
+    stored: Any = "full" if low_rank else kind
+    collected = statistics_of(
+        trained, held.x, held.y, transform=transform, kind=stored, min_class_count=min_class_count
+    )
+    counts = torch.bincount(torch.as_tensor(held.y).long(), minlength=collected.classes)
+    left_out = torch.nonzero((counts > 0) & (collected.count.cpu() == 0)).flatten().tolist()
+    return collected, save_statistics(out, collected, rank if low_rank else None), cast("list[int]", left_out)
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that can't be written, before any work; its folder is made."""
+    check_writable(out.parent, "the file", "--out")
+    if out.is_dir():
+        raise BadInput(f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
+
+
+def _run_model(run: Path) -> SplitModel:
+    """Load the global model of a run folder."""
+    folder, experiment = open_experiment(run)
+    method = experiment.method
+    if not set(PARTS) <= set(method.shared):
+        raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
+    model = copy.deepcopy(experiment.models[0])
+    load(model, checkpoint_state(folder)[1]["server"]["model"].part(*PARTS))
+    return model
+
+
+def load_model_and_data(
+    checkpoint: Path, site: Path, model: str | None, classifier: str, normalize: str | None
+) -> tuple[SplitModel, Samples, AnyTransform]:
+    """Load a trained model and a site's samples.
+
+    Args:
+        checkpoint: A run folder, or a file of weights.
+        site: An `.npz` file with x and y, or a folder of images.
+        model: The architecture of a file of weights: a built-in name, also with parameters, or a function without
+            arguments that returns the module, as `module:function` or `file.py:function`.
+        classifier: The name of the last linear layer of such a model.
+        normalize: How images are normalized; None: as in the run's training.
+
+    Returns:
+        The model, the samples, and the transform that brings these to the model's inputs.
+    """
+    if not site.exists():
+        raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
+    recipe = RunFolder.open(checkpoint).recipe if checkpoint.is_dir() else None
+    entry = datasets.get(recipe.dataset) if recipe is not None and recipe.dataset in datasets.DATASETS else None
+    federation = _site(site, None if entry is None else entry.names)
+    transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
+    if recipe is not None:
+        trained = _run_model(checkpoint)
+        if normalize is None and entry is not None:
+            transform = entry.transform.replace(None, recipe.normalize)
+    else:
+        trained = _architecture(model, classifier, read_file(checkpoint), federation)
+    largest = int(federation.train.y.max())
+    if largest >= trained.classes:
+        raise BadInput(f"{site}: label {largest} is outside the model's {trained.classes} classes")
+    _check_inputs(trained, federation, transform, site)
+    return trained, federation.train, transform
+
+
+def _site(path: Path, names: Sequence[str] | None) -> Federation:
+    """Read a site's samples as a federation of one; labels are the model's classes, some of which it may lack."""
+    if path.is_file():
+        held = federation_file.read(path)
+        read = labels.read(held.y, f"{path}: y")
+        if read.dtype.kind == "U" and names is None:
+            raise BadInput(
+                f"{path}: y holds words, but the names of the model's classes are unknown: give class indices"
+            )
+        count = 1 + int(read.max(initial=0)) if names is None else len(names)
+        data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
+        return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
+    found = sources.folder(path, None)
+    if found.clients is not None:
+        raise BadInput(f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
+    data = found.parts[0]
+    return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=stored_layout(data.x))
+
+
+def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
+    """Return the module of a built-in name or of file.py:function, with the weights of a file, in its parts."""
+    name = (model or "").partition("(")[0]
+    if model is None or (":" not in name and name not in MODELS):
+        raise BadInput(f"--model {model}: name the weights' architecture, a built-in model or file.py:function")
+    if ":" not in name:
+        classes = next((t.shape[0] for n, t in w.items() if n == "classifier.weight"), federation.classes)
+        built = build_model(model, federation.input_shape, classes)
+        load(built, Tree({n: t for n, t in w.items() if t.is_floating_point()}))
+        return built
+    function, _ = load_object(model, f"--model {model}", [Path.cwd()], modules_beside=True)
+    with user_code(f"--model {model}"):
+        net = function()
+    if not isinstance(net, nn.Module):
+        raise BadInput(f"--model {model} made {type(net).__name__}, not a torch module")
+    try:
+        net.load_state_dict(w)
+    except RuntimeError as error:
+        raise BadInput(f"the weights don't fit {model}: {' '.join(str(error).split())[:200]}") from error
+    return net if isinstance(net, SplitModel) else split(net, classifier=classifier)
+
+
+def _check_inputs(model: SplitModel, federation: Federation, transform: AnyTransform, site: Path) -> None:
+    """Refuse samples that the model can't take."""
+    try:
+        with torch.no_grad():
+            x: Any = transform(map_inputs(lambda t: t[:1], federation.train.x))
+            model.eval()(to_dtype(x, next(model.parameters()).dtype))
+    except (RuntimeError, ValueError, IndexError, BadInput) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error
