@@ -38,7 +38,7 @@ from fedhead.papers.analyses.client_models import train_statistics
 from fedhead.recipes.initial_weights import read_file
 from fedhead.runs.reopen import checkpoint_state, open_experiment, reopen
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.writable import check_writable
+from fedhead.studies.writable import check_writable
 
 
 def calibrate_file(
