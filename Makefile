@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune,docs
+EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune,hf,export,docs
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING ?= 1
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# --no-compile: Python compiles the modules that are used, when they are used.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel test-browser lint docs
@@ -15,9 +17,9 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 help:  ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## create .venv and install fedhead into it (done once)
+setup: $(READY)  ## create .venv with fedhead and all that its tests need (done once)
 
-demo: $(READY)  ## train and compare methods on handwritten digits, about a minute
+demo: $(USABLE)  ## install fedhead into .venv, then compare methods on handwritten digits; 2 minutes
 	$(BIN)/fedhead demo
 
 test: $(READY)  ## the tests and the examples in the docstrings, about 12 minutes on 2 cores
@@ -53,9 +55,13 @@ docs: $(READY)  ## the guide as a static site in site/, warnings as errors
 	$(BIN)/mkdocs build --strict
 
 # torch comes first and by its exact version: asked for by a range, pip would take the newest build there is.
-$(READY): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedhead needs Python 3.11 or newer; say which with: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(READY): $(USABLE)
 	$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@
