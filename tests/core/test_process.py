@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-from fedhead.core.process import ProcessIdentity, exit_with
+from fedhead.core.system.process import ProcessIdentity, exit_with
 exit_with(ProcessIdentity.of(int(sys.argv[1])), lambda: print("left", flush=True), seconds=0.05)
 print("works", flush=True)
 while True:

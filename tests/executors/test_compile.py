@@ -10,6 +10,7 @@ import pytest
 import torch
 from same_trees import assert_same
 from small import federation, network
+from tiers import quick
 from torch import Tensor
 
 from fedhead.algorithm.task import LocalTraining
@@ -76,7 +77,7 @@ def assert_equals_plain_steps(job: Job, trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "scaffold", "moon"))
 def test_replayed_steps_equal_plain_ones(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8, 6, 4 and 2 steps in two slots; the table of batches is filled several times."""
     monkeypatch.setattr(graph_runner, "TABLE_STEPS", 3)

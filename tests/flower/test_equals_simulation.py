@@ -11,6 +11,7 @@ import pytest
 import torch
 from named import named_federation, named_model
 from small import federation, network
+from tiers import quick
 
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
@@ -75,7 +76,7 @@ def alike(mine: Row, theirs: Row, names: tuple[str, ...]) -> None:
         assert mine.get(name) == (None if wanted is None else pytest.approx(wanted, abs=1e-6)), name
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "scaffold", "fedclassavg"))
 def test_every_method(name: str, tmp_path: Path) -> None:
     model, method = model_for(name), METHODS[name]()
     world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path)

@@ -92,7 +92,7 @@ def test_the_smallest_images_work(name: str, side: int, options: Any) -> None:
 
 def test_a_name_is_registered_once() -> None:
     before = dict(MODELS)
-    with pytest.raises(BadInput, match=r"'mlp' is taken already by fedhead\.models\.mlp:mlp"):
+    with pytest.raises(BadInput, match=r"'mlp' is taken already by fedhead\.models\.architectures\.mlp:mlp"):
         register("mlp", "again")(lambda shape: FeatureExtractor(torch.nn.Flatten(), 1))
     assert before == MODELS
     assert all(entry.description for entry in MODELS.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiers import quick
 from torch import Tensor
 
 from fedhead import BadInput, build
@@ -212,7 +213,9 @@ def test_classes_in_the_plane_are_named_as_far_as_colors_can_be_told_apart(class
     assert [tuple(c) for c in dots.to_rgba(dots.get_array())[:classes]] == shown
 
 
-@pytest.mark.parametrize("kind", ["cka", "norms", "separability", "embed", "inversion", "amounts", "virtual"])
+@pytest.mark.parametrize(
+    "kind", quick(["cka", "norms", "separability", "embed", "inversion", "amounts", "virtual"], "norms")
+)
 def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kind in ANALYSES
     assert call(["analyse", kind, str(run), "--samples", "40", "--device", "cpu", "--json"]) == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import quick
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
@@ -73,7 +74,7 @@ class Stopped(BaseException):
     ],
     ids=lambda words: words[0].partition("=")[2],
 )
-@pytest.mark.parametrize("executor", ["loop", "stack"])
+@pytest.mark.parametrize("executor", quick(["loop", "stack"], "loop"))
 def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str) -> None:
     recipe = load("digits", [*SMALL, *words])
     settings = Compute(executor=executor)

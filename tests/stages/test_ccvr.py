@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small import federation, network
+from tiers import quick
 
 from fedhead import CCVR, METHODS, BadInput, Recalibrate, build, with_head
 from fedhead.algorithm.method import Method
@@ -84,7 +85,7 @@ def test_the_bytes_sent_are_counted() -> None:
         assert outcome.metrics["bytes_up"] == len(simulation.holders) * 8 * (classes * numbers + 1)  # 1: architecture
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedproto"))
 def test_ccvr_follows_any_method_or_says_why_not(name: str) -> None:
     method = METHODS[name]()
     simulation = trained(method)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from plain import Plain
 from small import federation, network
+from tiers import quick
 from torch.nn import functional as F
 
 from fedhead.algorithm.method import Method
@@ -52,7 +53,7 @@ def trained(
     return simulation
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedrep"))
 def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> None:
     simulation = trained(METHODS[name](), "batch")
     loop, stack = (run_stage(simulation.using(executor), FineTune()) for executor in (Loop(), Stack()))
@@ -263,7 +264,7 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES))
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedetf"))
 def test_any_stage_follows_any_method_or_says_why_not(name: str, stage: str) -> None:
     simulation = trained(METHODS[name](), rounds=1)
     chosen = STAGES[stage](**{"finetune_etf": {"iterations": 1}, "ccvr": {"samples": 20}}.get(stage, {}))
