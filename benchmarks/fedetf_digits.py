@@ -14,9 +14,13 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.observer import FinishedRun, RoundFunction, Snapshot
+from fedhead.engine.rounds.rounds import run_stage
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.papers.analyses.collapse import CollapseRecorder
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
 from fedhead.stages.finetune import FineTuneETF
 
@@ -26,7 +30,8 @@ METHODS: Mapping[str, Sequence[str]] = {
     MASK: ["method=fedetf", "method.absent=mask"],
     "FedETF, `one`": ["method=fedetf", "method.absent=one"],
 }
-ALPHAS, ROUNDS = (0.05, 0.1), (3, 10, 20, 30)  # of `absent`
+ALPHAS, LOOP = Compute(executor="loop")
+ROUNDS = (0.05, 0.1), (3, 10, 20, 30)  # of `absent`
 MODELS = ("digitscnn", "mlp")  # of `measured`
 STEPS = {"global": "global", "extractor": "extractor"} | {
     f"{part} {turn}": f"{letter} {turn}"
@@ -60,8 +65,8 @@ def absent() -> None:
 
 def along_rounds(words: Iterable[str]) -> list[float]:
     """Return the accuracy of a run of recipe `digits` after each number of `ROUNDS`."""
-    made = Experiment.from_recipe(load("digits", [*words, f"rounds={ROUNDS[-1]}"]))
-    rows = {row["round"]: row for row in made.simulate(made.federation(), executor="loop").rows}
+    experiment, federation = prepare(load("digits", [*words, f"rounds={ROUNDS[-1]}"]))
+    rows = {row["round"]: row for row in rounds.run(Simulation(experiment, federation, LOOP)).rows}
     return [rows[number]["accuracy"] for number in ROUNDS]
 
 
@@ -80,7 +85,7 @@ def measured() -> None:
                 rows.append(row)
                 if (model, name) == ("digitscnn", MASK):
                     for variant in ("paper", "code"):
-                        tuned = result.calibrate(FineTuneETF(iterations=5, variant=variant))
+                        tuned = run_stage(result.transport, FineTuneETF(iterations=5, variant=variant))
                         steps[variant].append(tuned.metrics["steps"])
             line(model, name, *(spread([row.get(column) for row in rows], column) for column in head))
     print()
@@ -98,17 +103,14 @@ def trained(model: str, words: Iterable[str], seed: int) -> tuple[FinishedRun, d
         stages.append("finetune_etf")
         settings.append("stage.finetune_etf.iterations=3")
     recipe = load("digits", [*settings, *words, f"model={model}", f"seed={seed}", f"stages=[{', '.join(stages)}]"])
-    made = Experiment.from_recipe(recipe)
-    federation = made.federation()
-    collapse = CollapseRecorder(
-        federation, made.models, made.method, executor="loop", rounds=recipe.rounds, local=made.local, seed=seed
-    )
+    experiment, federation = prepare(recipe)
+    collapse = CollapseRecorder(experiment, federation, executor="loop")
 
     def after_the_last(now: Snapshot) -> None:
         if now.round == recipe.rounds:
             collapse(now)
 
-    result = made.simulate(federation, executor="loop", on_round=after_the_last)
+    result = rounds.run(Simulation(experiment, federation, LOOP), [RoundFunction(after_the_last)])
     tuned = {f"`{name}`": stage.personal for name, stage in result.stages.items()}
     (last,) = collapse.rows
     numbers = {"NC2 error": last["nc2"], "prototype consistency": last["prototype_consistency"]}

@@ -35,6 +35,8 @@ from torch.utils.data import DataLoader
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
@@ -106,7 +108,8 @@ def fedhead(name: str, rounds: int, workers: int, threads: int) -> list[float]:
     fh.tune_malloc()
     fed = fh.Federation.from_arrays(*images(name), partition="iid", clients=CLIENTS, classes=10)
     local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
-    simulation = Simulation(fed, [fh.build(name, SHAPE, 10)], fh.FedAvg(), rounds=rounds, local=local)
+    experiment = Experiment(fh.FedAvg(), (fh.build(name, SHAPE, 10),), local, Schedule(rounds))
+    simulation = Simulation(experiment, fed, Compute(device="cpu", executor="loop"))
     executor = select.executor("auto", simulation)
     return timed(rounds, lambda number: train_round(simulation.using(executor), number))
 

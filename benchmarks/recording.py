@@ -19,6 +19,8 @@ import torch
 
 import fedhead as fh
 from fedhead.core.tree.tree import Tree
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.rounds import evaluate, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
@@ -85,8 +87,8 @@ def measure(name: str, executor: str, device: torch.device, times: int) -> str:
     local = fh.LocalTraining(epochs=1, batch_size=64, optimizer=fh.SGD(0.01))
 
     def simulation() -> Simulation:
-        built = fh.build(model, shape, 10)
-        made = Simulation(data, [built], fh.FedAvg(), rounds=1000, local=local, device=device)
+        experiment = Experiment(fh.FedAvg(), (fh.build(model, shape, 10),), local, Schedule(rounds=1000))
+        made = Simulation(experiment, data, Compute(device=str(device), executor="loop"))
         made.using(select.by_name(executor, made, compile=True) if device.type == "cuda" else select.own(executor))
         return made
 
@@ -101,7 +103,7 @@ def measure(name: str, executor: str, device: torch.device, times: int) -> str:
         train_round(recorded, 1)
 
     def test_model() -> None:
-        evaluate(recorded, recorded.method, recorded.server, recorded.states, 1)
+        evaluate(recorded, recorded.experiment.method, recorded.server, recorded.states, 1)
 
     def test_accuracy() -> None:
         with mock.patch.object(predictions, "cross_entropy", no_cross_entropy):

@@ -11,12 +11,14 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 from fedhead.core.system.errors import FedheadError
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -52,25 +54,13 @@ def accuracy(rule: str, attack: str, partition: str, seed: int) -> float | None:
     stages = ["stages=[ccvr]"] if attack.startswith("CCVR") else []
     settings = [f"partition={partition}", f"seed={seed}", "local_epochs=2"]
     recipe = load("digits", [*settings, *RULES[rule], *stages])
-    made = Experiment.from_recipe(recipe)
-    federation = made.federation()
+    experiment, federation = prepare(replace(recipe, evaluate_every=recipe.rounds))
     if attack == "label flip":
         federation = hostile.flip_labels(federation, HOSTILE)
-    simulation = hostile.HostileSimulation(
-        federation,
-        made.models,
-        made.method,
-        hostile=HOSTILE,
-        attack=ATTACKS[attack],
-        executor="stack",
-        rounds=recipe.rounds,
-        local=made.local,
-        seed=recipe.seed,
-        aggregator=made.aggregator,
-        outliers=made.outliers,
-    )
+    compute = Compute(device="cpu", executor="stack")
+    simulation = hostile.HostileSimulation(experiment, federation, compute, hostile=HOSTILE, attack=ATTACKS[attack])
     try:
-        result = rounds.run(simulation, stages=made.stages, evaluate_every=recipe.rounds)
+        result = rounds.run(simulation)
     except FedheadError as error:
         print(f"# {rule}, {attack}, seed {seed}: {error}", flush=True)
         return None

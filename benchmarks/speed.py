@@ -26,6 +26,8 @@ from torch import nn
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
@@ -73,8 +75,9 @@ def side(who: str, name: str, precision: str, threads: int, pipe: Connection) ->
     fed = federation(name)
     model = fh.build(name, SHAPES[name], 10)
     local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
-    simulation = Simulation(fed, [model], fh.FedAvg(), rounds=1, local=local, bf16=precision == "bf16")
-    job = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)[0]
+    experiment = Experiment(fh.FedAvg(), (model,), local, Schedule(rounds=1))
+    simulation = Simulation(experiment, fed, Compute(device="cpu", executor="loop", precision=precision))
+    (job,) = simulation.jobs_of_round(1)
     worker: Executor | None = select.executor("auto", simulation) if who == "fedhead" else None
     pipe.send("ready")
     while pipe.recv():

@@ -110,11 +110,11 @@ def stages(options: argparse.Namespace) -> Iterator[Measured]:
     """The stages of a SimpleCNN run on 50,000 images, less one pass of the features' model over them."""
     import targets_data
     import torch
+    from simulations import simulate
 
     import fedhead as fh
     from fedhead.algorithm.task import LocalTraining
     from fedhead.engine.clients.server import evaluate_global_model
-    from fedhead.engine.rounds.simulate import simulate
     from fedhead.stages.recalibrate import features
 
     x, y, x_test, y_test = targets_data.few_images() if options.tiny else targets_data.images()
@@ -181,31 +181,27 @@ def scaffold(options: argparse.Namespace) -> Iterator[Measured]:
     import torch
 
     from fedhead.bench import benchmark
+    from fedhead.engine.experiment.compute import Compute
+    from fedhead.engine.experiment.experiment import Schedule
     from fedhead.engine.rounds.rounds import train_round
     from fedhead.engine.rounds.simulation import Simulation
     from fedhead.executors import select
-    from fedhead.models.precision import set_precision
 
     clients, steps, rounds = (20, 2, 3) if options.tiny else (1000, 100, 12)
     cohort = clients // 20
     device = torch.device(options.device)
-    bf16 = set_precision("bf16")
     workload = benchmark.Workload("SimpleCNN, SCAFFOLD", ("simplecnn",), "scaffold", plain=True)
     promised = benchmark.measure(workload, cohort, "stack", "bf16", device, steps, 3, 1.0)
     yield Measured(f"scaffold: bench, {cohort} clients", promised.steps_per_s, "client-steps/s")
     yield Measured(f"scaffold: memory of bench, {cohort} clients", promised.peak_gib, "GiB")
-    simulation = workload.simulation(clients, 1, device, bf16)
-    local = dataclasses.replace(simulation.task.local, steps=steps)
-    simulation = Simulation(
-        simulation.federation,
-        [task.model for task in simulation.tasks],
-        simulation.method,
-        rounds=rounds,
-        local=local,
-        participation=0.05,
-        device=device,
-        bf16=bf16,
+    whole = workload.simulation(clients, 1, device, "bf16")
+    experiment = dataclasses.replace(
+        whole.experiment,
+        local=dataclasses.replace(whole.task.local, steps=steps),
+        schedule=Schedule(rounds, participation=0.05),
     )
+    compute = Compute(device=str(device), executor="loop", precision="bf16")
+    simulation = Simulation(experiment, whole.clients.federation, compute)
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.empty_cache()

@@ -23,9 +23,10 @@ from statistics import fmean, stdev
 
 import fedhead as fh
 from fedhead.core.system.atomic_file import atomic
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.report.compare.statistics import interval
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "tuning" / "digits", ROOT / "docs" / "leaderboard.md"

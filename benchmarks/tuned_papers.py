@@ -19,8 +19,8 @@ from pathlib import Path
 from tuned import RANGES, ROOT
 
 import fedhead as fh
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import assignment
-from fedhead.runs.run import Compute
 from fedhead.studies.sweep import tables
 from fedhead.studies.tune.trials import TrialRecord
 

@@ -20,10 +20,11 @@ from fedhead.bench.benchmark import BATCH, CLASSES, SHAPE, WORKLOADS, plain_step
 from fedhead.core.training.optimizers import SGD
 from fedhead.data.federation.federation import Federation
 from fedhead.data.transforms.augment import Transform
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.methods import METHODS
-from fedhead.models.precision import set_precision
 from fedhead.models.registry import build
 
 
@@ -39,11 +40,10 @@ def measure(name: str, clients: int, partition: str, precision: str, samples: in
     method = METHODS[workload.method]
     model = build(workload.models[0], SHAPE, CLASSES, head=method.head or "linear")
     local = LocalTraining(2, BATCH, SGD(0.01, 0.9, 1e-5))
-    simulation = Simulation(
-        data, [model], method(), rounds=1, local=local, device=device, bf16=set_precision(precision)
-    )
+    experiment = Experiment(method(), (model,), local, Schedule(rounds=1))
+    simulation = Simulation(experiment, data, Compute(device=str(device), executor="loop", precision=precision))
     worker = select.by_name("stack", simulation, compile=True)
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
+    jobs = simulation.jobs_of_round(1)
     worker.run_all(jobs)
     seconds = []
     for _ in range(3):

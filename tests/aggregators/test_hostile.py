@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hostile
 import pytest
+from simulations import run
 
 from fedhead.core.system.errors import Diverged
-from fedhead.engine.rounds.rounds import FinishedRun, run
-from fedhead.recipes.experiment import Experiment
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.observer import FinishedRun
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
 
 
 def finished(attack: hostile.Attack, *settings: str, flip_labels: bool = False) -> FinishedRun:
     recipe = load("digits", ["partition=dirichlet(1.0)", "local_epochs=2", "rounds=5", *settings])
-    made = Experiment.from_recipe(recipe)
-    federation = made.federation()
-    simulation = hostile.HostileSimulation(
-        hostile.flip_labels(federation, (0, 1)) if flip_labels else federation,
-        made.models,
-        made.method,
-        hostile=(0, 1),
-        attack=attack,
-        rounds=recipe.rounds,
-        local=made.local,
-        aggregator=made.aggregator,
-        outliers=made.outliers,
-    )
-    return run(simulation, stages=made.stages, evaluate_every=recipe.rounds)
+    experiment, federation = prepare(replace(recipe, evaluate_every=recipe.rounds))
+    if flip_labels:
+        federation = hostile.flip_labels(federation, (0, 1))
+    compute = Compute(device="cpu", executor="loop")
+    return run(hostile.HostileSimulation(experiment, federation, compute, hostile=(0, 1), attack=attack))
 
 
 def accuracy(attack: hostile.Attack, *settings: str, flip_labels: bool = False) -> float:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 
 import fedhead as fh
@@ -18,15 +19,16 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.server import aggregate
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.recipes import build
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.stages import STAGES
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, 0.9))
@@ -35,7 +37,7 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, 0.9))
 def simulate(
     method: str, uploads: list[Upload], executor: Executor | None = None, dtype: torch.dtype = torch.float64
 ) -> Simulation:
-    return Simulation(
+    return make_simulation(
         federation(),
         [network("batch", METHODS[method].head)],
         METHODS[method](),
@@ -161,9 +163,10 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
             k: reply.replace(total if k == 0 else Tree({name: 0 * total[name] for name in total}))
             for k, reply in sent.items()
         }
-        sizes = {k: float(len(simulation.federation.rows[k])) for k in sent}
+        sizes = {k: float(len(simulation.clients.federation.rows[k])) for k in sent}
         a, b = (
-            aggregate(simulation.method, simulation.server, trees, sizes, simulation.task) for trees in (sent, moved)
+            aggregate(simulation.experiment.method, simulation.server, trees, sizes, simulation.task)
+            for trees in (sent, moved)
         )
         for name, t in a.leaves().items():
             torch.testing.assert_close(b.leaves()[name], t, atol=1e-12, rtol=1e-12)
@@ -172,9 +175,7 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
 def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> None:
     recipe = Recipe(rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
     clipped = recipe.override(["uploads=[clip(0.2), half]"])
-    assert (
-        build.uploads(clipped) == (Clip(0.2), Float16Upload()) == (build.upload("clip(norm=0.2)"), build.upload("half"))
-    )
+    assert build_experiment(clipped).uploads == (Clip(0.2), Float16Upload())
     assert Recipe.from_yaml(clipped.to_yaml()) == clipped
     plain, less = (
         execute(one, tmp_path / str(k), Compute(executor="loop", device="cpu"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.tree import Weights
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
@@ -43,7 +43,7 @@ class Views(Method):
 def test_views_are_one_batch_also_where_it_has_padding(executor: Executor) -> None:
     trained = []
     for by_hand in (True, False):
-        simulation = Simulation(
+        simulation = make_simulation(
             federation(), [network("batch")], Views(by_hand), rounds=1, local=LOCAL, dtype=torch.float64
         )
         train_round(simulation.using(executor), 1)
@@ -65,6 +65,6 @@ class Uneven(Method):
 
 @pytest.mark.parametrize(("rows", "what"), [((4, 2), "got 4 and 2 rows"), ((), "got no rows")])
 def test_views_of_other_rows_are_refused(rows: tuple[int, ...], what: str) -> None:
-    simulation = Simulation(federation(), [network("group")], Uneven(rows), rounds=1, local=LOCAL)
+    simulation = make_simulation(federation(), [network("group")], Uneven(rows), rounds=1, local=LOCAL)
     with pytest.raises(BadInput, match=what):
         train_round(simulation.using(Loop()), 1)

@@ -15,9 +15,10 @@ from torch import nn
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import federation as recipe_federation
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG
 

@@ -69,8 +69,8 @@ def test_batches_and_tables_are_ready_before_a_round_is_timed(monkeypatch: pytes
     monkeypatch.setattr(prefetch, "FEW", 0)  # they are drawn in the background, as of a large round
     simulation = SMALL.simulation(3, 2, CPU, bf16=False)
     for tables in (True, False):
-        benchmark.draw_and_wait(simulation, simulation.holders, tables)
-        assert all(drawing.done() for drawing, _ in simulation.prefetch._pending.values())
+        benchmark.draw_and_wait(simulation, simulation.clients.holders, tables)
+        assert all(drawing.done() for drawing, _ in simulation.clients.prefetch._pending.values())
         (job,) = simulation.jobs_of_round(1)
         assert (job.tables is not None) == tables
         if job.tables is not None:

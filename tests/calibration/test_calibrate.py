@@ -21,9 +21,10 @@ from fedhead.calibration import low_rank, statistics
 from fedhead.calibration.collect import fingerprint
 from fedhead.cli import call
 from fedhead.core.tree.treefile import save_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 
 class Net(nn.Module):

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from fedhead.cli import call
-from fedhead.loggers.progress import bar, progress
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.metrics.records import Row
 from fedhead.runs import checkpoint, run
+from fedhead.runs.progress import bar, progress
 
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -23,7 +24,7 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.
 
 
 def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LOCAL, rounds: int = 3) -> Simulation:
-    simulation = Simulation(
+    simulation = make_simulation(
         federation(),
         [network(norm, METHODS[name].head)],
         METHODS[name](),
@@ -56,7 +57,7 @@ def test_persistent_optimizer_state_is_the_same_on_both(optimizer: SGD | Adam) -
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     a, b = simulate("fedavg", "batch", Loop()), simulate("fedavg", "batch", Loop())
     assert_same(a.server, b.server)
-    other = Simulation(
+    other = make_simulation(
         federation(), [network("batch")], METHODS["fedavg"](), rounds=3, local=LOCAL, seed=1, dtype=torch.float64
     )
     train_round(other.using(Loop()), 1)

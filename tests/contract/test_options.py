@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 from torch import Tensor
 
@@ -155,7 +156,7 @@ def trained(method: Method, lacking: bool = False) -> Simulation:
     model, fed = network("group", method.head), federation()
     if lacking:
         fed = dataclasses.replace(fed, rows=[rows[fed.train.y.numpy()[rows] > 0] for rows in fed.rows])
-    simulation = Simulation(fed, [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
+    simulation = make_simulation(fed, [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
     for number in range(1, ROUNDS + 1):
         train_round(simulation, number)
     return simulation
@@ -164,10 +165,10 @@ def trained(method: Method, lacking: bool = False) -> Simulation:
 def left(simulation: Simulation, algorithm: Algorithm, server: Tree, states: Any, **more: Tensor) -> Left:
     """The states of server and clients, the global model, and what one client says of the test samples."""
     found = dict(server.leaves())
-    found |= {f"{k}/{path}": t for k in simulation.holders for path, t in states[k].leaves().items()}
+    found |= {f"{k}/{path}": t for k in simulation.clients.holders for path, t in states[k].leaves().items()}
     found |= dict((algorithm.global_model(server, simulation.task) or Tree()).leaves())
     job = simulation.jobs(algorithm, server, states, [3], ROUNDS + 1)[0]
-    client, fed = job.program.client(job.inputs(0)), simulation.federation
+    client, fed = job.program.client(job.inputs(0)), simulation.clients.federation
     assert fed.test is not None
     said = algorithm.predict(algorithm.personal_model(client), fed.transform(fed.test.x).double(), client)
     return found | {"said": said} | more

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.text import printable
 from fedhead.data.partitions import client_test_sets, partition_registry
 from fedhead.models import MODELS
-from fedhead.recipes import build
 from fedhead.recipes.components import named
 from fedhead.recipes.recipe import Recipe
 
@@ -94,7 +94,7 @@ def test_values_are_read_as_python_writes_them(values: list[Any]) -> None:
     [
         (lambda text: partition_registry.parse(text), "partition"),
         (lambda text: client_test_sets.parse(text), "client_test"),
-        (lambda text: build.upload(text), "upload"),
+        (lambda text: UPLOADS.resolve_call(text), "upload"),
         (lambda text: MODELS.resolve_call(text), "model"),
     ],
     ids=["partition", "client_test", "upload", "model"],

@@ -30,7 +30,7 @@ def test_a_stack_is_trained_without_symbolic_shapes() -> None:
     """Importing them takes about a second, in a command that may take five."""
     code = (
         "import sys, fedhead as fh; from fedhead.algorithm.task import LocalTraining;"
-        "from fedhead.engine.rounds.simulate import simulate; from fedhead.testing import small;"
+        "from simulations import simulate; from fedhead.testing import small;"
         "simulate(small.small_federation(), small.small_model(), fh.FedAvg(), rounds=1, local=LocalTraining(),"
         " executor='stack');"
         "print('torch.fx.experimental.symbolic_shapes' in sys.modules)"

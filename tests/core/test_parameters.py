@@ -20,8 +20,8 @@ from fedhead.core.components.parameters import Checked, check, check_all, parame
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between, Matches, Range
 from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS
-from fedhead.recipes import build
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes import experiment as build
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -91,7 +91,7 @@ def test_a_models_parameters_are_named_as_the_caller_wrote_them() -> None:
     with pytest.raises(BadInput, match=r"^model mlp: hidden: 0 is out of range, it must be at least 1$"):
         fh.build("mlp", (4,), 2, hidden=[3, 0])
     with pytest.raises(BadInput, match=r"^model\.hidden: 0 is out of range, it must be at least 1$"):
-        Experiment.from_recipe(Recipe(model_parameters={"hidden": [3, 0]}))
+        build_experiment(Recipe(model_parameters={"hidden": [3, 0]}))
 
 
 @given(low=numbers, value=numbers)

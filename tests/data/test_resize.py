@@ -13,7 +13,7 @@ import fedhead as fh
 from fedhead.calibration.collect import transform_fingerprint
 from fedhead.data.inputs.input_spec import spec_inputs
 from fedhead.recipes import inputs_record
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 
 
@@ -55,7 +55,7 @@ def test_models_are_built_for_the_resized_shape_everywhere(tmp_path: Path) -> No
     assert inputs_record.inputs(record).shape == (3, 20, 20)
     assert inputs_record.blank(record, 1).transform == federation.transform
     assert spec_inputs(federation.train.x, federation.transform)["resize"] == 20
-    built = Experiment.from_recipe(Recipe(dataset="digits", model="mlp(hidden=[4])", resize=12))
+    built = build_experiment(Recipe(dataset="digits", model="mlp(hidden=[4])", resize=12))
     assert built.models[0].state_dict()["extractor.1.0.weight"].shape == (4, 144)
 
 

@@ -12,7 +12,7 @@ from commands import succeed
 
 import fedhead as fh
 from fedhead.recipes import recipe_data as recipe_data
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
@@ -117,7 +117,7 @@ def test_recipes_say_what_does_not_go_together() -> None:
     ]:
         with pytest.raises(fh.BadInput, match=message):
             recipe_data.inputs(Recipe.from_flat(keys))
-    assert Experiment.from_recipe(Recipe(objective="multiclass")).models[0].classes == 10
+    assert build_experiment(Recipe(objective="multiclass")).models[0].classes == 10
 
 
 def test_a_run_in_a_folder_goes_on_with_its_objective(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.runs.run import Compute, execute
+from fedhead.engine.experiment.compute import Compute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
@@ -75,7 +76,7 @@ def test_one_round_over_tls_gives_the_heads_of_a_simulation(tmp_path: Path) -> N
     told = (project.private / "server.log").read_text()
     assert told.count(" is here with ") == 3, told  # a site that is late would be missing in the sums
     assert "does not count" not in told, told
-    alone = execute(project.server().recipe_of_run(), tmp_path / "alone", Compute(), on_row=lambda row: None)
+    alone = execute(project.server().recipe_of_run(), tmp_path / "alone", Compute())
     for name in ("ridge", "personal_lda"):
         assert "left_out" not in outcome["stages"][name]
         for value in ("accuracy", "personal"):

@@ -17,7 +17,7 @@ from deployments import MARK, end_marked
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
@@ -89,7 +89,7 @@ def _wait_for(port: int, log: Path) -> None:
 def _equals_simulation(folder: Path) -> None:
     torch.set_num_threads(1)
     recipe = RunFolder.open(folder).recipe
-    experiment = Experiment.from_recipe(recipe)
+    experiment = build_experiment(recipe)
     simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:

@@ -18,7 +18,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import certificates
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.runs.run import Compute, execute
+from fedhead.engine.experiment.compute import Compute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from hostile import inflated
+from simulations import make_experiment, make_simulation
 from small import federation, network
 
 import fedhead as fh
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Received
@@ -47,7 +49,8 @@ class Watching(Simulation):
     hostile: int | None = None
 
     def __init__(self) -> None:
-        super().__init__(federation(), [network("group")], FedAvg(), **SETTINGS)
+        experiment = make_experiment([network("group")], FedAvg(), **SETTINGS)
+        super().__init__(experiment, federation(), Compute(device="cpu", executor="loop"))
         self.portion = 2
         self.asked: list[list[int]] = []
         self.sent: list[Any] = []
@@ -82,12 +85,12 @@ def same(found: StageResult, expected: StageResult) -> None:
     ids=["ccvr", "ridge", "ridge-validation", "qda"],
 )
 def test_added_up_as_they_arrive_replies_give_the_same_bit_for_bit(stage: Stage, kept: Stage) -> None:
-    expected = run_stage(Simulation(federation(), [network("group")], FedAvg(), **SETTINGS), kept)
+    expected = run_stage(make_simulation(federation(), [network("group")], FedAvg(), **SETTINGS), kept)
     simulation = Watching()
     found = run_stage(simulation, stage)
     same(found, expected)
     assert found.metrics["bytes_down"] == expected.metrics["bytes_down"]
-    assert [len(asked) for asked in simulation.asked] == [2] * (len(simulation.holders) // 2)
+    assert [len(asked) for asked in simulation.asked] == [2] * (len(simulation.clients.holders) // 2)
 
 
 def test_a_client_unlike_the_others_is_not_in_the_sums() -> None:
@@ -96,17 +99,15 @@ def test_a_client_unlike_the_others_is_not_in_the_sums() -> None:
     found, expected = run_stage(simulation, fh.Ridge()), run_stage(other, KeptRidge())
     same(found, expected)
     assert list(found.metrics["failed"]) == ["3"]
-    assert 3 not in [k for asked in simulation.asked[len(simulation.holders) // 2 :] for k in asked]
+    assert 3 not in [k for asked in simulation.asked[len(simulation.clients.holders) // 2 :] for k in asked]
 
 
 def test_over_flower_replies_are_added_up_too(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from fedhead.testing.inprocess import InProcessFederation
+    from simulations import make_world
 
     def outcome(stage: Stage, portion: int | None) -> StageResult:
-        world = InProcessFederation(
-            federation(), {"own": network("group")}, FedAvg(), SETTINGS, tmp_path, stages=[stage]
-        )
+        world = make_world(federation(), {"own": network("group")}, FedAvg(), SETTINGS, tmp_path, stages=[stage])
         transport = world.transport(world.grid())
         transport.portion = portion
         transport.begin()

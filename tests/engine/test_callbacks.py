@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from simulations import RowFunction
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.rounds.callbacks import CallbackList, make
+from fedhead.engine.experiment.callbacks import CallbackList, make
+from fedhead.engine.experiment.compute import Compute
 from fedhead.flower.config import ServerFile
 from fedhead.flower.factory import run_spec
 from fedhead.metrics.registry import find
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 LOOP = Compute(executor="loop")  # what auto chooses depends on the time that each takes
@@ -239,7 +241,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path) -> Non
                 raise Killed
 
         with pytest.raises(Killed):
-            execute(recipe, tmp_path / "run", LOOP, resume=number > 1, on_row=kill)
+            execute(recipe, tmp_path / "run", LOOP, resume=number > 1, observers=[RowFunction(kill)])
     found = execute(recipe, tmp_path / "run", LOOP, resume=True)
     timings = {"run", "seconds", "stages", "executor"}
     assert {k: v for k, v in found.items() if k not in timings} == {k: v for k, v in whole.items() if k not in timings}

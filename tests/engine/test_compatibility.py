@@ -8,7 +8,7 @@ from small import network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.clients.compatibility import assignment, check_models
+from fedhead.engine.experiment.compatibility import assignment, check_models
 from fedhead.methods import METHODS
 
 LOCAL = LocalTraining(batch_size=4)

@@ -13,18 +13,17 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from simulations import make_simulation, make_world, run
 from torch import nn
 
 import fedhead as fh
 from fedhead.data.inputs.arrays import Samples
 from fedhead.engine.clients.features import FeatureExtractor
-from fedhead.engine.rounds.rounds import run
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.experiment.compute import Compute
 from fedhead.models.module_digest import module_digest
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute
-from fedhead.testing.inprocess import InProcessFederation
+from fedhead.runs.run import execute
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,8 @@ def test_in_double_precision_the_numbers_agree_to_1e_10(digits: fh.Federation) -
         p.requires_grad_(False)
     settings: dict[str, Any] = {"rounds": 2, "local": fh.LocalTraining(), "dtype": torch.float64}
     plain, kept = (
-        run(Simulation(digits, [model], fh.FedAvg(), cache_features=cache, **settings)) for cache in (None, "memory")
+        run(make_simulation(digits, [model], fh.FedAvg(), cache_features=cache, **settings))
+        for cache in (None, "memory")
     )
     for name, t in plain.server["model"].items():
         torch.testing.assert_close(kept.server["model"][name], t, atol=1e-10, rtol=0)
@@ -226,7 +226,7 @@ def test_a_run_folder_is_resumed_on_features_and_analysed_without_them(tmp_path:
     assert longer["accuracy"] == whole["accuracy"]
     assert len(list((tmp_path / "kept").iterdir())) == 2  # training and test samples, found again each time
     opened = reopen(tmp_path / "part")
-    assert opened.simulation.pool.x.dim() == 4  # type: ignore[union-attr]  # images, for the layers of the extractor
+    assert opened.simulation.clients.pool.x.dim() == 4  # type: ignore[union-attr]  # images, for the layers of the extractor
     assert opened.simulation.task.model.kept_width is None
 
 
@@ -238,10 +238,10 @@ def test_sites_keep_features_and_resize_as_a_simulation_does(tmp_path: Path) -> 
     for p in model.extractor.parameters():
         p.requires_grad_(False)
     settings: dict[str, Any] = {"rounds": 2, "local": fh.LocalTraining(), "cache_features": "memory"}
-    world = InProcessFederation(held, {"own": model}, fh.FedAvg(), settings, tmp_path)
+    world = make_world(held, {"own": model}, fh.FedAvg(), settings, tmp_path)
     found = run(world.transport(world.grid()))
-    expected = run(Simulation(held, [model], fh.FedAvg(), **settings))
-    through = run(Simulation(held, [model], fh.FedAvg(), rounds=2, local=fh.LocalTraining()))
+    expected = run(make_simulation(held, [model], fh.FedAvg(), **settings))
+    through = run(make_simulation(held, [model], fh.FedAvg(), rounds=2, local=fh.LocalTraining()))
     assert found.accuracy == expected.accuracy == through.accuracy
     for name, t in expected.server["model"].items():
         torch.testing.assert_close(found.server["model"][name], t, atol=1e-6, rtol=1e-6)

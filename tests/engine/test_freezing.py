@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 import fedhead as fh
@@ -14,13 +15,13 @@ from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import run, train_round
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
@@ -30,7 +31,7 @@ LOCAL = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.1, momentum=0.9, w
 def simulate(name: str, frozen: str, executor: Executor, rounds: int = 2) -> Simulation:
     model = network("batch", METHODS[name].head)
     model.get_submodule(frozen).requires_grad_(False)  # after the model was split
-    made = Simulation(federation(), [model], METHODS[name](), rounds=rounds, local=LOCAL).using(executor)
+    made = make_simulation(federation(), [model], METHODS[name](), rounds=rounds, local=LOCAL).using(executor)
     for number in range(1, rounds + 1):
         train_round(made, number)
     return made
@@ -38,7 +39,7 @@ def simulate(name: str, frozen: str, executor: Executor, rounds: int = 2) -> Sim
 
 def moved(simulation: Simulation, part: str) -> dict[str, bool]:
     """Whether each parameter of a part has moved, on the server or at some client."""
-    first = simulation.initial[0].part(part).params
+    first = simulation.clients.initial[0].part(part).params
     held = [simulation.server, *simulation.states.kept.values()]
     copies: dict[str, list[torch.Tensor]] = {name: [] for name in first}
     for entries in (entry for tree in held for entry in tree.values() if isinstance(entry, Tree)):
@@ -63,7 +64,7 @@ def test_a_rule_of_the_servers_does_not_move_what_is_frozen() -> None:
 
 def test_running_statistics_of_a_frozen_part_move_as_in_pytorch() -> None:
     made = simulate("fedavg", "extractor", Loop(), rounds=1)
-    assert any(not torch.equal(t, made.initial[0][name]) for name, t in made.server["model"].stats.items())
+    assert any(not torch.equal(t, made.clients.initial[0][name]) for name, t in made.server["model"].stats.items())
 
 
 def test_a_phase_with_nothing_to_train_is_refused_before_any_round() -> None:
@@ -99,14 +100,14 @@ def test_fh_run_holds_what_was_frozen_after_the_build() -> None:
 )
 def test_recipes_freeze_by_part_name_or_pattern(names: tuple[str, ...], frozen: set[str]) -> None:
     recipe = Recipe(model="mlp", model_parameters={"hidden": [8]}, freeze=names)
-    assert Experiment.from_recipe(recipe).models[0].frozen == frozen
+    assert build_experiment(recipe).models[0].frozen == frozen
 
 
 def test_recipes_refuse_to_freeze_nothing_or_everything() -> None:
     with pytest.raises(BadInput, match=r"unknown name in freeze 'extractr': did you mean 'extractor'\?"):
-        Experiment.from_recipe(Recipe(freeze=("extractr",)))
+        build_experiment(Recipe(freeze=("extractr",)))
     with pytest.raises(BadInput, match=r"freeze: all parameters are frozen"):
-        Experiment.from_recipe(Recipe(freeze=("extractor", "classifier")))
+        build_experiment(Recipe(freeze=("extractor", "classifier")))
 
 
 def test_a_recipe_that_freezes_all_that_a_phase_trains_leaves_no_folder(

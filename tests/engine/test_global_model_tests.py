@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 from torch import Tensor
 
@@ -27,12 +28,12 @@ LOCAL = LocalTraining(epochs=1, batch_size=4)
 
 
 def simulation(norm: str = "batch") -> Simulation:
-    return Simulation(federation(), [network(norm)], METHODS["fedavg"](), rounds=1, local=LOCAL)
+    return make_simulation(federation(), [network(norm)], METHODS["fedavg"](), rounds=1, local=LOCAL)
 
 
 def predictions_of(made: Simulation, method: FedAvg | None = None, pool: Pool | None = None) -> predictions.Predictions:
     return global_predictions(
-        method or made.method, made.server["model"], made.task, pool or made.test, keep_scores=True
+        method or made.experiment.method, made.server["model"], made.task, pool or made.test, keep_scores=True
     )
 
 

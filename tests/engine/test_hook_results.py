@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.client import Client
@@ -13,8 +14,6 @@ from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.engine.rounds.rounds import run
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
@@ -42,7 +41,7 @@ def with_hook(name: str, result: Any) -> FedAvg:
 def test_a_hook_that_returns_no_tree_is_named(hook: str, result: Any, said: str, executor: Executor) -> None:
     with pytest.raises(BadInput, match=f"Mine.{hook} returned {said}"):
         run(
-            Simulation(federation(), [network()], with_hook(hook, result), rounds=1, local=LocalTraining()).using(
+            make_simulation(federation(), [network()], with_hook(hook, result), rounds=1, local=LocalTraining()).using(
                 executor
             )
         )
@@ -50,7 +49,7 @@ def test_a_hook_that_returns_no_tree_is_named(hook: str, result: Any, said: str,
 
 @pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
 def test_a_gradient_that_is_forgotten_is_named(executor: Executor) -> None:
-    made = Simulation(federation(), [network()], with_hook("correct", None), rounds=1, local=LocalTraining())
+    made = make_simulation(federation(), [network()], with_hook("correct", None), rounds=1, local=LocalTraining())
     with pytest.raises(BadInput, match=r"Mine.correct returned a NoneType: return the gradient"):
         run(made.using(executor))
 
@@ -58,12 +57,12 @@ def test_a_gradient_that_is_forgotten_is_named(executor: Executor) -> None:
 def test_a_plain_tree_in_place_of_weights_is_named() -> None:
     made = with_hook("aggregate", Tree(model=Tree(w=torch.zeros(1))))
     with pytest.raises(BadInput, match=r"Mine.aggregate returned a Tree under 'model'.*server\['model'\].replace"):
-        run(Simulation(federation(), [network()], made, rounds=1, local=LocalTraining()))
+        run(make_simulation(federation(), [network()], made, rounds=1, local=LocalTraining()))
 
 
 @pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
 def test_a_server_state_without_the_model_is_named(executor: Executor) -> None:
-    made = Simulation(
+    made = make_simulation(
         federation(), [network()], with_hook("aggregate", Tree(c=torch.zeros(1))), rounds=2, local=LocalTraining()
     )
     said = r"Mine.aggregate returned a server state without 'model'.*it has 'c': return server.replace"
@@ -79,7 +78,7 @@ def test_a_server_state_may_lack_what_no_client_receives() -> None:
         def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
             return Tree()
 
-    made = Simulation(federation(), [network()], Alone(), rounds=2, local=LocalTraining())
+    made = make_simulation(federation(), [network()], Alone(), rounds=2, local=LocalTraining())
     run(made)
     assert not made.server
 
@@ -117,12 +116,12 @@ class AllRenamed(AveragesRenamed):
 def test_a_default_hook_that_lacks_the_model_is_named(method: type[FedAvg], hook: str, executor: Executor) -> None:
     said = rf"{method.__name__}: .* has no 'model', which the default {hook} needs; it has 'weights': .*or write {hook}"
     with pytest.raises(BadInput, match=said):
-        run(Simulation(federation(), [network()], method(), rounds=1, local=LocalTraining()).using(executor))
+        run(make_simulation(federation(), [network()], method(), rounds=1, local=LocalTraining()).using(executor))
 
 
 def test_a_method_may_name_its_model_as_it_likes() -> None:
     found, expected = (
-        run(Simulation(federation(), [network()], method, rounds=2, local=LocalTraining()))
+        run(make_simulation(federation(), [network()], method, rounds=2, local=LocalTraining()))
         for method in (AllRenamed(), FedAvg())
     )
     assert found.rows[-1]["test_loss"] == expected.rows[-1]["test_loss"]

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.callbacks import KEEP, STOP, Action, Callback
-from fedhead.engine.rounds.rounds import Snapshot, run, run_stage
+from fedhead.engine.experiment.callbacks import KEEP, STOP, Action, Callback
+from fedhead.engine.rounds.observer import Snapshot
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import Copies, HostStates
@@ -39,9 +41,11 @@ def same(one: Tree, other: Tree) -> bool:
 
 
 def simulation(method: str, local: LocalTraining, on_host: bool) -> Simulation:
-    made = Simulation(federation(), [network("batch")], METHODS[method](), rounds=5, local=local, participation=0.5)
+    made = make_simulation(
+        federation(), [network("batch")], METHODS[method](), rounds=5, local=local, participation=0.5
+    )
     if on_host:
-        made.states = HostStates(made.initial_state, CPU)
+        made.states = HostStates(made.clients.initial_state, CPU)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
@@ -16,7 +17,7 @@ from fedhead.algorithm.upload import Float16Upload
 from fedhead.calibration import statistics
 from fedhead.calibration.symmetric import pack
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Received
 from fedhead.executors.loop import Loop
@@ -42,7 +43,9 @@ class Lying(Simulation):
 
 def simulated(lie: Lie, method: str = "fedavg", stage: CCVR | None = None, **settings: Any) -> FinishedRun:
     head = METHODS[method].head
-    simulation = Lying(federation(), [network("group", head)], METHODS[method](), rounds=1, local=LOCAL, **settings)
+    settings = {"rounds": 1, "local": LOCAL, "kind": Lying, **settings}
+    simulation = make_simulation(federation(), [network("group", head)], METHODS[method](), **settings)
+    assert isinstance(simulation, Lying)
     simulation.lie, simulation.stage_only = lie, stage is not None
     simulation.using(Loop())
     return run(simulation, stages=[] if stage is None else [stage])
@@ -132,9 +135,8 @@ def test_rows_of_small_classes_do_not_leave_a_client(method: str, stage: CCVR | 
             return received
 
     model = network("group", METHODS[method].head)
-    simulation = Watching(
-        whole, [model], METHODS[method](), rounds=1, local=LOCAL, min_class_count=least, executor=executor
-    )
+    settings = {"rounds": 1, "local": LOCAL, "min_class_count": least, "executor": executor}
+    simulation = make_simulation(whole, [model], METHODS[method](), kind=Watching, **settings)
     result = run(simulation, stages=[] if stage is None else [stage])
     row = result.rows[0] if stage is None else result.stages["ccvr"].metrics
     counts = torch.as_tensor(whole.counts())
@@ -150,15 +152,13 @@ def test_rows_of_small_classes_do_not_leave_a_client(method: str, stage: CCVR | 
 
 def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from fedhead.testing.inprocess import InProcessFederation
+    from simulations import make_world
 
     settings = {"rounds": 1, "local": LOCAL, "min_class_count": 4}
     stage = CCVR(samples=5, epochs=1)
-    here = InProcessFederation(
-        federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage]
-    )
+    here = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage])
     over_flower = run(here.transport(here.grid()), stages=[stage]).stages["ccvr"]
-    simulation = Simulation(federation(), [network("group")], METHODS["fedavg"](), **settings)
+    simulation = make_simulation(federation(), [network("group")], METHODS["fedavg"](), **settings)
     simulated = run(simulation.using(Loop()), stages=[stage]).stages["ccvr"]
     assert over_flower.metrics["left_out"] == {f"site-{k}": v for k, v in simulated.metrics["left_out"].items()}
     for name, t in simulated.server["calibrated"].leaves().items():
@@ -167,14 +167,14 @@ def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_pat
 
 def test_an_impossible_statistic_of_a_site_leaves_it_out_of_the_stage(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
+    from simulations import make_world
+
     from fedhead.flower.wire import wire
-    from fedhead.testing.inprocess import InProcessFederation, changed_response
+    from fedhead.testing.inprocess import changed_response
 
     stage = CCVR(samples=5, epochs=1)
     settings = {"rounds": 1, "local": LOCAL}
-    here = InProcessFederation(
-        federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage]
-    )
+    here = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage])
     grid = here.grid()
 
     def lie(header: dict[str, Any], trees: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 
 import fedhead as fh
@@ -63,7 +64,9 @@ class Asked(Stack):
 
 def simulation(**settings: Any) -> Simulation:
     EVENTS.clear()
-    made = Simulation(federation(), [network("group")], Noting(**settings), rounds=1, local=LocalTraining(epochs=1))
+    made = make_simulation(
+        federation(), [network("group")], Noting(**settings), rounds=1, local=LocalTraining(epochs=1)
+    )
     return made.using(Asked())
 
 
@@ -76,7 +79,7 @@ def test_replies_are_aggregated_before_it_is_asked_whether_they_are_finite() -> 
 @pytest.mark.parametrize("bad", ["send", "keep"])
 def test_a_client_whose_reply_is_not_finite_is_named_whatever_the_aggregate_makes_of_it(bad: str) -> None:
     made = simulation(bad=bad)
-    first = next(k for k, own in enumerate(made.counts.tolist()) if own[0] > 3)
+    first = next(k for k, own in enumerate(made.clients.counts.tolist()) if own[0] > 3)
     before = made.server
     with pytest.raises(Diverged, match=f"client {first}, round 1: .* is not finite"):
         train_round(made, 1)
@@ -96,6 +99,6 @@ class Spoiling(Stack):
 
 def test_what_an_own_executor_makes_of_replies_is_looked_at_too() -> None:
     local = LocalTraining(epochs=1)
-    made = Simulation(federation(), [network("group")], fh.Scaffold(), rounds=1, local=local, executor=Spoiling())
+    made = make_simulation(federation(), [network("group")], fh.Scaffold(), rounds=1, local=local, executor=Spoiling())
     with pytest.raises(Diverged, match=r"client 0, round 1: .* is not finite"):
         train_round(made, 1)

@@ -11,18 +11,21 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import SIZES, federation, network
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.per_client_counts import Uniform
 from fedhead.engine.clients import local_schedule
-from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.observer import Snapshot
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.stack.stack import by_steps
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.samplers.uniform import UniformSampler
 
@@ -43,7 +46,7 @@ WORK: dict[str, dict[str, Any]] = {
 
 def made(method: fh.Method, norm: str = "group", **settings: Any) -> Simulation:
     usual = {"rounds": ROUNDS, "local": LOCAL, "dtype": torch.float64}
-    return Simulation(federation(), [network(norm, method.head)], method, **usual | settings)
+    return make_simulation(federation(), [network(norm, method.head)], method, **usual | settings)
 
 
 def trained(method: fh.Method, executor: Executor, norm: str = "group", **settings: Any) -> Simulation:
@@ -106,7 +109,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(work: str) -> None:
 
 # -- what each client does ----------------------------------------------------------------------------
 def sent(simulation: Simulation, clients: list[int], round: int = 1) -> dict[int, fh.Tree]:
-    found = simulation.exchange(simulation.method, simulation.server, simulation.states, clients, round)
+    found = simulation.exchange(simulation.experiment.method, simulation.server, simulation.states, clients, round)
     return {k: reply.send for k, reply in found.replies.items()}
 
 
@@ -119,7 +122,7 @@ def test_a_client_does_what_it_would_do_in_a_run_of_its_own_epochs() -> None:
 
 
 def counts(simulation: Simulation, round: int = 1) -> dict[int, int]:
-    (job,) = simulation.jobs(simulation.method, simulation.server, simulation.states, [0, 1, 3, 4], round)
+    (job,) = simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, [0, 1, 3, 4], round)
     return {k: sum(map(len, mine)) for k, mine in zip(job.clients, job.schedules, strict=True)}
 
 
@@ -169,8 +172,8 @@ def test_late_clients_do_one_to_all_of_their_steps() -> None:
 
 def test_dropped_clients_are_absent_and_the_others_are_averaged() -> None:
     simulation = made(fh.FedAvg(), stragglers=DROP).using(fh.Loop())
-    late = [k for k in simulation.holders if DROP.drops(k, 1, 0)]
-    stay = [k for k in simulation.holders if k not in late]
+    late = [k for k in simulation.clients.holders if DROP.drops(k, 1, 0)]
+    stay = [k for k in simulation.clients.holders if k not in late]
     assert late
     assert len(stay) > 1
     replies = sent(simulation, stay)
@@ -292,13 +295,13 @@ def test_what_batches_are_drawn_from_is_found_once(monkeypatch: pytest.MonkeyPat
     simulation = made(fh.FedAvg())
     expected = [job.schedules for job in simulation.jobs_of_round(2)]
     monkeypatch.setattr(local_schedule, "draw_arguments", counting)
-    simulation.draw_ahead(simulation.holders, 2)
+    simulation.clients.draw_ahead(simulation.clients.holders, 2)
     jobs = simulation.jobs_of_round(2)
-    assert found == simulation.holders
+    assert found == simulation.clients.holders
     for mine, own in zip(jobs[0].schedules, expected[0], strict=True):
         assert all((a.positions == b.positions).all() and a.key == b.key for a, b in zip(mine, own, strict=True))
     simulation.jobs_of_round(3)
-    assert found == 2 * simulation.holders
+    assert found == 2 * simulation.clients.holders
 
 
 def test_a_method_that_changes_its_phases_draws_anew() -> None:
@@ -309,7 +312,7 @@ def test_a_method_that_changes_its_phases_draws_anew() -> None:
             return (fh.Phase(self.loss, epochs=self.epochs),)
 
     simulation = made(Changing())
-    simulation.draw_ahead(simulation.holders, 2)
+    simulation.clients.draw_ahead(simulation.clients.holders, 2)
     before = len(simulation.jobs_of_round(2)[0].schedules[0][0])
     Changing.epochs = 3
     assert len(simulation.jobs_of_round(2)[0].schedules[0][0]) == 3 * before

@@ -7,22 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mixed import RECIPE, pair, perceptron
+from simulations import RowFunction
 from small import federation
 from torch import nn
 
 import fedhead
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
+from fedhead.engine.experiment.compute import Compute
 from fedhead.models.build_many import build_many
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 
 def test_a_recipe_names_several_models() -> None:
     assert Recipe.from_yaml(RECIPE.to_yaml()) == RECIPE
-    made = Experiment.from_recipe(RECIPE).models
+    made = build_experiment(RECIPE).models
     assert [m.features for m in made] == [24, 24, 24]
     sizes = [sum(p.numel() for p in m.extractor.parameters()) for m in made]
     assert len(set(sizes)) == 3
@@ -65,7 +67,7 @@ def test_a_stopped_run_of_a_mixed_federation_ends_as_if_it_had_not_been(method: 
 
     whole = execute(recipe, tmp_path / "whole", settings)
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "stopped", settings, on_row=stop)
+        execute(recipe, tmp_path / "stopped", settings, observers=[RowFunction(stop)])
     again = execute(recipe, tmp_path / "stopped", settings, resume=True)
     for name in ("personal", "clients", "bytes_up", "bytes_down", "client_bytes"):
         assert again[name] == whole[name]
@@ -131,7 +133,7 @@ def test_digits_hold_out_their_own_rows_as_public_data() -> None:
 )
 def test_what_does_not_fit_is_refused_with_the_reason(override: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        Experiment.from_recipe(RECIPE.override(override.split(" ; ")))
+        build_experiment(RECIPE.override(override.split(" ; ")))
 
 
 def test_ktpfl_without_public_data_is_refused(tmp_path: Path) -> None:

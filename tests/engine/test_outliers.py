@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, make_world, run
 from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
@@ -19,12 +20,11 @@ from fedhead.core.tree.tree import Tree
 from fedhead.engine.policies import outliers
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.reply_check import Refused
-from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import ClientReply, Received
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcessFederation, changed_response
+from fedhead.testing.inprocess import changed_response
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
 Change = Callable[[ClientReply, Tree], ClientReply]
@@ -45,7 +45,7 @@ def simulated(lie: Change, policy: str | None, method: str = "fedavg", **setting
     made = METHODS[method]()
     chosen = None if policy is None else OutlierPolicy.from_text(policy)
     settings = {"rounds": 1, "local": LOCAL, "outliers": chosen, **settings}
-    simulation = Lying(federation(), [network("group", made.head)], made, **settings).using(Loop())
+    simulation = make_simulation(federation(), [network("group", made.head)], made, kind=Lying, **settings)
     assert isinstance(simulation, Lying)
     simulation.lie = lie
     return run(simulation)
@@ -155,7 +155,7 @@ def test_uploads_are_undone_first() -> None:
 
 def test_a_site_is_dropped_as_a_client_of_a_simulation_is(tmp_path: Path) -> None:
     settings = {"rounds": 1, "local": LOCAL, "outliers": OutlierPolicy("drop")}
-    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
+    world = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
     grid = world.grid()
 
     def change(header: dict[str, Any], trees: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from simulations import make_simulation
 from small import CLASSES, SIZES, federation, network
 from torch import Tensor, nn
 
@@ -79,7 +80,9 @@ class Matrix(Method):
 def simulate(
     method: Method, executor: Executor, norm: str = "group", local: LocalTraining = LOCAL, fed: Federation | None = None
 ) -> Simulation:
-    simulation = Simulation(fed or federation(), [network(norm)], method, rounds=2, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        fed or federation(), [network(norm)], method, rounds=2, local=local, dtype=torch.float64
+    )
     for number in (1, 2):
         train_round(simulation.using(executor), number)
     return simulation
@@ -96,7 +99,7 @@ def test_one_value_per_sample_is_fedavg(executor: Executor, norm: str) -> None:
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_a_plain_mean_is_refused_before_anything_is_trained(norm: str) -> None:
     with pytest.raises(BadInput, match=r"^PlainMean\.loss: .* padding rows .*: use batch\.weight, .* one value per sa"):
-        Simulation(
+        make_simulation(
             federation(), [network(norm)], PlainMean(), rounds=1, local=LOCAL, dtype=torch.float64
         ).jobs_of_round(1)
 
@@ -104,9 +107,11 @@ def test_a_plain_mean_is_refused_before_anything_is_trained(norm: str) -> None:
 def test_steps_that_end_with_a_full_batch_may_have_padding_before_it() -> None:
     """Client 1 has five samples: a full batch, a padded one, and a full one again."""
     local = LocalTraining(steps=3, batch_size=4, optimizer=LOCAL.optimizer)
-    simulation = Simulation(federation(), [network("group")], PlainMean(), rounds=1, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        federation(), [network("group")], PlainMean(), rounds=1, local=local, dtype=torch.float64
+    )
     with pytest.raises(BadInput, match=r"^PlainMean\.loss: .* padding rows"):
-        simulation.jobs(simulation.method, simulation.server, simulation.states, [1], 1)
+        simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, [1], 1)
 
 
 def test_a_small_term_that_counts_padding_is_refused() -> None:
@@ -115,7 +120,7 @@ def test_a_small_term_that_counts_padding_is_refused() -> None:
 
 
 def test_a_phase_is_checked_when_it_begins() -> None:
-    simulation = Simulation(federation(), [network("group")], LatePlainMean(), rounds=2, local=LOCAL)
+    simulation = make_simulation(federation(), [network("group")], LatePlainMean(), rounds=2, local=LOCAL)
     train_round(simulation.using(Stack()), 1)
     with pytest.raises(BadInput, match=r"^LatePlainMean\.plain: "):
         train_round(simulation.using(Stack()), 2)
@@ -168,7 +173,7 @@ class Mixes(nn.Module):
 )
 def test_a_model_that_mixes_rows_itself_is_refused(kind: str, what: str) -> None:
     model = split(Mixes(kind), classifier="fc")
-    simulation = Simulation(federation(), [model], Method(), rounds=1, local=LOCAL, dtype=torch.float64)
+    simulation = make_simulation(federation(), [model], Method(), rounds=1, local=LOCAL, dtype=torch.float64)
     with pytest.raises(BadInput, match=rf"^Method\.loss: {what}.* training mode, .*: use nn\.BatchNorm"):
         train_round(simulation.using(Loop()), 1)
     with pytest.raises(CheckFailed, match="mixes the rows of its batch"):
@@ -178,7 +183,7 @@ def test_a_model_that_mixes_rows_itself_is_refused(kind: str, what: str) -> None
 @pytest.mark.parametrize("method", [Method(), PerSample()], ids=["fedavg", "per sample"])
 def test_a_model_that_mixes_rows_in_evaluation_mode_too_is_named_and_not_the_loss(method: Method) -> None:
     model = split(Mixes("always"), classifier="fc")
-    simulation = Simulation(federation(), [model], method, rounds=1, local=LOCAL, dtype=torch.float64)
+    simulation = make_simulation(federation(), [model], method, rounds=1, local=LOCAL, dtype=torch.float64)
     with pytest.raises(BadInput, match=r"^the model mixes the rows of its batch, also in evaluation mode"):
         train_round(simulation.using(Loop()), 1)
 
@@ -219,7 +224,7 @@ def test_a_lone_sample_without_a_variance_is_told_once(caplog: pytest.LogCapture
     results = []
     for executor in (Loop(), Stack()):
         settings = {"rounds": 1, "local": LOCAL, "dtype": torch.float64}
-        simulation = Simulation(federation(), [split(flat, classifier="3")], Method(), **settings)
+        simulation = make_simulation(federation(), [split(flat, classifier="3")], Method(), **settings)
         train_round(simulation.using(executor), 1)
         results.append(simulation.server["model"])
     assert [m for m in caplog.messages if "one sample" in m] == caplog.messages

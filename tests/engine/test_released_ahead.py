@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 import fedhead as fh
 from fedhead.engine.clients import prefetch
-from fedhead.engine.rounds.callbacks import STOP
-from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.experiment.callbacks import STOP
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors.client.base import Executor
@@ -32,14 +33,14 @@ def simulation(executor: Executor, method: fh.Method | None = None, **settings: 
     """A run that prepares its rounds as beside a GPU; all tensors stay on the CPU."""
     method = method or fh.FedAvg()
     usual: dict[str, Any] = {"rounds": 8, "local": LOCAL}
-    made = Simulation(federation(), [network("group", method.head)], method, executor=executor, **usual | settings)
+    made = make_simulation(federation(), [network("group", method.head)], method, executor=executor, **usual | settings)
     made.device = torch.device("cuda")
     return made
 
 
 def held(made: Simulation) -> int:
     """How many clients' batches are held that were drawn ahead."""
-    return len(made.prefetch._pending) + len(made.prefetch._ready)
+    return len(made.clients.prefetch._pending) + len(made.clients.prefetch._ready)
 
 
 def stop_after(round: int, now: Snapshot) -> Any:
@@ -51,12 +52,12 @@ def test_a_run_that_is_stopped_holds_nothing_of_the_next_round() -> None:
     run(made, evaluate_every=8, on_round=partial(stop_after, 2))
     assert made.round == 2
     assert not held(made)
-    assert not made._batches._ahead
+    assert not made.clients._batches._ahead
 
 
 def test_a_run_that_is_stopped_holds_no_states_on_the_device() -> None:
     made = simulation(Stack(), fh.Scaffold(), participation=0.5)
-    made.states = states = HostStates(made.initial_state, torch.device("cpu"))
+    made.states = states = HostStates(made.clients.initial_state, torch.device("cpu"))
     run(made, evaluate_every=8, on_round=partial(stop_after, 2))
     assert states.kept
     assert not states._prefetched

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from simulations import make_simulation, make_world, run
 from small import network
 
 from fedhead.aggregators import AGGREGATORS
@@ -26,13 +27,12 @@ from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_mean import tree_mean
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
@@ -50,7 +50,7 @@ def federation() -> Federation:
 def simulation(rule: Aggregator | None, method: Method | None = None, **settings: Any) -> Simulation:
     method = method or METHODS["fedavg"]()
     model = network("batch", method.head)
-    return Simulation(
+    return make_simulation(
         federation(), [model], method, **{"rounds": 2, "local": LOCAL, "aggregator": rule, **settings}
     ).using(Loop())
 
@@ -69,7 +69,7 @@ def test_loop_stack_and_sites_give_the_same_numbers(name: str, tmp_path: Path) -
     run(loop), run(stack)
     close(loop.server, stack.server, 1e-5)
     settings = {"rounds": 2, "local": LOCAL, "aggregator": rule}
-    world = InProcessFederation(federation(), {"own": network("batch")}, METHODS["fedavg"](), settings, tmp_path)
+    world = make_world(federation(), {"own": network("batch")}, METHODS["fedavg"](), settings, tmp_path)
     transport = world.transport(world.grid(), round_seconds=60.0)
     run(transport)
     close(loop.server, transport.server, 1e-6)
@@ -124,7 +124,7 @@ def test_too_few_clients_are_refused_before_training() -> None:
 
 def test_too_few_replies_are_no_quorum() -> None:
     made = simulation(Krum(1))
-    made.holders = made.holders[2:]  # two clients turn out to have no data
+    made.clients.holders = made.clients.holders[2:]  # two clients turn out to have no data
     with pytest.raises(FedheadError, match="round 1 has no quorum: 4 of 5 replies"):
         run(made)
 
@@ -162,6 +162,6 @@ def test_a_tensor_by_itself_is_combined_as_a_tree_is() -> None:
             return super().aggregate(server, replies, task).replace(scale=replies.mean("scale"))
 
     made = simulation(CoordinateMedian(), Scale(), rounds=1)
-    sizes = sorted(len(rows) for rows in made.federation.rows)
+    sizes = sorted(len(rows) for rows in made.clients.federation.rows)
     run(made)
     assert float(made.server["scale"]) == (sizes[2] + sizes[3]) / 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, simulate
 from small import federation, network
 
 from fedhead.algorithm.method import Method
@@ -15,9 +16,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
-from fedhead.engine.rounds.simulate import simulate
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.observer import FinishedRun, Snapshot
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
@@ -116,7 +115,7 @@ def test_batches_larger_than_any_client_are_told_of(
     batch_size: int, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = LocalTraining(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
-    Simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
+    make_simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     assert ("trains alike in less time" in caplog.text) == told
 
 

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import SIZES, federation, network
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.rounds.rounds import Snapshot, run, train_round
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.observer import Snapshot
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9))
@@ -39,7 +42,7 @@ SAMPLERS = [fh.UniformSampler(), fh.WeightedSampler(), fh.RoundRobinSampler(), L
 
 def made(sampler: fh.Sampler | None, method: fh.Method | None = None, **settings: Any) -> Simulation:
     usual = {"rounds": ROUNDS, "local": LOCAL, "participation": 0.4, "dtype": torch.float64, "sampler": sampler}
-    return Simulation(federation(), [network("batch")], method or fh.FedAvg(), **usual | settings)
+    return make_simulation(federation(), [network("batch")], method or fh.FedAvg(), **usual | settings)
 
 
 def trained(sampler: fh.Sampler | None, executor: Executor, **settings: Any) -> Simulation:
@@ -80,9 +83,11 @@ def test_a_resumed_run_selects_the_same_clients(sampler: fh.Sampler) -> None:
 def test_replies_are_weighted_by_samples_over_probability() -> None:
     """With m = 2 of (9, 5, 14, 3): π = (18, 10, 28, 6)/31, all below 1, so that both replies count alike."""
     simulation = made(fh.WeightedSampler()).using(fh.Loop())
-    cohort = simulation.draw_cohort(1, simulation.sizes(simulation.holders))
+    cohort = simulation.draw_cohort(1, simulation.sizes(simulation.clients.holders))
     assert cohort.inclusion == pytest.approx({k: 2 * SIZES[k] / 31 for k in cohort.clients})
-    received = simulation.exchange(simulation.method, simulation.server, simulation.states, cohort.clients, 1)
+    received = simulation.exchange(
+        simulation.experiment.method, simulation.server, simulation.states, cohort.clients, 1
+    )
     models = [received.replies[k].send["model"] for k in cohort.clients]
     train_round(simulation, 1)
     assert_same(simulation.server["model"], (models[0] + models[1]) / 2)

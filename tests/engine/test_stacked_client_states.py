@@ -16,7 +16,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.core.tree import stacked_trees
 from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.stacked_client_states import StackedClientStates
 from fedhead.executors.client.base import Executor

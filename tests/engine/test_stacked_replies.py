@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
@@ -43,7 +44,8 @@ class Apart(Simulation):
 
 
 def trained(kind: type[Simulation], method: str = "fedavg") -> tuple[Simulation, list[Mapping[str, object]]]:
-    made = kind(federation(), [network("batch")], METHODS[method](), rounds=2, local=LOCAL).using(Stack())
+    settings = {"kind": kind, "rounds": 2, "local": LOCAL, "executor": Stack()}
+    made = make_simulation(federation(), [network("batch")], METHODS[method](), **settings)
     rows = [train_round(made, number) for number in (1, 2)]
     return made, [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
@@ -82,11 +84,13 @@ def test_a_reply_that_was_replaced_counts() -> None:
 
 def test_replies_of_a_stack_are_a_mapping() -> None:
     simulation = trained(Simulation)[0]
-    replies = simulation.exchange(simulation.method, simulation.server, simulation.states, [0, 1, 3], 2).replies
+    replies = simulation.exchange(
+        simulation.experiment.method, simulation.server, simulation.states, [0, 1, 3], 2
+    ).replies
     assert list(replies) == [0, 1, 3]
     assert (1 in replies, 2 in replies) == (True, False)
     assert "_each" not in vars(replies)  # they were not taken apart
-    assert replies[1].samples == len(simulation.federation.rows[1])
+    assert replies[1].samples == len(simulation.clients.federation.rows[1])
     other = ClientReply(Tree(), Tree(), 1.0)
     replies[1] = other
     del replies[0]

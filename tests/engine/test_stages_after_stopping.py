@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from simulations import RowFunction
 
 import fedhead as fh
 from fedhead.core.tree.tree import Tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.executors.stack.stack import Stack
 from fedhead.metrics.records import StageResult
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 DECAY = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 8}
@@ -140,7 +142,7 @@ def test_a_run_folder_that_is_resumed_or_opened_again(tmp_path: Path) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        execute(stopped, tmp_path / "run", STACK, on_row=kill)
+        execute(stopped, tmp_path / "run", STACK, observers=[RowFunction(kill)])
     assert not RunFolder.open(tmp_path / "run").finished
     assert execute(stopped, tmp_path / "run", STACK, resume=True)["stages"]["finetune"]["clients"] == expected
     trained = reopen(tmp_path / "run", device="cpu")  # as the tables' stages are run

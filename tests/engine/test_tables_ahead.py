@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from noted_tables import note_tables
+from simulations import make_simulation
 from small import federation, network
 
 import fedhead as fh
@@ -57,8 +58,8 @@ def simulation(method: fh.Method | None = None, others: Sequence[SplitModel] = (
     assert sizes != sorted(sizes, reverse=True), "a stack takes the clients in another order"
     method = method or fh.FedAvg()
     usual = {"rounds": 3, "local": LOCAL}
-    made = Simulation(data, [network("group", method.head), *others], method, **usual | settings)
-    made.padding_check = lambda job, group: None  # type: ignore[assignment]  # it makes small tables of its own
+    made = make_simulation(data, [network("group", method.head), *others], method, **usual | settings)
+    made.clients.padding_check = lambda job, group: None  # type: ignore[assignment]  # it makes small tables of its own
     return made
 
 
@@ -81,7 +82,7 @@ def assert_same(a: Job, b: Job) -> None:
 @pytest.mark.parametrize("method", [fh.FedAvg(), fh.FedRep(), fh.KTpFL()], ids=lambda method: method.name)
 def test_tables_that_were_made_ahead_are_those_of_the_round(method: fh.Method, name: str, few: bool) -> None:
     made = simulation(method, **SETTINGS[name])
-    made.draw_ahead(made.cohort(2), 2)
+    made.clients.draw_ahead(made.cohort(2), 2)
     (job,) = made.jobs_of_round(2)
     (plain,) = simulation(method, **SETTINGS[name]).jobs_of_round(2)
     if len(by_steps(job)) > 1:  # their phases are ordered differently
@@ -99,8 +100,10 @@ def test_many_samples_of_dirichlet_clients_are_put_into_tables_in_the_background
     x, y = rng.randint(0, 256, (4000, 1, 6, 6)).astype(np.uint8), rng.randint(0, 10, 4000)
     data = fh.Federation.dirichlet(x, y, clients=8, alpha=0.3, seed=0)
     local = replace(LOCAL, epochs=5, batch_size=32)
-    one, other = (Simulation(data, [fh.build("mlp", (1, 6, 6), 10)], fh.FedAvg(), rounds=3, local=local) for _ in "ab")
-    one.draw_ahead(one.cohort(2), 2)
+    one, other = (
+        make_simulation(data, [fh.build("mlp", (1, 6, 6), 10)], fh.FedAvg(), rounds=3, local=local) for _ in "ab"
+    )
+    one.clients.draw_ahead(one.cohort(2), 2)
     (job,), (plain,) = one.jobs_of_round(2), other.jobs_of_round(2)
     assert job.tables is not None
     assert isinstance(job.tables.batches, Future)
@@ -110,8 +113,8 @@ def test_many_samples_of_dirichlet_clients_are_put_into_tables_in_the_background
 
 def test_what_was_made_ahead_is_not_made_again(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation()
-    made.draw_ahead(made.cohort(2), 2)
-    made.prefetch.wait()
+    made.clients.draw_ahead(made.cohort(2), 2)
+    made.clients.prefetch.wait()
 
     def never(*args: object) -> None:
         raise AssertionError("made in the round")
@@ -129,7 +132,7 @@ def test_a_thread_that_makes_tables_leaves_the_device_alone(background: None, mo
     for name in ("to_device", "batch_tables"):
         monkeypatch.setattr(job_tables, name, _noting(threads, name, getattr(job_tables, name)))
     made = simulation(fh.KTpFL())
-    made.draw_ahead(made.cohort(2), 2)
+    made.clients.draw_ahead(made.cohort(2), 2)
     stacked(made.jobs_of_round(2)[0]).stacked_batches()
     assert threads.pop("to_device") == {threading.current_thread().name}
     assert threads == {"batch_tables": {"batches_0"}}
@@ -145,11 +148,11 @@ def _noting(threads: dict[str, set[str]], name: str, function: Callable[..., Any
 
 def test_another_cohort_or_round_has_its_own_tables(few: bool) -> None:
     made = simulation()
-    made.draw_ahead(made.cohort(2)[1:], 2)
+    made.clients.draw_ahead(made.cohort(2)[1:], 2)
     (job,) = made.jobs_of_round(2)
     assert job.tables is None
     assert_same(stacked(job), stacked(simulation().jobs_of_round(2)[0]))
-    made.draw_ahead(made.cohort(2), 2)
+    made.clients.draw_ahead(made.cohort(2), 2)
     assert made.jobs_of_round(3)[0].tables is None
 
 
@@ -161,7 +164,7 @@ def test_a_method_that_changes_its_phases_has_its_own_tables(few: bool) -> None:
             return (fh.Phase(self.loss, epochs=self.epochs),)
 
     made = simulation(Changing())
-    made.draw_ahead(made.cohort(2), 2)
+    made.clients.draw_ahead(made.cohort(2), 2)
     Changing.epochs = 3
     (job,) = made.jobs_of_round(2)
     assert job.tables is None
@@ -172,13 +175,13 @@ def test_what_is_drawn_ahead_for_another_cohort_is_forgotten(few: bool) -> None:
     """As of a method that changes its phases in each round: such batches would be held until the run ends."""
     made = simulation(rounds=50)
     for round in range(2, 9):
-        made.draw_ahead(made.holders, round)  # and nobody asks for them
-    assert len(made.prefetch._pending) + len(made.prefetch._ready) <= len(made.holders)
+        made.clients.draw_ahead(made.clients.holders, round)  # and nobody asks for them
+    assert len(made.clients.prefetch._pending) + len(made.clients.prefetch._ready) <= len(made.clients.holders)
 
 
 def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> None:
     made = simulation()
-    made.draw_ahead(made.cohort(2), 2)
+    made.clients.draw_ahead(made.cohort(2), 2)
     (job,) = made.jobs_of_round(2)
     (order,) = by_steps(job)
     assert job.take(order[:2]).tables is None
@@ -224,7 +227,7 @@ def test_a_run_with_tables_made_ahead_ends_with_the_same_numbers(method: fh.Meth
 def test_stacks_that_are_cut_and_other_executors_make_none_ahead(executor: Callable[[], Executor], few: bool) -> None:
     one, other = simulation(), simulation()
     assert not any(trained(one, executor(), ahead=True))
-    assert not one._batches._ahead
+    assert not one.clients._batches._ahead
     trained(other, executor(), ahead=False)
     assert_same_end(one, other)
 

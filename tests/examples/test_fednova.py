@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from plain import Plain
+from simulations import make_simulation
 from small import federation, network
 
 import fedhead as fh
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 
 
@@ -56,7 +56,7 @@ def test_it_is_a_plain_loop(momentum: float) -> None:
             for place, parameter in enumerate(current.parameters()):
                 parameter += effective * sum(update[place] for update in updates)
     local = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=momentum))
-    simulation = Simulation(fed, [network("group")], load()(), rounds=2, local=local, dtype=torch.float64)
+    simulation = make_simulation(fed, [network("group")], load()(), rounds=2, local=local, dtype=torch.float64)
     for number in (1, 2):
         train_round(simulation.using(Loop()), number)
     for name, parameter in current.named_parameters():

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gpu_stub import HeldCompiler, stand_in
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.steps import Trainer, train_eagerly
@@ -48,8 +48,8 @@ def first_job(name: str) -> Job:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
     method = METHODS[name]()
     settings: dict[str, Any] = {"rounds": 3, "local": local, "dtype": torch.float64}
-    simulation = Simulation(federation(), [network("batch", method.head)], method, **settings)
-    job = simulation.jobs(method, simulation.server, simulation.states, simulation.holders, 1)[0]
+    simulation = make_simulation(federation(), [network("batch", method.head)], method, **settings)
+    job = simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, 1)[0]
     return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))[-3:])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import CLASSES, network
 
 import fedhead as fh
@@ -15,7 +16,6 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.job import Job
 from fedhead.executors.stack.bucketed_finish import similar_sizes
 from fedhead.executors.stack.vectorize import VmapVectorizer
@@ -31,7 +31,9 @@ def job(name: str) -> Job:
     federation = fh.Federation.from_clients([(x[own], y[own]) for own in rows], classes=CLASSES, test=(x[:9], y[:9]))
     local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(lr=0.1))
     model = network("batch", METHODS[name].head)
-    simulation = Simulation(federation, [model], METHODS[name](), rounds=1, local=local, device=torch.device("cpu"))
+    simulation = make_simulation(
+        federation, [model], METHODS[name](), rounds=1, local=local, device=torch.device("cpu")
+    )
     return simulation.jobs_of_round(1)[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.client import Client
@@ -14,7 +15,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.client_round import initial_optimizer_states, trained_names
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -51,19 +51,21 @@ def test_a_phase_never_trains_what_is_frozen() -> None:
 
 def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.1, 0.9), persistent=True)
-    made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
-    assert made.program(made.method, 0).persistent
-    assert not made.program(STAGES["finetune"](), 0).persistent
-    state = initial_optimizer_states(METHODS["fedavg"](), made.task, made.initial[0], made.initial_state(0))
-    assert state["0"]["velocity"].keys() == made.initial[0].params.keys()
+    made = make_simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
+    assert made.clients.program(made.experiment.method, 0).persistent
+    assert not made.clients.program(STAGES["finetune"](), 0).persistent
+    state = initial_optimizer_states(
+        METHODS["fedavg"](), made.task, made.clients.initial[0], made.clients.initial_state(0)
+    )
+    assert state["0"]["velocity"].keys() == made.clients.initial[0].params.keys()
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_clients_first_optimizers_have_the_form_of_those_it_keeps(name: str) -> None:
     local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.01, 0.9), persistent=True)
     model = network("batch", METHODS[name].head)
-    made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=local)
-    before = made.initial_state(4)
+    made = make_simulation(federation(), [model], METHODS[name](), rounds=1, local=local)
+    before = made.clients.initial_state(4)
     train_round(made, 1)
     assert list(made.states[4].leaves()) == list(before.leaves())
 
@@ -83,9 +85,9 @@ class OwnClassifier(Method):
 
 def test_a_state_keeps_its_form_where_a_phase_saves() -> None:
     local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.01))
-    made = Simulation(federation(), [network("batch")], OwnClassifier(), rounds=3, local=local, participation=0.5)
+    made = make_simulation(federation(), [network("batch")], OwnClassifier(), rounds=3, local=local, participation=0.5)
     for number in (1, 2, 3):  # clients that took part before, in one stack with others
         train_round(made.using(Stack()), number)
-    names = made.initial_state(0)["own"].keys()
+    names = made.clients.initial_state(0)["own"].keys()
     assert all(state["own"].keys() == names for state in made.states.kept.values())
     assert 0 < len({len(made.cohort(number)) for number in (1, 2, 3)}) < len(made.states.kept)

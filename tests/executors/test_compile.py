@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 from tiers import quick
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.steps import Carry, PhaseRun, Trainer, train_eagerly
@@ -58,11 +58,13 @@ class _Traced:
 def prepared(name: str, norm: str) -> Job:
     """The second round of a few clients, longest first."""
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
-    simulation = Simulation(
+    simulation = make_simulation(
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=2, local=local, dtype=torch.float64
     )
     train_round(simulation.using(Stack()), 1)
-    job = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 2)[0]
+    job = simulation.jobs(
+        simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 2
+    )[0]
     return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k])))
 
 

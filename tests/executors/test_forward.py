@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from mixed import pair
+from simulations import make_simulation
+from simulations import simulate as run
 from small import CLASSES, federation, network
 from torch import Tensor, nn
 
@@ -27,7 +29,6 @@ from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.rounds.rounds import run_stage, train_round
-from fedhead.engine.rounds.simulate import simulate as run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import forward
 from fedhead.executors.client.base import Executor
@@ -55,7 +56,9 @@ def simulate(name: str, models: list[SplitModel], rounds: int = 1) -> Simulation
     ends = np.cumsum(LOCAL_TESTS)
     local = [np.arange(end - n, end) for n, end in zip(LOCAL_TESTS, ends, strict=True)]
     fed = dataclasses.replace(fed, client_test=local)
-    made = Simulation(fed, models, METHODS[name](), rounds=rounds, local=LOCAL, participation=0.6, dtype=torch.float64)
+    made = make_simulation(
+        fed, models, METHODS[name](), rounds=rounds, local=LOCAL, participation=0.6, dtype=torch.float64
+    )
     for number in range(1, rounds + 1):
         train_round(made.using(Loop()), number)
     return made
@@ -63,11 +66,11 @@ def simulate(name: str, models: list[SplitModel], rounds: int = 1) -> Simulation
 
 def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
     """The clients that have something to be tested on, a job an architecture, and their rows."""
-    local = simulation.federation.client_test
+    local = simulation.clients.federation.client_test
     assert local is not None
-    clients = [k for k in simulation.holders if len(local[k])]
-    downlink = make_downlink(simulation.method, simulation.server, clients, simulation.task_of)
-    jobs = simulation.work(simulation.method, downlink, simulation.states, 2, trains=False)
+    clients = [k for k in simulation.clients.holders if len(local[k])]
+    downlink = make_downlink(simulation.experiment.method, simulation.server, clients, simulation.clients.task_of)
+    jobs = simulation.clients.work(simulation.experiment.method, downlink, simulation.states, 2, trains=False)
     return [(job, [local[k] for k in job.clients]) for job in jobs]
 
 
@@ -101,7 +104,7 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
 
 
 def accuracies(simulation: Simulation, executor: Executor) -> list[float | None]:
-    found = simulation.using(executor).evaluate(simulation.method, simulation.server, simulation.states, 1)
+    found = simulation.using(executor).evaluate(simulation.experiment.method, simulation.server, simulation.states, 1)
     assert found is not None
     return found.accuracy
 
@@ -163,7 +166,7 @@ def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_s
     [said] = caplog.messages
     assert said.startswith("testing the clients: this model can't be stacked, continuing client by client (")
     assert "\n" not in said
-    assert simulation.budgets[0].one_by_one  # and is not tried again
+    assert simulation.clients.budgets[0].one_by_one  # and is not tried again
 
 
 class Full:
@@ -228,8 +231,8 @@ def test_where_a_client_s_samples_do_not_fit_fewer_are_tested_at_once(
 
 def test_where_a_client_s_samples_do_not_fit_its_statistics_take_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = simulate("fedavg", [network("group")])
-    stage = CCVR().on_method(simulation.method)
-    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
+    stage = CCVR().on_method(simulation.experiment.method)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
     expected = Loop().run(job)
     hold_samples(monkeypatch, 2)
     for mine, theirs in zip(ForwardExecutor().run(job), expected, strict=True):
@@ -292,8 +295,8 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
     covariance: str, models: Callable[[], list[SplitModel]]
 ) -> None:
     simulation = simulate("fedclassavg", models())
-    stage = CCVR(covariance=covariance, rank=8).on_method(simulation.method)  # type: ignore[arg-type]  # a literal above
-    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
+    stage = CCVR(covariance=covariance, rank=8).on_method(simulation.experiment.method)  # type: ignore[arg-type]  # a literal above
+    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
 
     def whole(reply: Reply) -> Tensor:
         sent = reply.send["statistics"]
@@ -309,8 +312,8 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
 
 def test_statistics_of_a_model_that_cannot_be_stacked(caplog: pytest.LogCaptureFixture) -> None:
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
-    stage = CCVR().on_method(simulation.method)
-    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
+    stage = CCVR().on_method(simulation.experiment.method)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
     for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
     assert "stage ccvr: this model can't be stacked" in caplog.text
@@ -343,7 +346,7 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
                 )
     simulation = simulate("fedavg", [network("batch")])
     ((job, _),) = work(simulation)
-    drawn = simulation.jobs(simulation.method, simulation.server, simulation.states, job.clients, 2)[0]
+    drawn = simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, job.clients, 2)[0]
     assert torch.equal(job.stacked_inputs().steps, drawn.stacked_inputs().steps)
 
 
@@ -380,6 +383,6 @@ def test_a_gpu_tests_as_many_samples_at_once_as_take_little_of_its_memory(
 
 
 def test_a_cpu_tests_as_many_samples_at_once_as_fit_its_caches() -> None:
-    pool = simulate("fedavg", [network("group")], rounds=0).pool
+    pool = simulate("fedavg", [network("group")], rounds=0).clients.pool
     assert map_clients.samples_at_once(pool) == 1024
     assert MemoryBudget.for_testing(pool).samples == 256

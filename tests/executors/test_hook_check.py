@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_stub import stand_in
+from simulations import make_simulation, run
 from small import federation, network
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Batch
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.hook_check import check_client_hooks
@@ -96,7 +97,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def simulation(method: FedAvg) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    return Simulation(federation(), [network()], method, rounds=3, local=local, dtype=torch.float64)
+    return make_simulation(federation(), [network()], method, rounds=3, local=local, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("executor", [Loop, Stack])
@@ -395,7 +396,7 @@ def test_draws_from_global_generators_are_refused(
 
 def test_a_model_that_draws_is_refused() -> None:
     model = split(nn.Sequential(nn.Flatten(), DrawsInModel(), nn.Linear(36, 3)))
-    made = Simulation(federation(), [model], FedAvg(), rounds=1, local=LocalTraining(batch_size=4))
+    made = make_simulation(federation(), [model], FedAvg(), rounds=1, local=LocalTraining(batch_size=4))
     with pytest.raises(BadInput, match=r"draws from torch's global generator.*nn\.Dropout"):
         run(made)
 
@@ -419,7 +420,7 @@ class Seeding(Sampler):
 
 def test_a_sampler_that_draws_is_refused() -> None:
     with pytest.raises(BadInput, match="sampler Seeding draws from random's global generator"):
-        Simulation(federation(), [network()], FedAvg(), rounds=1, local=LocalTraining(), sampler=Seeding())
+        make_simulation(federation(), [network()], FedAvg(), rounds=1, local=LocalTraining(), sampler=Seeding())
 
 
 # -- attributes ---------------------------------------------------------------------------------------
@@ -475,7 +476,7 @@ class Slower(Aggregator):
 
 
 def test_an_aggregator_that_changes_itself_is_refused() -> None:
-    made = Simulation(federation(), [network()], FedAvg(), rounds=1, local=LocalTraining(), aggregator=Slower())
+    made = make_simulation(federation(), [network()], FedAvg(), rounds=1, local=LocalTraining(), aggregator=Slower())
     with pytest.raises(BadInput, match=r"FedAvg\.aggregate changes Slower\.share"):
         run(made)
 
@@ -504,4 +505,4 @@ class CountsCalls(FedAvg):
 
 def test_hooks_are_tried_once() -> None:
     run(made := simulation(CountsCalls()))
-    assert len(CountsCalls.calls) == 3 * len(made.holders) + 1
+    assert len(CountsCalls.calls) == 3 * len(made.clients.holders) + 1

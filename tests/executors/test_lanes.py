@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_stub import stand_in
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -41,7 +42,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Simulation:
     settings = {"rounds": 2, "local": LOCAL, "dtype": torch.float64, "uploads": uploads}
-    simulation = Simulation(federation(), [network("batch", METHODS[name].head)], METHODS[name](), **settings)
+    simulation = make_simulation(federation(), [network("batch", METHODS[name].head)], METHODS[name](), **settings)
     for number in (1, 2):
         train_round(simulation.using(executor), number)
     return simulation
@@ -109,7 +110,7 @@ def test_an_architecture_that_can_not_be_compiled_does_not_stop_the_others(monke
 
     def train(executor: Executor) -> Simulation:
         fed = Federation.from_arrays(np.random.RandomState(0).rand(24, 6), np.arange(24) % 3, "iid", clients=4)
-        made = Simulation(fed, models, METHODS["fedclassavg"](), rounds=1, local=LOCAL, dtype=torch.float64)
+        made = make_simulation(fed, models, METHODS["fedclassavg"](), rounds=1, local=LOCAL, dtype=torch.float64)
         train_round(made.using(executor), 1)
         return made
 
@@ -154,7 +155,7 @@ def test_convolutions_on_tensor_cores_see_their_channels_last(
     model = split(torch.nn.Sequential(*convolutions, torch.nn.Linear(20, 3)), classifier="4")
     images = np.random.RandomState(0).randint(0, 256, (12, 3, 6, 6)).astype(np.uint8)
     fed = Federation.from_arrays(images, np.arange(12) % 3, "iid", clients=2, augment="flip")
-    jobs = Simulation(fed, [model], METHODS[name](), rounds=1, local=LOCAL).jobs_of_round(1)
+    jobs = make_simulation(fed, [model], METHODS[name](), rounds=1, local=LOCAL).jobs_of_round(1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tensor_cores)
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
     try:
@@ -171,7 +172,7 @@ def test_lasting_optimizers_in_another_layout_end_where_the_loop_does(optimizer:
     made = []
     for first, second in ((Lanes(), Lanes()), (Loop(), Loop())):
         settings = {"rounds": 2, "local": replace(LOCAL, optimizer=optimizer, persistent=True), "dtype": torch.float64}
-        simulation = Simulation(federation(), [network("batch")], METHODS["fedavg"](), **settings)
+        simulation = make_simulation(federation(), [network("batch")], METHODS["fedavg"](), **settings)
         train_round(simulation.using(first), 1)
         for k, state in simulation.states.kept.items():
             simulation.states.kept[k] = state.map(torch.Tensor.contiguous)
@@ -206,7 +207,7 @@ def test_all_lanes_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return view(self, index, key)
 
     executor, settings = Lanes(), {"rounds": 2, "local": LOCAL}
-    simulation = Simulation(federation(), [network("batch")], METHODS["fedclassavg"](), **settings)
+    simulation = make_simulation(federation(), [network("batch")], METHODS["fedclassavg"](), **settings)
     train_round(simulation.using(executor), 1)
     jobs = simulation.jobs_of_round(2)
     monkeypatch.setattr(Pool, "view", counted)
@@ -220,8 +221,8 @@ def test_all_lanes_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_views_ahead_are_those_of_their_batch_alone() -> None:
     """A method may ask for views of other rows than its batch has."""
-    simulation = Simulation(federation(), [network("batch")], METHODS["fedclassavg"](), rounds=1, local=LOCAL)
-    pool, rows, key = simulation.pool, torch.arange(4), torch.arange(4) + 7
+    simulation = make_simulation(federation(), [network("batch")], METHODS["fedclassavg"](), rounds=1, local=LOCAL)
+    pool, rows, key = simulation.clients.pool, torch.arange(4), torch.arange(4) + 7
     asked: set[int] = set()
     holding = pool.holding(ViewsAhead(rows, key, {1: torch.zeros(1)}, asked))
     assert holding.another_view(rows, key, 1).tolist() == [0.0]

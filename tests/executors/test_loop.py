@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -27,7 +28,7 @@ def threads() -> Iterator[None]:
 def simulate(count: int, lr: float = 0.05) -> Simulation:
     torch.set_num_threads(count)
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr, momentum=0.9))
-    simulation = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=2, local=local)
+    simulation = make_simulation(federation(), [network("batch")], METHODS["moon"](), rounds=2, local=local)
     for number in (1, 2):
         train_round(simulation, number)
     assert torch.get_num_threads() == count

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_stub import stand_in
+from simulations import make_simulation
 from small import federation, network
 from torch import Tensor
 
@@ -69,11 +70,11 @@ class ByFunction(Scaled):
 
 def simulation(method: Scaled) -> Simulation:
     settings: dict[str, Any] = {"rounds": 4, "local": LOCAL, "dtype": torch.float64}
-    return Simulation(federation(), [network("group")], method, **settings)
+    return make_simulation(federation(), [network("group")], method, **settings)
 
 
 def trained(run: Simulation, trainer: Trainer) -> Tensor:
-    job = run.jobs(run.method, run.server, run.states, run.holders, 1)[0].take([0, 1])
+    job = run.jobs(run.experiment.method, run.server, run.states, run.clients.holders, 1)[0].take([0, 1])
     order = sorted(range(2), key=lambda k: -len(job.rows[k]))
     job = job.take(order)
     sent = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), trainer).send
@@ -84,7 +85,7 @@ def trained(run: Simulation, trainer: Trainer) -> Tensor:
 def test_methods_with_other_settings_have_their_own_graphs(kind: type[Scaled], captures: list[object]) -> None:
     run, trainer = simulation(kind()), Graphs(slots=2)
     for scale in (1.0, 3.0, 1.0):
-        run.method = kind(scale)
+        run.experiment.method = kind(scale)
         torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
     count = len(captures)
     trained(run, trainer)
@@ -99,7 +100,7 @@ def test_the_runner_that_was_used_least_recently_makes_room(
     run, trainer = simulation(Scaled()), Graphs(slots=2, compile=False)
     counts = []
     for scale in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
-        run.method = Scaled(scale)
+        run.experiment.method = Scaled(scale)
         torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
         assert len(trainer._runners) <= 2
         counts.append(len(captures))

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from mixed import pair
+from simulations import make_simulation
 from small import federation, network
 
 import fedhead as fh
@@ -26,7 +27,7 @@ from fedhead.methods import METHODS
 
 def simulation(rounds: int = 1, participation: float = 1.0) -> Simulation:
     local = LocalTraining(epochs=3, batch_size=4)
-    return Simulation(
+    return make_simulation(
         federation(), [network("group")], METHODS["fedavg"](), rounds=rounds, local=local, participation=participation
     )
 
@@ -63,7 +64,7 @@ def test_many_convolutions_of_several_architectures_are_not_tried_as_a_stack(
     seen: list[str] = []
     monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: seen.append(worker.name) or len(seen))
     monkeypatch.setattr(select, "MAX_CONVOLUTIONS", most)
-    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    mixed = make_simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
     assert select.executor("auto", OnGpu(mixed), compile="never").name == timed[0]
     assert seen == timed
 
@@ -80,7 +81,7 @@ def test_lanes_are_compiled_only_where_someone_waits_for_it(
     monkeypatch.setattr(select, "pays_to_compile", lambda simulation: pays)
     monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: 1.0)
     monkeypatch.setattr(select, "MAX_CONVOLUTIONS", 0)
-    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    mixed = make_simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
     choose = select.executor if name == "auto" else select.by_name
     assert choose(name, OnGpu(mixed), compile=compile)._compiled.wanted is compiled
 
@@ -94,7 +95,7 @@ def test_a_stack_that_is_timed_does_not_get_its_lanes_compiled(monkeypatch: pyte
 
     monkeypatch.setattr(select, "pays_to_compile", lambda simulation: True)
     monkeypatch.setattr(select, "seconds_per_client", timed)
-    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    mixed = make_simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
     select.executor("auto", OnGpu(mixed), compile="auto")
     assert seen == {"stack": True, "lanes": False}
 
@@ -131,7 +132,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
     clock: list[float], name: str, clients: list[int]
 ) -> None:
     made = simulation()
-    jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
+    jobs = made.jobs(made.experiment.method, made.server, made.states, made.cohort(1), 1)
     worker = Watched(name, clock, [9.0, 0.5, 0.4, 7.0])  # the first run only warms up, and 0.9 seconds are enough
     assert select.seconds_per_client(worker, jobs) == pytest.approx(0.4 / len(clients))
     assert len(worker.jobs) == 3
@@ -142,7 +143,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
 def test_short_timings_are_repeated(clock: list[float]) -> None:
     made = simulation()
     worker = Watched("stack", clock, [0.01])
-    select.seconds_per_client(worker, made.jobs(made.method, made.server, made.states, made.cohort(1), 1))
+    select.seconds_per_client(worker, made.jobs(made.experiment.method, made.server, made.states, made.cohort(1), 1))
     assert len(worker.jobs) >= select.TIMED_FOR / 0.01
 
 
@@ -150,7 +151,7 @@ def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = simulation()
-    jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
+    jobs = made.jobs(made.experiment.method, made.server, made.states, made.cohort(1), 1)
     assert select.seconds_per_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
     assert "the stack executor can't take this model" in caplog.text
     with pytest.raises(NotImplementedError, match="no rule"):
@@ -222,9 +223,9 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_phases_that_train_the_same_parameters_share_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("group", METHODS["fedetf"].head)
-    made = Simulation(federation(), [model], fh.FedETF(), rounds=2, local=LocalTraining(epochs=1, batch_size=4))
-    stage = fh.FineTuneETF(iterations=5).on_method(made.method)
-    (job,) = made.jobs(stage, made.server, made.states, made.holders, 2)
+    made = make_simulation(federation(), [model], fh.FedETF(), rounds=2, local=LocalTraining(epochs=1, batch_size=4))
+    stage = fh.FineTuneETF(iterations=5).on_method(made.experiment.method)
+    (job,) = made.jobs(stage, made.server, made.states, made.clients.holders, 2)
     job = job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0])))
     run = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))
     once = sum(len(mine[0]) for mine in job.schedules)  # the extractor's phase, the first of eleven
@@ -236,7 +237,7 @@ def test_only_phases_that_train_the_same_parameters_share_a_compiled_step(monkey
 def test_a_stage_is_compiled_only_if_it_takes_long_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation()
     stage = fh.FineTune()
-    (job,) = made.jobs(stage, made.server, made.states, made.holders, 2)
+    (job,) = made.jobs(stage, made.server, made.states, made.clients.holders, 2)
     order = sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0]))
     job = job.take(order)
     run = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from same_trees import assert_same
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.phase import Reply
@@ -42,7 +43,9 @@ class Small(Stack):
 
 def simulate(stack: Stack) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    made = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=1, local=local, dtype=torch.float64)
+    made = make_simulation(
+        federation(), [network("batch")], METHODS["moon"](), rounds=1, local=local, dtype=torch.float64
+    )
     train_round(made.using(stack), 1)
     return made
 
@@ -147,7 +150,7 @@ def test_whether_replies_are_finite_is_found_when_it_is_asked_for(monkeypatch: p
 
     monkeypatch.setattr("fedhead.executors.stack.stack.FiniteCheck", Noted)
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
+    made = make_simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     stack = Stack()
     stack.run_all(made.jobs_of_round(1))
     assert looked == []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from simulations import make_simulation
 from small import federation, network
 from tiers import quick
 from torch.func import functional_call
@@ -25,7 +26,7 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.1))
 
 def simulation(name: str, executor: Executor, local: LocalTraining = LOCAL) -> Simulation:
     model = network("group", METHODS[name].head)
-    made = Simulation(federation(), [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
+    made = make_simulation(federation(), [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
     return made.using(executor)
 
 
@@ -72,7 +73,7 @@ class Later(FedAvg):
 
 
 def test_a_round_without_a_single_step_has_no_loss() -> None:
-    made = Simulation(federation(), [network()], Later(), rounds=2, local=LOCAL).using(Stack())
+    made = make_simulation(federation(), [network()], Later(), rounds=2, local=LOCAL).using(Stack())
     first, second = (train_round(made, number) for number in (1, 2))
     assert (first["train_loss"], set(first["client_train_loss"].values())) == (None, {None})
     assert second["train_loss"] > 0

@@ -11,12 +11,13 @@ import pytest
 from fault_length import length
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from mutations import mutate, mutate_value
+from simulations import make_world, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import Fault, InProcessFederation
+from fedhead.testing.inprocess import Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SETTINGS = {"rounds": 2, "local": LocalTraining(epochs=1, batch_size=4)}
@@ -59,7 +60,7 @@ def spoiled(rng: random.Random) -> Fault:
 
 
 def carried_out(folder: Path, method: str, fault: Fault | None) -> tuple[FinishedRun, list[str]]:
-    here = InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, folder)
+    here = make_world(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, folder)
     grid, said = here.grid(), list[str]()
     if fault is not None:
         grid.faults[100 + HOSTILE] = fault

@@ -20,10 +20,11 @@ from file_faults import NEEDS_SPACE, Fault, disk_full, faulty_files, kill, no_me
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint, environment
 from fedhead.runs.folder_lock import LOCK
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, STAGE_STATES
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from named import named_federation, named_model
+from simulations import make_simulation, make_world, run
 from small import federation, network
 from tiers import quick
 
@@ -20,7 +21,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.policies.stragglers import Stragglers
-from fedhead.engine.rounds.rounds import run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.flower.site.policy import Policy
 from fedhead.flower.site.site_store import SiteStore
@@ -79,8 +79,8 @@ def alike(mine: Row, theirs: Row, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "scaffold", "fedclassavg"))
 def test_every_method(name: str, tmp_path: Path) -> None:
     model, method = model_for(name), METHODS[name]()
-    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path)
-    compare(world, Simulation(federation(), [model], method, **SETTINGS), [])
+    world = make_world(federation(), {"own": model}, method, SETTINGS, tmp_path)
+    compare(world, make_simulation(federation(), [model], method, **SETTINGS), [])
 
 
 SMALL = {"samples": 20, "epochs": 2, "iterations": 2}  # in place of a paper's sizes, where a stage has such a field
@@ -93,8 +93,8 @@ def test_every_stage(name: str, tmp_path: Path) -> None:
     stage = STAGES[name](**{word: value for word, value in SMALL.items() if word in fields})
     trained = "fedetf" if stage.head == "etf" else "fedavg"
     model, method = model_for(trained), METHODS[trained]()
-    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
-    compare(world, Simulation(federation(), [model], method, **SETTINGS), [stage])
+    world = make_world(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
+    compare(world, make_simulation(federation(), [model], method, **SETTINGS), [stage])
     delivered = sorted(path.name for path in (tmp_path / "state").rglob("model-*"))
     assert delivered == [f"model-{name}.safetensors"] * 4  # each site that holds data has its model
 
@@ -102,7 +102,7 @@ def test_every_stage(name: str, tmp_path: Path) -> None:
 def test_an_oracle_is_refused_by_name_before_any_site_is_asked(tmp_path: Path) -> None:
     assert {"recalibrate"} == ORACLES
     stage = STAGES["recalibrate"]()
-    world = InProcessFederation(
+    world = make_world(
         federation(), {"own": model_for("fedavg")}, METHODS["fedavg"](), SETTINGS, tmp_path, stages=[stage]
     )
     with pytest.raises(BadInput, match="stage recalibrate needs all clients' data in one place"):
@@ -114,23 +114,23 @@ def test_two_architectures(name: str, tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS[name]()
     assign = [0, 1, 0, 1, 0]
     own = {k: "group" for k, group in enumerate(assign) if group}
-    world = InProcessFederation(federation(), models, method, SETTINGS, tmp_path, own=own)
-    compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [])
+    world = make_world(federation(), models, method, SETTINGS, tmp_path, own=own)
+    compare(world, make_simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [])
 
 
 def test_two_architectures_calibrated_by_ccvr(tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS["fedclassavg"]()
     assign, stage = [0, 1, 0, 1, 0], STAGES["ccvr"](samples=20, epochs=1)
     own = {k: "group" for k, group in enumerate(assign) if group}
-    world = InProcessFederation(federation(), models, method, SETTINGS, tmp_path, stages=[stage], own=own)
-    compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [stage])
+    world = make_world(federation(), models, method, SETTINGS, tmp_path, stages=[stage], own=own)
+    compare(world, make_simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [stage])
 
 
 def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Path) -> None:
     settings = {**SETTINGS, "local": dataclasses.replace(LOCAL, persistent=True)}
     model, method = network("group"), METHODS["fedavg"]()
-    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
-    compare(world, Simulation(federation(), [model], method, **settings), [])
+    world = make_world(federation(), {"own": model}, method, settings, tmp_path)
+    compare(world, make_simulation(federation(), [model], method, **settings), [])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednh"])
@@ -139,15 +139,15 @@ def test_uploads(name: str, tmp_path: Path) -> None:
     if method.head is None:
         stages.append(STAGES["ccvr"](samples=20, epochs=1))
     settings = {**SETTINGS, "uploads": [Clip(0.1), Float16Upload()]}
-    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
-    compare(world, Simulation(federation(), [model], method, **settings), stages)
+    world = make_world(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
+    compare(world, make_simulation(federation(), [model], method, **settings), stages)
 
 
 @pytest.mark.parametrize("sampler", ["weighted", "round_robin"])
 def test_samplers_know_the_sizes_that_sites_report(sampler: str, tmp_path: Path) -> None:
     model, method, settings = network("group"), METHODS["fedavg"](), {**SETTINGS, "sampler": SAMPLERS[sampler]()}
-    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
-    compare(world, Simulation(federation(), [model], method, **settings), [])
+    world = make_world(federation(), {"own": model}, method, settings, tmp_path)
+    compare(world, make_simulation(federation(), [model], method, **settings), [])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_different_amounts_of_work(stragglers: Stragglers, tmp_path: Path) -> No
     local = dataclasses.replace(LOCAL, epochs=(1, 3, 1, 2, 4))
     model, method = network("group"), METHODS["scaffold"]()
     settings = {"rounds": ROUNDS, "local": local, "stragglers": stragglers}
-    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
-    compare(world, Simulation(federation(), [model], method, **settings), [])
+    world = make_world(federation(), {"own": model}, method, settings, tmp_path)
+    compare(world, make_simulation(federation(), [model], method, **settings), [])
 
 
 def defined(values: Any) -> dict[int, float]:
@@ -172,9 +172,9 @@ METRICS = ["f1", "auroc", "ece(bins=5)", "worst_client", "balanced_accuracy"]
 
 def test_sites_report_the_runs_metrics(tmp_path: Path) -> None:
     model, method, metrics = network("group"), METHODS["fedavg"](), find(METRICS)
-    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path, metrics=METRICS)
+    world = make_world(federation(), {"own": model}, method, SETTINGS, tmp_path, metrics=METRICS)
     found = run(world.transport(world.grid()), metrics=metrics).rows[-1]
-    expected = run(Simulation(federation(), [model], method, **SETTINGS), metrics=metrics).rows[-1]
+    expected = run(make_simulation(federation(), [model], method, **SETTINGS), metrics=metrics).rows[-1]
     for name in ("metrics", "personal_metrics", "client_metrics"):
         assert found[name].keys() == expected[name].keys()
         for one, value in expected[name].items():
@@ -185,7 +185,7 @@ def test_sites_report_the_runs_metrics(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_sites_do_not_have_is_a_note_of_every_record(tmp_path: Path) -> None:
-    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
+    world = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
     metrics = find(["f1", lambda confusion: float(confusion.sum())])
     world.metrics = ["f1"]
     for row in run(world.transport(world.grid()), metrics=metrics).rows:
@@ -195,7 +195,7 @@ def test_a_metric_that_sites_do_not_have_is_a_note_of_every_record(tmp_path: Pat
 
 
 def test_a_site_may_keep_its_metrics_for_itself_and_reports_none_unasked(tmp_path: Path) -> None:
-    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
+    world = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
     world.metrics, said = ["f1"], list[str]()
     grid = world.grid()
     grid.nodes[101] = dataclasses.replace(grid.nodes[101], policy=Policy(report_metrics=False))
@@ -212,13 +212,13 @@ def test_a_site_may_keep_its_metrics_for_itself_and_reports_none_unasked(tmp_pat
 
 def test_equality_can_fail(tmp_path: Path) -> None:
     model, method = network("group"), METHODS["fedavg"]()
-    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path)
-    other = Simulation(federation(), [model], method, seed=1, **SETTINGS)
+    world = make_world(federation(), {"own": model}, method, SETTINGS, tmp_path)
+    other = make_simulation(federation(), [model], method, seed=1, **SETTINGS)
     with pytest.raises(AssertionError):
         compare(world, other, [])
 
 
 def test_named_inputs(tmp_path: Path) -> None:
     fed, model, settings = named_federation(normalize="standard"), named_model(), {**SETTINGS, "participation": 1.0}
-    world = InProcessFederation(fed, {"own": model}, METHODS["fedavg"](), settings, tmp_path, [STAGES["ccvr"]()])
-    compare(world, Simulation(fed, [model], METHODS["fedavg"](), **settings), [STAGES["ccvr"]()])
+    world = make_world(fed, {"own": model}, METHODS["fedavg"](), settings, tmp_path, [STAGES["ccvr"]()])
+    compare(world, make_simulation(fed, [model], METHODS["fedavg"](), **settings), [STAGES["ccvr"]()])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Error, Message, RecordDict
+from simulations import make_world, run
 from small import federation, network
 from small_sites import SETTINGS, changed, during, nan, same, whole, without, world
 
@@ -16,13 +17,13 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import Snapshot, run
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.flower import factory
 from fedhead.flower.server.messaging import Failure
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire import protocol, wire
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
+from fedhead.testing.inprocess import InProcess, changed_response
 
 
 def test_a_client_that_raises(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Pat
     resumed = here.transport(grid)
     assert kept[-1].round == stop
     run(resumed, resume=kept[-1])
-    other = InProcessFederation(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
+    other = make_world(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
     straight = other.transport(other.grid())
     run(straight)
     same(straight.server, resumed.server)
@@ -230,7 +231,7 @@ def test_another_version_of_the_server_is_named_at_the_site(
 def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path) -> None:
     models = {"own": network("group"), "other": network("batch")}
     here, said = (
-        InProcessFederation(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}),
+        make_world(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}),
         [],
     )
     run(here.transport(here.grid(), said))
@@ -239,7 +240,7 @@ def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path)
 
 def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SETTINGS, "local": LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
-    here = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
+    here = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
     with pytest.raises(FedheadError, match="no quorum"):
         run(here.transport(here.grid(), attempts=1))
     assert "not finite any more" in capsys.readouterr().err

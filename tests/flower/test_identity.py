@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
+from simulations import make_world, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
 from fedhead.deploy import certificates
-from fedhead.engine.rounds.rounds import run
 from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.methods import METHODS
@@ -36,7 +36,7 @@ class Keyed(InProcess):
 
 def make(folder: Path) -> tuple[InProcessFederation, Keyed]:
     settings = {"rounds": 2, "local": LocalTraining(epochs=1, batch_size=4)}
-    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, folder)
+    world = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, folder)
     return world, Keyed(world.grid().nodes, keys={100 + k: KEYS[f"site-{k}"] for k in range(5)})
 
 

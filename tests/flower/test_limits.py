@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from simulations import make_world, run
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -21,7 +22,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy.project import Project
 from fedhead.engine.policies.reply_check import Refused
-from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.flower import factory
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import read_response, to_json
@@ -34,7 +35,7 @@ HOSTILE = "site-3"
 
 
 def world(folder: Path, method: str = "fedavg", **settings: Any) -> InProcessFederation:
-    return InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS | settings, folder)
+    return make_world(federation(), {"own": network("group")}, METHODS[method](), SETTINGS | settings, folder)
 
 
 def kind_of(message: Message) -> str:
@@ -234,7 +235,7 @@ def test_a_hello_that_asks_for_a_huge_model_is_refused_before_it_is_built(case: 
 
 def test_a_model_that_cant_take_the_inputs_is_refused_in_the_hello(tmp_path: Path) -> None:
     models = {"own": network("group"), "other": build("mlp", (1, 3, 3), CLASSES)}
-    here, said = InProcessFederation(federation(), models, METHODS["local"](), SETTINGS, tmp_path, own={3: "other"}), []
+    here, said = make_world(federation(), models, METHODS["local"](), SETTINGS, tmp_path, own={3: "other"}), []
     result = run(here.transport(here.grid(), said))
     assert result.rows[0]["participants"] == 3
     assert any("site site-3: its model can't be used" in line for line in said)

@@ -14,10 +14,11 @@ from federal_plugin import CODE, ENTRY_POINTS
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
+from fedhead.engine.experiment.compute import Compute
 from fedhead.flower import factory
 from fedhead.flower.config import SiteFile
 from fedhead.flower.server_run import serve
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.testing.inprocess import InProcess
 

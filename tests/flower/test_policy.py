@@ -17,6 +17,7 @@ import pytest
 
 from fedhead.core.system.errors import BadInput
 from fedhead.deploy.project import Project
+from fedhead.engine.experiment.compute import Compute
 from fedhead.flower import factory
 from fedhead.flower.config import SiteFile
 from fedhead.flower.server_run import serve
@@ -26,7 +27,7 @@ from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Request, Response, read_response, to_json
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.stages import STAGES
 from fedhead.testing.inprocess import InProcess, through_bytes
 
@@ -127,7 +128,7 @@ def test_one_round_equals_a_simulation_only_where_sites_leave_no_class_out(tmp_p
     words = ["partition=dirichlet(0.1)", "rounds=0", "stages=[ridge]", "model.hidden=[16]"]
     few = ["stage.ridge.absent=never", "stage.ridge.alpha=1.0", "subset=120"]
     made = Project.init(tmp_path / "demo", "digits", ["north", "south"], [*words, *few])
-    simulated = execute(made.server().recipe_of_run(), tmp_path / "alone", Compute(), on_row=lambda row: None)
+    simulated = execute(made.server().recipe_of_run(), tmp_path / "alone", Compute())
     expected = simulated["stages"]["ridge"]["accuracy"]
 
     def served(name: str) -> tuple[dict[str, Any], str]:

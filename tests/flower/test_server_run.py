@@ -14,14 +14,15 @@ from safetensors.torch import save_file
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.loop import Loop
 from fedhead.flower import factory
 from fedhead.flower.server_run import serve
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.testing.inprocess import InProcess
 
 SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
@@ -64,7 +65,7 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
-    first = Experiment.from_recipe(load("digits", ["seed=7"])).models[0]
+    first = build_experiment(load("digits", ["seed=7"])).models[0]
     save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
     words = (f"method={name}", f"weights={tmp_path / 'first.safetensors'}", "metrics=[f1]", "client_test=0.3")
     made, grid = project(tmp_path, *words)
@@ -81,7 +82,7 @@ def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["moon", "ditto", "fedrep"])
 def test_first_weights_that_sites_would_need_are_refused(name: str, tmp_path: Path) -> None:
-    first = Experiment.from_recipe(load("digits", ["seed=7"])).models[0]
+    first = build_experiment(load("digits", ["seed=7"])).models[0]
     save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
     made, grid = project(tmp_path, f"method={name}", f"weights={tmp_path / 'first.safetensors'}")
     with pytest.raises(BadInput, match=f"weights: {name} keeps a model at its sites that begins with"):
@@ -94,12 +95,12 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "client_test=0.3")
     found = serve(made.server(), grid, log=lambda line: None)
     recipe = made.server().recipe_of_run()
-    experiment = Experiment.from_recipe(recipe)
+    experiment = build_experiment(recipe)
     assert len(experiment.models) == 2
     simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
     for number in range(1, 4):
         train_round(simulation.using(Loop()), number)
-    accuracies = simulation.evaluate(simulation.method, simulation.server, simulation.states, 3).accuracy
+    accuracies = simulation.evaluate(simulation.experiment.method, simulation.server, simulation.states, 3).accuracy
     assert found["clients"] == pytest.approx(accuracies, abs=1e-6)
     for name, t in simulation.server.leaves().items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)

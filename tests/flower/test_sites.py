@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from simulations import make_world
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -23,7 +24,6 @@ from fedhead.flower.site import site_data
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire.protocol import Request, RunSpec, read_request, to_json
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcessFederation
 
 SPEC = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
 
@@ -259,7 +259,7 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_with_other_shapes_than_the_site_is_refused_at_the_site(tmp_path: Path) -> None:
-    here = InProcessFederation(
+    here = make_world(
         federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": LocalTraining()}, tmp_path
     )
     request = Request("work", here.spec(), 10.0, round=1)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import run
 from small_sites import Change, changed, during, nan, same, without, world
-
-from fedhead.engine.rounds.rounds import run
 
 
 def wrong_shape(header: dict[str, Any], trees: dict[str, Any]) -> None:

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulations import make_simulation, make_world, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
-from fedhead.engine.rounds.callbacks import EarlyStopping
-from fedhead.engine.rounds.rounds import Snapshot, run
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.experiment.callbacks import EarlyStopping
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcessFederation
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.5)
 SETTINGS: dict[str, Any] = {"local": LOCAL, "participation": 0.6}
@@ -25,13 +24,13 @@ NEVER_BETTER = EarlyStopping("train_loss", min_delta=1e6, patience=1)  # than th
 @pytest.mark.parametrize("name", ["finetune", "finetune_ccvr"])
 def test_a_stage_after_a_stopped_run_equals_that_of_a_shorter_one(name: str, tmp_path: Path) -> None:
     method, stage = METHODS["fedavg"](), STAGES[name]()
-    world = InProcessFederation(
+    world = make_world(
         federation(), {"own": network("batch")}, method, {**SETTINGS, "rounds": 6}, tmp_path, stages=[stage]
     )
     snapshots: list[Snapshot] = []
     found = run(world.transport(world.grid()), stages=[stage], callbacks=[NEVER_BETTER], on_round=snapshots.append)
     assert [row.get("stopped") for row in found.rows] == [None, "early_stopping"]
-    simulation = Simulation(federation(), [network("batch")], method, **SETTINGS, rounds=2)
+    simulation = make_simulation(federation(), [network("batch")], method, **SETTINGS, rounds=2)
     expected = run(simulation, stages=[stage]).stages[name].metrics
     resumed = run(world.transport(world.grid()), stages=[stage], callbacks=[NEVER_BETTER], resume=snapshots[-1])
     for result in (found, resumed):

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.bench.benchmark import WORKLOADS
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot, run, train_round
+from fedhead.engine.rounds.observer import FinishedRun, Snapshot
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.compiling.process import Compilation, CompilerProcess
@@ -58,7 +60,7 @@ def uncompiled() -> Stack:
 def small(name: str, seed: int = 0) -> Simulation:
     set_precision("fp32")
     settings = {"rounds": ROUNDS, "local": LOCAL, "device": torch.device("cuda"), "seed": seed}
-    return Simulation(federation(), [network("batch", METHODS[name].head)], METHODS[name](), **settings)
+    return make_simulation(federation(), [network("batch", METHODS[name].head)], METHODS[name](), **settings)
 
 
 def simplecnn() -> Simulation:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from mixed import pair
 from plain import Plain
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -31,7 +32,7 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.
 
 def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: LocalTraining = LOCAL) -> Simulation:
     set_precision("fp32")
-    simulation = Simulation(
+    simulation = make_simulation(
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=rounds, local=local, device="cuda"
     )
     for number in range(1, rounds + 1):
@@ -95,7 +96,7 @@ def test_differing_architectures(method: str, executor: Callable[[], Executor]) 
     set_precision("fp32")
     made = []
     for worker in (Loop(), executor()):
-        simulation = Simulation(federation(), pair(), METHODS[method](), rounds=3, local=LOCAL, device="cuda")
+        simulation = make_simulation(federation(), pair(), METHODS[method](), rounds=3, local=LOCAL, device="cuda")
         for number in (1, 2, 3):
             train_round(simulation.using(worker), number)
         made.append(simulation)
@@ -114,7 +115,7 @@ def test_batchnorm_on_partial_batches_is_plain_pytorch(executor: Callable[[], Ex
     fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"))
     model = network("batch")
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9))
-    simulation = Simulation(fed, [model], METHODS["local"](), rounds=1, local=local, device="cuda")
+    simulation = make_simulation(fed, [model], METHODS["local"](), rounds=1, local=local, device="cuda")
     train_round(simulation.using(executor()), 1)
     plain = Plain(fed, lr=0.02, momentum=0.9)
     for client in (0, 1, 3, 4):

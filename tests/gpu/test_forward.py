@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -28,7 +29,7 @@ LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.02))
 def trained(name: str, norm: str, bf16: bool = False) -> Simulation:
     set_precision("fp32")
     model = network(norm, METHODS[name].head)
-    made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, device="cuda", bf16=bf16)
+    made = make_simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, device="cuda", bf16=bf16)
     train_round(made.using(Loop()), 1)
     return made
 
@@ -38,11 +39,13 @@ def trained(name: str, norm: str, bf16: bool = False) -> Simulation:
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_personal_models(name: str, norm: str, bf16: bool) -> None:
     simulation = trained(name, norm, bf16)
-    assert simulation.federation.client_test is not None
+    assert simulation.clients.federation.client_test is not None
     assert simulation.test is not None
-    post = make_downlink(simulation.method, simulation.server, simulation.holders, simulation.task_of)
-    (job,) = simulation.work(simulation.method, post, simulation.states, 2, trains=False)
-    rows, budget = [simulation.federation.client_test[k] for k in job.clients], MemoryBudget()
+    post = make_downlink(
+        simulation.experiment.method, simulation.server, simulation.clients.holders, simulation.clients.task_of
+    )
+    (job,) = simulation.clients.work(simulation.experiment.method, post, simulation.states, 2, trains=False)
+    rows, budget = [simulation.clients.federation.client_test[k] for k in job.clients], MemoryBudget()
     stacked = forward.personal_scores(job, simulation.test, rows, budget)
     apart = forward.personal_scores(job, simulation.test, rows, None)
     assert not budget.one_by_one
@@ -53,8 +56,8 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
 
 def test_statistics() -> None:
     simulation = trained("fedavg", "batch")
-    stage, passes = CCVR().on_method(simulation.method), ForwardExecutor()
-    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
+    stage, passes = CCVR().on_method(simulation.experiment.method), ForwardExecutor()
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
     for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
         for name, value in alone.send["statistics"].items():
             torch.testing.assert_close(stacked.send["statistics"][name], value, atol=1e-3, rtol=1e-4)
@@ -71,5 +74,5 @@ def test_analyses() -> None:
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-4, rtol=1e-4)
     assert not budget.one_by_one
-    assert collapse.local_view(simulation, Loop(), 2).clients == simulation.holders
-    assert not simulation.budgets[0].one_by_one
+    assert collapse.local_view(simulation, Loop(), 2).clients == simulation.clients.holders
+    assert not simulation.clients.budgets[0].one_by_one

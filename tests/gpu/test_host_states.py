@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot, run
+from fedhead.engine.rounds.observer import FinishedRun, Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
@@ -26,9 +27,9 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.
 def simulate(method: str, on_host: bool, participation: float = 0.5) -> Simulation:
     set_precision("fp32")
     settings = {"rounds": 6, "local": LOCAL, "participation": participation, "device": "cuda"}
-    made = Simulation(federation(), [network("batch")], METHODS[method](), **settings)
+    made = make_simulation(federation(), [network("batch")], METHODS[method](), **settings)
     if not on_host:
-        made.states = ClientStates(made.initial_state)
+        made.states = ClientStates(made.clients.initial_state)
     return made.using(Stack(graphs=Graphs(compile=False)))
 
 

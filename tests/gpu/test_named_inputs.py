@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from named import named_federation, named_model
+from simulations import make_simulation
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
@@ -24,10 +25,10 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.
 
 def simulate(name: str, executor: Executor) -> tuple[Simulation, dict[str, object]]:
     set_precision("fp32")
-    made = Simulation(named_federation(), [named_model()], METHODS[name](), rounds=2, local=LOCAL, device="cuda")
+    made = make_simulation(named_federation(), [named_model()], METHODS[name](), rounds=2, local=LOCAL, device="cuda")
     for number in (1, 2):
         train_round(made.using(executor), number)
-    return made, evaluate(made, made.method, made.server, made.states, 2)
+    return made, evaluate(made, made.experiment.method, made.server, made.states, 2)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "moon", "fedproto"])

@@ -13,6 +13,7 @@ from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_data import share
 from fedhead.flower.wire.protocol import Request, RunSpec
@@ -27,12 +28,9 @@ def responses(device: str, folder: Path) -> list[Tree]:
     method = METHODS["scaffold"]()
 
     def site_run(spec: RunSpec, number: int) -> SiteRun:
-        settings = {
-            "rounds": 2,
-            "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05)),
-            "device": device,
-        }
-        return SiteRun(Clients(share(federation(), number), [network("group")], method, all_here=False, **settings))
+        local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
+        experiment = Experiment(method, (network("group"),), local, Schedule(rounds=2))
+        return SiteRun(Clients(experiment, share(federation(), number), device, all_here=False))
 
     clients = site_run(SPEC, 3).clients
     server = method.init_server(clients.initial[0], clients.task).to("cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from noted_tables import note_tables
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -31,7 +32,7 @@ def background(monkeypatch: pytest.MonkeyPatch) -> None:
 def simulate(method: str, participation: float = 1.0) -> Simulation:
     set_precision("fp32")
     settings = {"rounds": 4, "local": LOCAL, "participation": participation, "device": "cuda"}
-    made = Simulation(federation(), [network("group")], METHODS[method](), **settings)
+    made = make_simulation(federation(), [network("group")], METHODS[method](), **settings)
     return made.using(Stack(graphs=Graphs(compile=False)))
 
 
@@ -60,7 +61,7 @@ def test_runs_have_the_same_numbers(method: str, participation: float, monkeypat
 def test_the_host_does_not_wait_for_the_gpu() -> None:
     made = simulate("fedavg")
     for number in (1, 2):  # page-locked memory is allocated the first time
-        made.draw_ahead(made.cohort(number), number)
+        made.clients.draw_ahead(made.cohort(number), number)
         (job,) = made.jobs_of_round(number)
         (order,) = by_steps(job)
         job = job.take(order)
@@ -71,5 +72,5 @@ def test_the_host_does_not_wait_for_the_gpu() -> None:
         busy = not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
     assert busy, "the GPU had not caught up"
-    assert found[0].tolist() == made.pool.row_tables.once(job.rows, lambda: pytest.fail("not kept"))[0].tolist()
+    assert found[0].tolist() == made.clients.pool.row_tables.once(job.rows, lambda: pytest.fail("not kept"))[0].tolist()
     assert len(found[1]) == max(len(mine[0]) for mine in job.schedules)

@@ -11,13 +11,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from simulations import RowFunction
 
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
 from fedhead.loggers.base import LoggerGroup, RunInfo, make
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 SMALL = ["rounds=3", "clients=3", "subset=200", "model.hidden=[8]", "client_test=0.2", "evaluate_every=2"]
@@ -39,7 +41,7 @@ def interrupted(out: Path, loggers: list[str]) -> list[dict[str, Any]]:
     """Run a recipe that is stopped and resumed, and return its records."""
     recipe = load("digits", [*SMALL, f"loggers={loggers}"])
     with pytest.raises(Stopped):
-        execute(recipe, out, Compute(executor="loop"), on_row=stop_at(2))
+        execute(recipe, out, Compute(executor="loop"), observers=[RowFunction(stop_at(2))])
     execute(recipe, out, resume=True)
     return RunFolder.open(out).metrics()
 
@@ -101,7 +103,7 @@ def test_a_logger_that_is_down_is_named_once_and_the_run_is_not_lost(
 ) -> None:
     down, up = Down(when), Down("never")
     with caplog.at_level(logging.WARNING, "fedhead"):
-        found = execute(load("digits", SMALL), tmp_path / "run", Compute(executor="loop", loggers=(down, up)))
+        found = execute(load("digits", SMALL), tmp_path / "run", Compute(executor="loop"), loggers=(down, up))
     assert found["accuracy"] > 0
     every = ["start", "round 1", "round 2", "round 3", "result", "close"]
     assert down.calls == every[: every.index(when) + 1]
@@ -115,14 +117,20 @@ def test_a_logger_that_is_down_is_named_once_and_the_run_is_not_lost(
 def test_loggers_are_closed_when_a_run_is_killed(tmp_path: Path) -> None:
     up = Down("never")
     with pytest.raises(Stopped):
-        execute(load("digits", SMALL), tmp_path / "run", Compute(executor="loop", loggers=(up,)), on_row=stop_at(1))
+        execute(
+            load("digits", SMALL),
+            tmp_path / "run",
+            Compute(executor="loop"),
+            loggers=(up,),
+            observers=[RowFunction(stop_at(1))],
+        )
     assert up.calls == ["start", "round 1", "close"]
 
 
 def test_loggers_do_not_decide_a_run(tmp_path: Path) -> None:
     recipe = load("digits", SMALL)
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", Compute(executor="loop"), on_row=stop_at(1))
+        execute(recipe, tmp_path / "run", Compute(executor="loop"), observers=[RowFunction(stop_at(1))])
     execute(recipe.override(["loggers=[csv]"]), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "metrics.csv").exists()
 

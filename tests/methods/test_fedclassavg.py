@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from mixed import pair, perceptron
+from simulations import make_simulation
 from small import CLASSES, federation, network
 from torch import nn
 from torch.nn import functional as F
@@ -38,7 +39,9 @@ PUBLIC_CODE = FedClassAvg(rho=3.0, temperature=100, base_temperature=0.07, norma
 def simulate(
     method: Method, models: list[SplitModel] | None = None, local: LocalTraining = ADAM, **settings: float
 ) -> Simulation:
-    return Simulation(federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings)
+    return make_simulation(
+        federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings
+    )
 
 
 def contrast(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, method: FedClassAvg) -> torch.Tensor:
@@ -58,14 +61,16 @@ def contrast(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, method:
 
 def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict[int, SplitModel]]:
     """Algorithm 1 with torch modules and torch.optim, one client after another; also the clients' own models."""
-    pool, fed = simulation.pool, simulation.federation
+    pool, fed = simulation.clients.pool, simulation.clients.federation
     models: dict[int, SplitModel] = {}
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
+    jobs = simulation.jobs(
+        simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 1
+    )
     for job in jobs:
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model).train()
             classifier = copy.deepcopy(simulation.server["model"])
-            load(model, simulation.initial[simulation.assign[client]].replace(classifier))
+            load(model, simulation.clients.initial[simulation.clients.assign[client]].replace(classifier))
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.999))
             table = job.batches(place)[0]
             for step in range(len(table)):
@@ -117,7 +122,7 @@ def test_one_round_on_two_architectures_is_algorithm_1(method: FedClassAvg, exec
 def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
     runs = []
     for executor in (Loop(), Stack(), Stack(size=1)):
-        simulation = Simulation(
+        simulation = make_simulation(
             federation(), pair(), METHODS[name](), rounds=3, local=PLAIN, participation=0.6, dtype=torch.float64
         )
         for number in (1, 2, 3):
@@ -151,7 +156,9 @@ def test_variants_give_the_same_on_every_executor(method: Method) -> None:
 def test_only_the_classifier_crosses_the_wire() -> None:
     simulation = simulate(FedClassAvg())
     size = 4 * (8 * CLASSES + CLASSES) * 2  # float64 here
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
+    jobs = simulation.jobs(
+        simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 1
+    )
     for job in jobs:
         assert set(job.broadcast.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
         assert all(not own for own in job.per_client)
@@ -159,14 +166,14 @@ def test_only_the_classifier_crosses_the_wire() -> None:
             assert set(reply.send.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
             assert reply.send.nbytes == size
     traffic = train_round(simulation.using(Loop()), 1)
-    assert traffic["bytes_up"] == traffic["bytes_down"] == size * len(simulation.holders)
+    assert traffic["bytes_up"] == traffic["bytes_down"] == size * len(simulation.clients.holders)
 
 
 def test_plus_weight_shares_the_whole_model_of_one_architecture() -> None:
     simulation = simulate(FedClassAvg(share="all"), [network("batch")])
     train_round(simulation.using(Loop()), 1)
-    assert simulation.server["model"].keys() == simulation.initial[0].keys()
-    assert simulation.method.global_model(simulation.server, simulation.task) is not None
+    assert simulation.server["model"].keys() == simulation.clients.initial[0].keys()
+    assert simulation.experiment.method.global_model(simulation.server, simulation.task) is not None
     with pytest.raises(BadInput, match=r"client 1: fedclassavg averages 'extractor"):
         simulate(FedClassAvg(share="all"))
 
@@ -177,7 +184,7 @@ def test_without_its_three_parts_it_is_local_training() -> None:
     for number in (1, 2):
         assert train_round(ours.using(Loop()), number)["bytes_up"] == 0
         train_round(theirs.using(Loop()), number)
-    for client in ours.holders:
+    for client in ours.clients.holders:
         for name, t in theirs.states[client]["own"].items():
             assert torch.equal(ours.states[client]["own"][name], t), name
 
@@ -196,10 +203,12 @@ def test_a_client_uses_its_own_model_after_training_and_the_servers_before() -> 
     simulation = simulate(FedClassAvg(share="all"), [network("group")], participation=0.4)
     train_round(simulation.using(Loop()), 1)
     trained = sorted(simulation.states.kept)
-    waiting = next(k for k in simulation.holders if k not in trained)
-    for job in simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 2):
+    waiting = next(k for k in simulation.clients.holders if k not in trained)
+    for job in simulation.jobs(
+        simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 2
+    ):
         for place, client in enumerate(job.clients):
-            w = simulation.method.personal_model(job.program.client(job.inputs(place)))
+            w = simulation.experiment.method.personal_model(job.program.client(job.inputs(place)))
             if client in trained:
                 assert all(torch.equal(t, simulation.states[client]["own"][n]) for n, t in w.items())
             if client == waiting:
@@ -233,4 +242,4 @@ def test_assignment_by_list() -> None:
     simulation = simulate(FedClassAvg(), None, ADAM, assign=[1, 1, 0, 0, 1])  # type: ignore[arg-type]  # not a number
     train_round(simulation.using(Loop()), 1)
     assert "extractor.1.weight" in simulation.states[0]["own"]
-    assert isinstance(simulation.task_of(3).model.extractor.body, nn.Sequential)
+    assert isinstance(simulation.clients.task_of(3).model.extractor.body, nn.Sequential)

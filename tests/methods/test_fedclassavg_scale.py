@@ -14,6 +14,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import aggregate, make_downlink
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.models.registry import build
 from fedhead.models.split_model import weights
@@ -23,7 +24,7 @@ CLIENTS = 1000
 
 def task_with(hidden: int) -> Clients:
     model = build("mlp", (1, 6, 6), 3, hidden=(hidden,), feature_layer=512)
-    return Clients(federation(), [model], FedClassAvg(), rounds=1, local=LocalTraining())
+    return Clients(Experiment(FedClassAvg(), (model,), LocalTraining(), Schedule(rounds=1)), federation())
 
 
 @pytest.mark.parametrize("hidden", [16, 4096])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from simulations import make_simulation
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -86,7 +87,7 @@ def test_a_client_of_one_class_learns_out_of_the_box(method: FedETF | FedRoD) ->
     one_class = dataclasses.replace(whole, rows=of_class_0)
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     head = "etf" if isinstance(method, FedETF) else "linear"
-    simulation = Simulation(one_class, [network("group", head)], method, rounds=1, local=local)
+    simulation = make_simulation(one_class, [network("group", head)], method, rounds=1, local=local)
     before = simulation.server["model"].clone()
     train_round(simulation, 1)
     assert float((simulation.server["model"].params - before.params).sq()) > 1e-8
@@ -107,7 +108,7 @@ def test_a_negative_exponent_is_refused(method: type[FedETF] | type[FedRoD]) -> 
 
 def _trained(method: FedETF, head: str = "etf") -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    simulation = Simulation(federation(), [network("group", head)], method, rounds=1, local=local)
+    simulation = make_simulation(federation(), [network("group", head)], method, rounds=1, local=local)
     train_round(simulation, 1)
     return simulation
 
@@ -128,7 +129,7 @@ def test_each_module_can_be_switched_off() -> None:
 @pytest.mark.parametrize("method", [FedProx(), FedAvgM(), Moon(), Scaffold()])
 def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) -> None:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    simulation = Simulation(federation(), [network("batch", "etf")], method, rounds=2, local=local)
+    simulation = make_simulation(federation(), [network("batch", "etf")], method, rounds=2, local=local)
     before = simulation.server["model"]
     for number in (1, 2):
         train_round(simulation, number)
@@ -142,4 +143,4 @@ def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) ->
 def test_a_model_with_another_head_is_refused_with_the_fix(name: str) -> None:
     head = METHODS[name].head
     with pytest.raises(BadInput, match=rf"{name} needs a model with the {head} head.*model\.head={head}"):
-        Simulation(federation(), [network("group")], METHODS[name](), rounds=1, local=LocalTraining())
+        make_simulation(federation(), [network("group")], METHODS[name](), rounds=1, local=LocalTraining())

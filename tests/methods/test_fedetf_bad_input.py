@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from simulations import simulate
 from small import CLASSES, federation, network
 
 import fedhead as fh
@@ -16,11 +17,10 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.rounds.rounds import FinishedRun
-from fedhead.engine.rounds.simulate import simulate
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.methods import METHODS
-from fedhead.recipes import build
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes import experiment as build
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import execute
 from fedhead.stages import STAGES
@@ -96,9 +96,9 @@ def test_personalization_without_local_test_sets_is_refused_before_training(loca
 
 
 def test_recipes_choose_the_head_that_a_method_needs() -> None:
-    (model,) = Experiment.from_recipe(Recipe(method="fedetf")).models
+    (model,) = build_experiment(Recipe(method="fedetf")).models
     assert model.head == "etf"
-    (model,) = Experiment.from_recipe(Recipe(method="fednh")).models
+    (model,) = build_experiment(Recipe(method="fednh")).models
     assert model.head == "prototype"
     result = fh.run(federation(), "mlp", "fedetf", rounds=1)
     assert result.trained.clients.task.model.head == "etf"
@@ -111,9 +111,9 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
 def test_a_recipe_that_can_t_be_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(BadInput, match="fedetf needs a model with the etf head"):
-        Experiment.from_recipe(Recipe(method="fedetf", model_parameters={"head": "linear"}))
+        build_experiment(Recipe(method="fedetf", model_parameters={"head": "linear"}))
     with pytest.raises(BadInput, match="finetune_etf needs a model with the etf head"):
-        Experiment.from_recipe(Recipe(method="fedavg", stages=("finetune_etf",)))
+        build_experiment(Recipe(method="fedavg", stages=("finetune_etf",)))
     with pytest.raises(BadInput, match=r"client_test=0\.3"):
         execute(Recipe(method="fedetf", stages=("finetune",)), out)
     assert not out.exists()

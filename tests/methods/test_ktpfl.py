@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mixed import pair
+from simulations import make_simulation
 from small import CLASSES, federation, network
 from torch.nn import functional as F
 
@@ -31,7 +32,7 @@ LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
 
 def simulate(method: KTpFL, rounds: int = 0, **settings: float) -> Simulation:
     models = [network("batch")] if method.share == "all" else pair()
-    simulation = Simulation(federation(), models, method, rounds=9, local=LOCAL, dtype=torch.float64, **settings)
+    simulation = make_simulation(federation(), models, method, rounds=9, local=LOCAL, dtype=torch.float64, **settings)
     for number in range(1, rounds + 1):
         train_round(simulation, number)
     return simulation
@@ -124,10 +125,10 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
     simulation = simulate(method, rounds=1)
     sent = {int(k): s["soft"] for k, s in simulation.server["knowledge"].items()}
     c = simulation.server["coefficients"]
-    pool, public = simulation.pool, simulation.public
+    pool, public = simulation.clients.pool, simulation.clients.public
     assert public is not None
     expected = {}
-    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.holders, 2):
+    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, 2):
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model).train()
             load(model, simulation.states[client]["own"])
@@ -159,14 +160,16 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
 
 def test_a_first_round_only_trains() -> None:
     simulation = simulate(KTpFL())
-    for job in simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1):
+    for job in simulation.jobs(
+        simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 1
+    ):
         assert all(next(len(s) for s in mine) == 0 for mine in job.schedules)
     assert train_round(simulation, 1)["bytes_down"] == 0
 
 
 def test_public_samples_are_the_same_for_all_and_never_augmented() -> None:
     simulation = simulate(KTpFL(), rounds=1)
-    public, fed = simulation.public, simulation.federation
+    public, fed = simulation.clients.public, simulation.clients.federation
     assert public is not None
     keys = torch.arange(len(public))
     assert torch.equal(public.view(keys, keys), fed.transform(fed.public.x).double())
@@ -186,14 +189,14 @@ def test_plus_weight_goes_on_from_the_mixture_of_models(transfer: float) -> None
     models = {int(k): w for k, w in simulation.server["knowledge"].items()}
     c = simulation.server["coefficients"]
     torch.testing.assert_close(c.sum(1), torch.ones(5, dtype=torch.float64))
-    job = simulation.jobs(method, simulation.server, simulation.states, simulation.holders, 3)[0]
+    job = simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, 3)[0]
     for place, client in enumerate(job.clients):
         start = method.start(job.program.client(job.inputs(place)))
         for name in start:
             mixture = sum(c[client, m] * w[name] for m, w in models.items()) / c[client, list(models)].sum()
             torch.testing.assert_close(start[name], (1 - transfer) * models[client][name] + transfer * mixture)
     with pytest.raises(BadInput, match="client 1: ktpfl averages"):
-        Simulation(federation(), pair(), method, rounds=1, local=LOCAL)
+        make_simulation(federation(), pair(), method, rounds=1, local=LOCAL)
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -222,14 +225,14 @@ def test_public_data_of_another_shape_is_refused() -> None:
 
 def test_a_federation_without_public_data_is_refused() -> None:
     with pytest.raises(BadInput, match="ktpfl needs public data"):
-        Simulation(replace(federation(), public=None), pair(), KTpFL(), rounds=1, local=LOCAL)
-    Simulation(replace(federation(), public=None), [network("batch")], KTpFL(share="all"), rounds=1, local=LOCAL)
+        make_simulation(replace(federation(), public=None), pair(), KTpFL(), rounds=1, local=LOCAL)
+    make_simulation(replace(federation(), public=None), [network("batch")], KTpFL(share="all"), rounds=1, local=LOCAL)
 
 
 def test_public_labels_may_name_other_classes() -> None:
     fed = federation()
     other = Samples(fed.test.x, torch.full((20,), 99))  # e.g. CIFAR-100 beside CIFAR-10
-    simulation = Simulation(replace(fed, public=other), pair(), KTpFL(), rounds=2, local=LOCAL)
+    simulation = make_simulation(replace(fed, public=other), pair(), KTpFL(), rounds=2, local=LOCAL)
     for number in (1, 2):
         train_round(simulation, number)
     assert simulation.server.finite()
@@ -238,12 +241,12 @@ def test_public_labels_may_name_other_classes() -> None:
 def test_the_first_round_may_have_its_own_number_of_epochs() -> None:
     """As FedClassAvg's code of KT-pFL: one epoch before the first exchange, then the run's."""
     local = replace(LOCAL, epochs=3)
-    made = Simulation(federation(), pair(), KTpFL(initial_epochs=1), rounds=9, local=local, dtype=torch.float64)
+    made = make_simulation(federation(), pair(), KTpFL(initial_epochs=1), rounds=9, local=local, dtype=torch.float64)
     for number, epochs in ((1, 1), (2, 3)):
-        jobs = made.jobs(made.method, made.server, made.states, made.holders, number)
+        jobs = made.jobs(made.experiment.method, made.server, made.states, made.clients.holders, number)
         for job in jobs:
             for k, (public, first, later) in zip(job.clients, job.schedules, strict=True):
-                per_epoch = -(-len(made.federation.rows[k]) // 4)
+                per_epoch = -(-len(made.clients.federation.rows[k]) // 4)
                 assert len(first) + len(later) == epochs * per_epoch
                 assert (len(later) == 0) == (number == 1)
                 assert (len(public) == 0) == (number == 1)
@@ -252,7 +255,7 @@ def test_the_first_round_may_have_its_own_number_of_epochs() -> None:
 
 def test_distillation_by_the_mean_square() -> None:
     method, made = KTpFL(distillation_loss="mse"), simulate(KTpFL(), rounds=1)
-    (job, *_) = made.jobs(method, made.server, made.states, made.holders, 2)
+    (job, *_) = made.jobs(method, made.server, made.states, made.clients.holders, 2)
     target = job.per_client[0]["target"]["soft"]
     logits = torch.randn(len(target), CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -263,5 +266,5 @@ def test_distillation_by_the_mean_square() -> None:
             return Output(logits, logits, logits)
 
     batch = Batch(logits, torch.zeros(len(target)), torch.ones(len(target)), torch.arange(len(target)), torch.zeros(2))
-    found = method.distil(made.initial[0], batch, Says())  # type: ignore[arg-type]  # all that it asks of a client
+    found = method.distil(made.clients.initial[0], batch, Says())  # type: ignore[arg-type]  # all that it asks of a client
     torch.testing.assert_close(found, F.mse_loss(torch.softmax(logits, dim=1), target))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 from plain import Plain, average, values
+from simulations import make_simulation
 from small import CLASSES, federation, network
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,7 +59,7 @@ def simulate(
     fed: Federation, models: list[SplitModel], method: Method, rounds: int = ROUNDS, **settings: bool
 ) -> Simulation:
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(LR, MOMENTUM), **settings)
-    simulation = Simulation(fed, models, method, rounds=rounds, local=local, dtype=torch.float64)
+    simulation = make_simulation(fed, models, method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         train_round(simulation.using(Loop()), number)
     return simulation
@@ -194,9 +195,9 @@ def test_fedrod(fed: Federation, plain: Plain, persistent: bool, method: FedRoD)
     for k in CLIENTS:
         equal(found.states[k]["own"], {f"personal.{n}": p for n, p in values(heads[k]).items()})
     x, _ = own_data(fed, 0)
-    job = found.jobs(found.method, found.server, found.states, [0], 1)[0]
+    job = found.jobs(found.experiment.method, found.server, found.states, [0], 1)[0]
     client = job.program.client(job.inputs(0))
-    scores = found.method.predict(found.method.personal_model(client), x, client)
+    scores = found.experiment.method.predict(found.experiment.method.personal_model(client), x, client)
     out = shared(x)
     torch.testing.assert_close(scores, (out.logits + heads[0](out.z)).detach())
 
@@ -210,7 +211,7 @@ def test_a_hypernetwork_without_hidden_units_is_refused() -> None:
 
 def test_fedrods_hypernetwork(fed: Federation, plain: Plain) -> None:
     found = simulate(fed, [network("group")], FedRoDHyper(hidden=5, absent="mask"))
-    first = FedRoDHyper(hidden=5).init_server(found.initial[0], found.task)["model"].part("personal")
+    first = FedRoDHyper(hidden=5).init_server(found.clients.initial[0], found.task)["model"].part("personal")
     shared = network("group").double()
     d = shared.features
     net = nn.Sequential(nn.Linear(CLASSES, 5), nn.ReLU(), nn.Linear(5, CLASSES * (d + 1))).double()
@@ -238,7 +239,7 @@ def test_fedrods_hypernetwork(fed: Federation, plain: Plain) -> None:
     equal(found.server["model"], values(shared))
     names = {"0.weight": "0.weight", "0.bias": "0.bias", "2.weight": "1.weight", "2.bias": "1.bias"}
     equal(found.server["model"], {f"personal.{names[n]}": p for n, p in values(net).items()})
-    tested = found.method.global_model(found.server, found.task)
+    tested = found.experiment.method.global_model(found.server, found.task)
     assert tested is not None
     assert tested.keys() == dict(shared.named_parameters()).keys()
 
@@ -268,7 +269,7 @@ def test_fednh(fed: Federation, plain: Plain, average_over: str) -> None:
 def test_fednh_leaves_the_prototype_of_a_class_that_nobody_holds(fed: Federation) -> None:
     without = dataclasses.replace(fed, rows=[rows[fed.train.y[rows] != 1] for rows in fed.rows])
     found = simulate(without, [network("group", "prototype")], FedNH(), rounds=1)
-    before, after = found.initial[0]["classifier.weight"], found.server["model"]["classifier.weight"]
+    before, after = found.clients.initial[0]["classifier.weight"], found.server["model"]["classifier.weight"]
     torch.testing.assert_close(after[1], before[1], atol=1e-12, rtol=0)
     assert (after[0] - before[0]).abs().max() > 1e-3
 
@@ -301,7 +302,7 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
         equal(found.states[k]["own"], values(models[k]))
     expected = torch.stack([prototypes[c] for c in range(CLASSES)])
     torch.testing.assert_close(found.server["prototypes"]["mean"], expected)
-    job = found.jobs(found.method, found.server, found.states, [3], 1)[0]
+    job = found.jobs(found.experiment.method, found.server, found.states, [3], 1)[0]
     client, (x, _) = job.program.client(job.inputs(0)), own_data(fed, 3)
     distance = (models[3](x).z[:, None] - expected).norm(dim=-1)
     predicted = method.predict(method.personal_model(client), x, client).argmax(1)
@@ -311,18 +312,20 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
 def test_fedproto_takes_distances_before_the_dropout_behind_the_prototypes(fed: Federation) -> None:
     body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
     model = SplitModel(body, nn.Linear(8, CLASSES), Dropout(0.5))
-    simulation = Simulation(fed, [model], FedProto(lam=1.0), rounds=1, local=LocalTraining(), dtype=torch.float64)
+    simulation = make_simulation(fed, [model], FedProto(lam=1.0), rounds=1, local=LocalTraining(), dtype=torch.float64)
     x = fed.transform(fed.train.x[:CLASSES]).double()
     with torch.no_grad():
         h = body.double()(x)
     assert (h > 0.1).any()
     # sample c is the prototype of class c
     server = Tree(prototypes=Tree(mean=h, seen=torch.ones(CLASSES, dtype=torch.float64)))
-    (job,) = simulation.jobs(simulation.method, server, simulation.states, [0], 1)
+    (job,) = simulation.jobs(simulation.experiment.method, server, simulation.states, [0], 1)
     classes, weight = torch.arange(CLASSES), torch.ones(CLASSES, dtype=torch.float64)
     batch = Batch(x, classes, weight, rows=classes, key=classes)
     pulled, plain = (
-        FedProto(lam=lam).loss(simulation.initial[0], batch, job.program.client(job.inputs(0), key=torch.tensor(7)))
+        FedProto(lam=lam).loss(
+            simulation.clients.initial[0], batch, job.program.client(job.inputs(0), key=torch.tensor(7))
+        )
         for lam in (1.0, 0.0)
     )
     assert float(pulled - plain) == 0.0
@@ -337,7 +340,7 @@ def test_fedproto_among_differing_architectures() -> None:
     runs = []
     for executor in (Loop(), Stack()):
         local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(LR))
-        simulation = Simulation(fed, models, FedProto(), rounds=2, local=local, dtype=torch.float64)
+        simulation = make_simulation(fed, models, FedProto(), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):
             train_round(simulation.using(executor), number)
         runs.append(simulation.server["prototypes"]["mean"])
@@ -346,7 +349,7 @@ def test_fedproto_among_differing_architectures() -> None:
     models[1] = build("digitscnn", (1, 6, 6), CLASSES)
     for assign in (None, [0, 0, 0, 0, 1]):  # whoever has it, it is model 1 that does not fit
         with pytest.raises(BadInput, match=r"^model 1: .* and model 0's have 7, .*one dimension.*feature_layer=7"):
-            Simulation(fed, models, FedProto(), rounds=1, local=LocalTraining(), assign=assign)
+            make_simulation(fed, models, FedProto(), rounds=1, local=LocalTraining(), assign=assign)
 
 
 @pytest.mark.parametrize("method", [FedETF(gamma=0.5, absent="mask"), FedETF()])
@@ -374,7 +377,7 @@ def test_lasting_momentum_is_the_same_on_both_executors(name: str, fed: Federati
     for executor in (Loop(), Stack()):
         local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(LR, MOMENTUM), persistent=True)
         model = network("batch", METHODS[name].head)
-        simulation = Simulation(fed, [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
+        simulation = make_simulation(fed, [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):
             train_round(simulation.using(executor), number)
         servers.append(simulation.server.leaves())

@@ -14,13 +14,13 @@ import sklearn.metrics as sk
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead import SGD, FedAvg, Federation, LocalTraining, Undefined, run
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.engine.rounds import rounds
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.metrics.predictions import Predictions, cross_entropy
@@ -106,7 +106,7 @@ def test_every_executor_records_what_scikit_learn_computes() -> None:
         seen: list[tuple[Any, Any]] = []
         local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.1))
         data = replace(federation(), client_test=None)  # only the global model is tested, last
-        simulation = Simulation(
+        simulation = make_simulation(
             data, [network("group")], FedAvg(), rounds=2, local=local, dtype=torch.float64, executor=executor
         )
         finished = rounds.run(simulation, metrics=find([*names, own]))

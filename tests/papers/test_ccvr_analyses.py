@@ -15,6 +15,7 @@ from fedhead import BadInput, build
 from fedhead.calibration import statistics
 from fedhead.cli import call
 from fedhead.core.tree.tree import Tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.loop import Loop
 from fedhead.models.layers import activations
@@ -24,7 +25,7 @@ from fedhead.papers.analyses.client_models import local_models, replay
 from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.reopen import fresh, reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 RECIPE = Recipe(
     dataset="digits",

@@ -16,11 +16,11 @@ import pytest
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
 from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.run_cells import folder
-from fedhead.recipes import build
-from fedhead.runs.run import Compute
+from fedhead.recipes import experiment as build
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.tables import parse

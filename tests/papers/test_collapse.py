@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from simulations import make_simulation, simulate
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.cli.analyse import _numbers
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulate import simulate
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -27,7 +27,7 @@ from fedhead.papers.analyses import collapse
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.reopen import Trained, reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
 
@@ -77,13 +77,13 @@ def test_agreement_counts_only_classes_that_both_hold() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedetf", "fedrod", "fedrod_hyper", "scaffold"])
 def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
     model = network("batch", METHODS[name].head)
-    simulation = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, dtype=torch.float64)
+    simulation = make_simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, dtype=torch.float64)
     loop, stack = (collapse.local_view(simulation, executor, 1) for executor in (Loop(), Stack()))
     assert loop.clients == stack.clients == [0, 1, 3, 4]
     assert loop.prototypes.shape == (4, CLASSES, model.features)
     for a, b in zip(loop[1:], stack[1:], strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
-    fed = simulation.federation
+    fed = simulation.clients.federation
     held = [torch.bincount(fed.train.y[fed.rows[k]], minlength=CLASSES) > 0 for k in loop.clients]
     assert torch.equal(loop.held, torch.stack(held))
     train_round(simulation.using(Loop()), 1)
@@ -108,7 +108,7 @@ def test_a_watch_records_each_round_and_changes_nothing() -> None:
 
 
 def test_a_run_without_a_global_model_is_refused() -> None:
-    simulation = Simulation(federation(), [network("group")], FedProto(), rounds=1, local=LOCAL)
+    simulation = make_simulation(federation(), [network("group")], FedProto(), rounds=1, local=LOCAL)
     with pytest.raises(BadInput, match="no global model"):
         collapse.measure(simulation)
 

@@ -13,13 +13,14 @@ from scipy.stats import spearmanr
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
 from fedhead.models.registry import build
 from fedhead.papers.analyses.conductance import conductance, ranks, similarity
 from fedhead.papers.analyses.personal import agreement, personal_models
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.runs.read_runs import load_run
 from fedhead.runs.reopen import Trained, reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_agreement_of_clients_that_mean_the_same_and_of_those_that_do_not() -> N
 
 def test_personal_models_are_the_clients_own_of_either_architecture(run: Trained) -> None:
     models = personal_models(run.simulation, 3)
-    assert list(models) == run.simulation.holders
+    assert list(models) == run.simulation.clients.holders
     for client, model in models.items():
         own = run.simulation.states[client]["own"]
         assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
@@ -79,7 +80,7 @@ def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
     report = ANALYSES["features"].run([run], AnalysisOptions(samples=60))
     (numbers,) = report.numbers.values()
     assert len(numbers["place"]) == len(numbers["class"]) == len(numbers["client"]) == 60
-    assert set(numbers["client"]) == set(run.simulation.holders)
+    assert set(numbers["client"]) == set(run.simulation.clients.holders)
     assert 0 <= numbers["neighbors_of_the_same_class"] <= 100
     assert len(report.figures[""].axes) == 4  # two planes, each with its scale
 
@@ -117,7 +118,7 @@ def test_curves_count_local_epochs(run: Trained) -> None:
 
 def test_labels_are_the_federations_counts(run: Trained) -> None:
     (numbers,) = ANALYSES["labels"].run([load_run(run.path)], AnalysisOptions()).numbers.values()
-    assert numbers["counts"] == run.simulation.federation.counts().tolist()
+    assert numbers["counts"] == run.simulation.clients.federation.counts().tolist()
 
 
 @pytest.mark.parametrize("kind", ["features", "conductance", "curves", "labels"])

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.engine.rounds.callbacks import BestModel, EarlyStopping
+from fedhead.engine.experiment.callbacks import BestModel, EarlyStopping
+from fedhead.engine.experiment.compute import Compute
 from fedhead.methods.ktpfl import KTpFL
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run import Compute
+from fedhead.recipes.experiment import build_experiment
 from fedhead.studies.sweep import tables
 
 TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fedclassavg/table5"]
@@ -32,7 +32,7 @@ def test_every_cell_has_its_published_value_and_a_recipe(name: str, cells: int) 
         assert (published(cell) is None) == (cell.name in ("ktpfl-predictions", "fedproto-prototypes"))
         cell.recipe(seed=0)
     for cell in table.cells("small"):
-        Experiment.from_recipe(cell.recipe(seed=0))
+        build_experiment(cell.recipe(seed=0))
 
 
 def test_table_1_s_hyper_parameters_are_those_of_the_cells() -> None:
@@ -50,7 +50,7 @@ def test_table_1_s_hyper_parameters_are_those_of_the_cells() -> None:
 @pytest.mark.parametrize("choice", ["cifar10-dirichlet fedclassavg", "emnist-skewed fedproto"])
 def test_full_cells_fit_their_data(choice: str) -> None:
     (cell,) = tables.load("fedclassavg/table2").cells(pick=[choice])
-    made = Experiment.from_recipe(cell.recipe(seed=0)).models
+    made = build_experiment(cell.recipe(seed=0)).models
     assert len({m.features for m in made}) == 1
     assert len(made) == (4 if "fedclassavg" in choice else 3)
 
@@ -94,16 +94,16 @@ def test_the_public_codes_readings_are_variants() -> None:
     assert {(cell.stage, cell.value, cell.recipe(0).rounds) for cell in more} == {("finetune", "personal", 1000)}
     assert all("stage=finetune" in cell.overrides for cell in more)
     (cnn, *_) = table.varied(table.cells(pick=["cifar10 20-clients ktpfl"]), ["caption-cnn"])
-    assert [m.features for m in Experiment.from_recipe(cnn.recipe(0)).models] == [512]
+    assert [m.features for m in build_experiment(cnn.recipe(0)).models] == [512]
     for name in ("fedclassavg/table2", "fedclassavg/table3"):
         table = tables.load(name)
         for scale, patience in (("full", 100), ("small", 3)):
             stopped, *_ = table.varied(table.cells(scale), ["early-stopping"])
             watching = [EarlyStopping("personal_loss", patience=patience), BestModel("personal_loss")]
-            assert list(Experiment.from_recipe(stopped.recipe(0)).callbacks) == watching
+            assert list(build_experiment(stopped.recipe(0)).callbacks) == watching
         taught, *_ = table.varied(table.cells("small"), ["ktpfl-code"])
         assert taught.recipe(0).batch_size == 128
-        assert Experiment.from_recipe(taught.recipe(0)).method == KTpFL(
+        assert build_experiment(taught.recipe(0)).method == KTpFL(
             distillation_batch=64, distillation_loss="mse", initial_epochs=1
         )
 

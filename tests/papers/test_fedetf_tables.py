@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from fedhead.engine.experiment.compute import Compute
 from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedrod import FedRoD
 from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.recipes import build
-from fedhead.recipes.experiment import Experiment
-from fedhead.runs.run import Compute
+from fedhead.recipes import experiment as build
+from fedhead.recipes.experiment import build_experiment
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTuneCCVR, FineTuneETF
 from fedhead.studies.sweep import tables
@@ -40,7 +40,7 @@ def test_every_cell_can_be_built_and_finds_its_value(name: str) -> None:
         text = recipe.to_yaml() + str(cell.stage)
         if text not in seen:
             seen.add(text)
-            Experiment.from_recipe(recipe)
+            build_experiment(recipe)
             if cell.stage is not None:
                 build.algorithms(recipe.override([f"stages=[{cell.stage}]"]))
 
@@ -91,7 +91,7 @@ def test_the_papers_settings() -> None:
     assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
     assert calibrated == tuned.prerequisite()  # what is tuned for Personal. is the model that is tested for General.
     ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
-    (model,) = Experiment.from_recipe(ablation["no-projection digits-for-cifar10-0.1"].recipe(0)).models
+    (model,) = build_experiment(ablation["no-projection digits-for-cifar10-0.1"].recipe(0)).models
     assert model.features == 200  # the ETF stands in the extractor's own dimension
 
 

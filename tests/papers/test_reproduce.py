@@ -12,11 +12,11 @@ import pytest
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import raise_if_fatal
+from fedhead.engine.experiment.compute import Compute
 from fedhead.papers.tables import reproduce, run_cells, table_result
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, value_at
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute
 from fedhead.studies.sweep.tables import load as table
 from fedhead.studies.sweep.tables import names, parse
 

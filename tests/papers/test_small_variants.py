@@ -6,8 +6,8 @@ import pytest
 from tiny_table import tiny
 
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.rounds.callbacks import EarlyStopping
-from fedhead.recipes.experiment import Experiment
+from fedhead.engine.experiment.callbacks import EarlyStopping
+from fedhead.recipes.experiment import build_experiment
 from fedhead.studies.sweep import tables
 
 VARIED = [name for name in tables.names() if tables.load(name).variants()]
@@ -23,7 +23,7 @@ def test_a_variant_is_as_small_as_the_table(name: str) -> None:
             assert (recipe.dataset, recipe.public, recipe.clients) == (plain.dataset, plain.public, plain.clients)
             assert recipe.rounds <= max(one.rounds for one in own), variant
             assert recipe.local_epochs == plain.local_epochs or recipe.local_epochs == 1, variant
-            for callback in Experiment.from_recipe(recipe).callbacks:
+            for callback in build_experiment(recipe).callbacks:
                 assert not isinstance(callback, EarlyStopping) or callback.patience < recipe.rounds, variant
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from mixed import pair
+from simulations import make_simulation
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -27,7 +28,7 @@ from fedhead.papers.analyses.personal import outputs, personal_models
 
 def trained(name: str, models: list[SplitModel]) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
-    made = Simulation(federation(), models, METHODS[name](), rounds=1, local=local, dtype=torch.float64)
+    made = make_simulation(federation(), models, METHODS[name](), rounds=1, local=local, dtype=torch.float64)
     train_round(made.using(Loop()), 1)
     return made
 
@@ -55,8 +56,8 @@ def test_outputs_of_stacked_personal_models_of_several_architectures(name: str) 
     assert simulation.test is not None
     models, rows = personal_models(simulation, 2), torch.arange(0, 20, 2)
     budget = MemoryBudget()
-    found = outputs(models, simulation.assign, simulation.test, rows, budget, chunk=4)
-    assert list(found) == simulation.holders
+    found = outputs(models, simulation.clients.assign, simulation.test, rows, budget, chunk=4)
+    assert list(found) == simulation.clients.holders
     assert not budget.one_by_one
     for client, said in found.items():
         with torch.no_grad():
@@ -73,20 +74,20 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitMode
         return collapse.local_view(simulation, executor, 2)
 
     stacked, apart = view(Stack()), view(Loop())
-    assert stacked.clients == apart.clients == simulation.holders
-    assert not any(budget.one_by_one for budget in simulation.budgets)
+    assert stacked.clients == apart.clients == simulation.clients.holders
+    assert not any(budget.one_by_one for budget in simulation.clients.budgets)
     assert torch.equal(stacked.held, apart.held)
     torch.testing.assert_close(stacked.prototypes, apart.prototypes, atol=1e-10, rtol=1e-10)
     # and by hand for one client
-    k = simulation.holders[-1]
+    k = simulation.clients.holders[-1]
     w = client_models.local_models(simulation, Loop(), 2)[k]
-    rows = torch.from_numpy(simulation.federation.rows[k])
+    rows = torch.from_numpy(simulation.clients.federation.rows[k])
     with torch.no_grad():
         out = torch.func.functional_call(
-            simulation.task_of(k).model.eval(), dict(w), (simulation.pool.view(rows, None),)
+            simulation.clients.task_of(k).model.eval(), dict(w), (simulation.clients.pool.view(rows, None),)
         )
-    mine = simulation.pool.y[rows] == int(simulation.pool.y[rows][0])
-    place = stacked.prototypes[-1, int(simulation.pool.y[rows][0])]
+    mine = simulation.clients.pool.y[rows] == int(simulation.clients.pool.y[rows][0])
+    place = stacked.prototypes[-1, int(simulation.clients.pool.y[rows][0])]
     torch.testing.assert_close(place, out.z[mine].mean(0), atol=1e-10, rtol=1e-10)
 
 

@@ -12,9 +12,10 @@ from torch import nn
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
-from fedhead.recipes.experiment import Experiment
+from fedhead.engine.experiment.compute import Compute
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 SMALL = ["rounds=1", "clients=2", "subset=60", "model.hidden=[4]"]
 
@@ -47,7 +48,7 @@ def test_a_recipe_starts_from_another_run_and_from_its_exported_weights(tmp_path
     trained.export(tmp_path / "w.safetensors")
     for name in ("run", "w.safetensors"):
         recipe = load("digits", [*SMALL, f"weights={tmp_path / name}"])
-        (model,) = Experiment.from_recipe(recipe).models
+        (model,) = build_experiment(recipe).models
         assert torch.equal(model.classifier.weight, (trained.weights or {})["classifier.weight"])
     execute(recipe, tmp_path / "warm", Compute(executor="loop"))
     save_file({**trained.module().state_dict(), "classifier.bias": torch.zeros(10)}, tmp_path / "w.safetensors")
@@ -91,23 +92,23 @@ def test_weights_that_do_not_fit_are_named(change: Any, says: str) -> None:
 def test_a_recipe_says_where_its_weights_are() -> None:
     assert Recipe().weights is None
     with pytest.raises(BadInput, match=r"nowhere.pt is not there"):
-        Experiment.from_recipe(Recipe(weights="nowhere.pt"))
+        build_experiment(Recipe(weights="nowhere.pt"))
 
 
 def test_a_state_dict_of_the_extractor_alone_leaves_the_classifier(tmp_path: Path) -> None:
     pretrained = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 4), nn.ReLU()))  # as the mlp's extractor
-    (plain,) = Experiment.from_recipe(load("digits", SMALL)).models
+    (plain,) = build_experiment(load("digits", SMALL)).models
     for number, more in enumerate(({}, {"fc.weight": torch.zeros(1000, 4), "fc.bias": torch.zeros(1000)})):
         path = tmp_path / f"w{number}.pt"
         torch.save({**pretrained.state_dict(), **more}, path)
-        (model,) = Experiment.from_recipe(load("digits", [*SMALL, f"weights={path}", "freeze=[extractor]"])).models
+        (model,) = build_experiment(load("digits", [*SMALL, f"weights={path}", "freeze=[extractor]"])).models
         assert torch.equal(model.state_dict()["extractor.1.0.weight"], pretrained.state_dict()["1.0.weight"])
         assert torch.equal(model.classifier.weight, plain.classifier.weight)
         assert sorted(model.frozen) == ["extractor.1.0.bias", "extractor.1.0.weight"]
     other = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 5), nn.ReLU()))
     torch.save(other.state_dict(), path)
     with pytest.raises(BadInput, match=r"'1.0.weight' is \(5, 64\), the model needs \(4, 64\)"):
-        Experiment.from_recipe(load("digits", [*SMALL, f"weights={path}"]))
+        build_experiment(load("digits", [*SMALL, f"weights={path}"]))
     torch.save({**pretrained.state_dict(), "a.weight": torch.zeros(1), "b.weight": torch.zeros(1)}, path)
     with pytest.raises(BadInput, match=r"lacks 'extractor.1.0.weight' of the model"):
-        Experiment.from_recipe(load("digits", [*SMALL, f"weights={path}"]))
+        build_experiment(load("digits", [*SMALL, f"weights={path}"]))

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from simulations import make_simulation
 
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds import rounds
 from fedhead.recipes import recipe_data
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import Recipe
 
 
@@ -41,9 +44,8 @@ def test_a_file_with_natural_clients(tmp_path: Path) -> None:
     np.savez(path, x=x, y=np.arange(60) % 2, site=np.arange(60) // 20, column_names=list("abcd"))
     recipe = Recipe(dataset=str(path), partition="natural", clients=3, test=0.25)
     with pytest.raises(BadInput, match=r"holds NaN .* missing="):
-        Experiment.from_recipe(recipe)
-    made = Experiment.from_recipe(recipe.override(["missing=mean", "normalize=standard", "subset=30"]))
-    fed = made.federation()
+        build_experiment(recipe)
+    _, fed = prepare(recipe.override(["missing=mean", "normalize=standard", "subset=30"]))
     assert (fed.input_shape, sum(fed.sizes)) == ((5,), 30)
     assert len(fed.transform.mean) == 5
     with pytest.raises(BadInput, match=r"3 groups, not 4; set clients=3 \(in a recipe clients is 10 unless given\)"):
@@ -64,12 +66,12 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
     )
     keys = {"dataset": str(path), "partition": "iid", "clients": 2, "model": "net.py:words"}
     with pytest.raises(BadInput, match='state layout="features" or layout="tokens"'):
-        Experiment.from_recipe(Recipe.from_flat(keys, [tmp_path]))
-    made = Experiment.from_recipe(Recipe.from_flat({**keys, "layout": "tokens", "rounds": 1}, [tmp_path]))
-    result = made.simulate(made.federation(), executor="stack", device="cpu")
+        build_experiment(Recipe.from_flat(keys, [tmp_path]))
+    made, federation = prepare(Recipe.from_flat({**keys, "layout": "tokens", "rounds": 1}, [tmp_path]))
+    result = rounds.run(make_simulation(made, federation, Compute(device="cpu", executor="stack")))
     assert all(torch.isfinite(value).all() for value in result.server["model"].values())
 
 
 def test_a_missing_file_is_no_unknown_data_set(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere\.npz: no such file$"):
-        Experiment.from_recipe(Recipe(dataset=str(tmp_path / "nowhere.npz")))
+        build_experiment(Recipe(dataset=str(tmp_path / "nowhere.npz")))

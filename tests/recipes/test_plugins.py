@@ -20,14 +20,16 @@ import numpy as np
 import plugin_package
 import pytest
 from federal_plugin import CODE, ENTRY_POINTS
+from simulations import RowFunction
 
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.recipes import build
+from fedhead.engine.experiment.compute import Compute
+from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import METRICS
 
@@ -244,7 +246,7 @@ def begun(recipe: Recipe, run: Path) -> Path:
         raise Stopped
 
     with pytest.raises(Stopped):
-        execute(recipe, run, LOOP, on_row=stop)
+        execute(recipe, run, LOOP, observers=[RowFunction(stop)])
     return run
 
 

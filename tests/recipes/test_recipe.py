@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 import fedhead
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
-from fedhead.recipes import build
+from fedhead.recipes import experiment as build
 from fedhead.recipes import recipe_data as recipe_data
 from fedhead.recipes.recipe import KEYS, Recipe, builtin, describe, load
 from fedhead.recipes.yaml_text import read_yaml

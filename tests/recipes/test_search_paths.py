@@ -10,7 +10,7 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
-from fedhead.recipes import build
+from fedhead.recipes import experiment as build
 from fedhead.recipes.components import folders_from
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_paths import file_of, to_write

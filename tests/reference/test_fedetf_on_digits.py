@@ -5,10 +5,13 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from simulations import make_simulation
 
-from fedhead.engine.rounds.rounds import FinishedRun
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.observer import FinishedRun, RoundFunction
 from fedhead.papers.analyses.collapse import CollapseRecorder
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import Recipe
 
 SEEDS = range(5)
@@ -33,8 +36,8 @@ def digits(method: str, seed: int) -> tuple[FinishedRun, CollapseRecorder]:
         stage_parameters={"finetune_etf": {"iterations": 3}} if method == "fedetf" else {},
         seed=seed,
     )
-    experiment = Experiment.from_recipe(recipe)
-    federation, local = experiment.federation(), experiment.local
+    experiment, federation = prepare(recipe)
+    local = experiment.local
     watch = CollapseRecorder(
         federation,
         experiment.models,
@@ -45,7 +48,8 @@ def digits(method: str, seed: int) -> tuple[FinishedRun, CollapseRecorder]:
         local=local,
         seed=seed,
     )
-    result = experiment.simulate(federation, executor="loop", on_round=watch)
+    simulation = make_simulation(experiment, federation, Compute(executor="loop"))
+    result = rounds.run(simulation, [RoundFunction(watch)])
     return result, watch
 
 

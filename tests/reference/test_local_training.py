@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from plain import Plain, average, values
+from simulations import make_simulation
 from torch import nn
 
 import fedhead as fh
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.registry import build
-from fedhead.recipes import build as experiment_build
+from fedhead.recipes import experiment as experiment_build
 from fedhead.recipes.recipe import Recipe
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -45,7 +45,9 @@ def test_local_training_is_that_of_a_plain_loop(
     federation = fh.Federation.from_clients(own, test=0.2)
     expected = build("mlp", (5,), 3, hidden=[4]).double()
     local = experiment_build.local(Recipe(lr=0.1, batch_size=4, **settings))
-    simulation = Simulation(federation, [copy.deepcopy(expected)], FedAvg(), rounds=3, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        federation, [copy.deepcopy(expected)], FedAvg(), rounds=3, local=local, dtype=torch.float64
+    )
     simulation.using(executor())
     plain = Plain(federation, epochs=1, batch_size=4)
     for number in range(3):

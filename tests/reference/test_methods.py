@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 from plain import Plain, average, values
+from simulations import make_simulation
 from small import federation, network
 from torch import Tensor, nn
 
@@ -56,7 +57,7 @@ def simulate(
     fed: Federation, model: SplitModel, method: Method, rounds: int = ROUNDS, momentum: float = 0.0
 ) -> Simulation:
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, momentum))
-    simulation = Simulation(fed, [model], method, rounds=rounds, local=local, dtype=torch.float64)
+    simulation = make_simulation(fed, [model], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         train_round(simulation, number)
     return simulation
@@ -178,14 +179,14 @@ def test_effective_steps_do_not_cancel(steps: int, momentum: float) -> None:
     exact = sum((1 - Fraction(momentum) ** k) / (1 - Fraction(momentum)) for k in range(1, steps + 1))
     for m in (momentum, torch.tensor(momentum, dtype=torch.float64)):
         found = effective_steps(torch.tensor(float(steps)), m)
-        assert found.dtype == torch.float32
+        assert found.clients.dtype == torch.float32
         assert float(found) == pytest.approx(float(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "steps"), [(0.0, 3), (0.9, 1), (0.9, 2), (0.9, 40), (0.5, 5)])
 def test_scaffold_meets_a_gradient_that_does_not_change(fed: Federation, momentum: float, steps: int) -> None:
     local = LocalTraining(steps=steps, batch_size=4, optimizer=SGD(0.05, momentum))
-    made = Simulation(fed, [network("group").double()], Constant(), rounds=2, local=local, dtype=torch.float64)
+    made = make_simulation(fed, [network("group").double()], Constant(), rounds=2, local=local, dtype=torch.float64)
     for number in (1, 2):  # in the second round the steps are corrected by c - c_i
         train_round(made, number)
         for k in CLIENTS:
@@ -197,7 +198,9 @@ def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(
     fed: Federation, model: SplitModel
 ) -> None:
     with pytest.raises(BadInput, match="use optimizer=sgd"):
-        Simulation(fed, [model], Scaffold(), rounds=1, local=LocalTraining(epochs=1, batch_size=4, optimizer=Adam()))
+        make_simulation(
+            fed, [model], Scaffold(), rounds=1, local=LocalTraining(epochs=1, batch_size=4, optimizer=Adam())
+        )
 
 
 def test_feddyn(fed: Federation, model: SplitModel, plain: Plain) -> None:

@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 import torch
 from plain import Plain, average, values
+from simulations import make_simulation, make_world, run
 from torch import Tensor, nn
 
 import fedhead as fh
 from fedhead.core.training.objectives import Binary, Multiclass
-from fedhead.engine.rounds.rounds import run, train_round
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.registry import build
-from fedhead.recipes import build as experiment_build
+from fedhead.recipes import experiment as experiment_build
 from fedhead.recipes.recipe import Recipe
-from fedhead.testing.inprocess import InProcessFederation
 
 SIZES = (10, 7)
 BCE = nn.functional.binary_cross_entropy_with_logits
@@ -70,7 +69,9 @@ def test_training_is_that_of_a_plain_loop(case: str, executor: Callable[[], Exec
     federation = _federation(objective)
     expected = build("mlp", (5,), federation.outputs, hidden=[4]).double()
     local = experiment_build.local(Recipe(lr=0.1, batch_size=4, **settings))
-    simulation = Simulation(federation, [copy.deepcopy(expected)], FedAvg(), rounds=2, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        federation, [copy.deepcopy(expected)], FedAvg(), rounds=2, local=local, dtype=torch.float64
+    )
     simulation.using(executor())
     plain = Plain(federation, epochs=1, batch_size=4)
     for number in (1, 2):
@@ -163,7 +164,7 @@ def test_settings_that_an_objective_has_not_are_refused() -> None:
 def test_balanced_labels_count_negatives_per_positive() -> None:
     federation = _federation("multilabel")
     local = experiment_build.local(Recipe(class_weights="balanced"))
-    simulation = Simulation(federation, [build("mlp", (5,), 3)], FedAvg(), rounds=1, local=local)
+    simulation = make_simulation(federation, [build("mlp", (5,), 3)], FedAvg(), rounds=1, local=local)
     positive = federation.train.y.double().mean(0)
     torch.testing.assert_close(simulation.task.objective.weights, (1 - positive) / positive)
 
@@ -173,8 +174,11 @@ def test_over_flower_it_is_the_simulation(objective: str, tmp_path: Path) -> Non
     federation = _federation(objective, test=True)
     model = build("mlp", (5,), federation.outputs)
     settings: dict[str, Any] = {"rounds": 2, "local": fh.LocalTraining(batch_size=4)}
-    world = InProcessFederation(federation, {"net": model}, FedAvg(), settings, tmp_path)
-    found, expected = run(world.transport(world.grid())), run(Simulation(federation, [model], FedAvg(), **settings))
+    world = make_world(federation, {"net": model}, FedAvg(), settings, tmp_path)
+    found, expected = (
+        run(world.transport(world.grid())),
+        run(make_simulation(federation, [model], FedAvg(), **settings)),
+    )
     for name, value in expected.server["model"].items():
         torch.testing.assert_close(found.server["model"][name], value, atol=1e-6, rtol=1e-6)
     last, wanted = found.rows[-1], expected.rows[-1]

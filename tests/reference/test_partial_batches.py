@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from plain import Plain
+from simulations import make_simulation
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -90,7 +91,7 @@ def federation() -> Federation:
 def trained(model: SplitModel, executor: Executor) -> Simulation:
     optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=1e-3)
     local = LocalTraining(epochs=2, batch_size=BATCH, optimizer=optimizer)
-    simulation = Simulation(federation(), [model], LocalOnly(), rounds=2, local=local, dtype=torch.float64)
+    simulation = make_simulation(federation(), [model], LocalOnly(), rounds=2, local=local, dtype=torch.float64)
     for number in (1, 2):
         train_round(simulation.using(executor), number)
     return simulation

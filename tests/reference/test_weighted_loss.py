@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 import torch
 from plain import Plain, average, values
+from simulations import make_simulation, make_world, run
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.rounds.rounds import run, train_round
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.registry import build
-from fedhead.recipes import build as experiment_build
+from fedhead.recipes import experiment as experiment_build
 from fedhead.recipes.recipe import Recipe
-from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation, small_model
 
 SIZES = (10, 6)
@@ -61,7 +60,9 @@ def test_the_loss_is_that_of_torch(
 ) -> None:
     federation, expected = _federation(), build("mlp", (5,), 3, hidden=[4]).double()
     local = experiment_build.local(Recipe(lr=0.1, batch_size=4, **settings))
-    simulation = Simulation(federation, [copy.deepcopy(expected)], FedAvg(), rounds=2, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        federation, [copy.deepcopy(expected)], FedAvg(), rounds=2, local=local, dtype=torch.float64
+    )
     simulation.using(executor())
     plain = Plain(federation, epochs=1, batch_size=4)
     smoothing = settings.get("label_smoothing", 0.0)
@@ -128,13 +129,13 @@ def test_wrong_weights_are_refused() -> None:
 
 def test_sites_balance_by_their_own_counts_only(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 2, "local": LocalTraining(batch_size=4, class_weights="balanced_per_client")}
-    world = InProcessFederation(small_federation(), {"net": small_model()}, FedAvg(), settings, tmp_path)
-    simulation = Simulation(small_federation(), [small_model()], FedAvg(), **settings)
+    world = make_world(small_federation(), {"net": small_model()}, FedAvg(), settings, tmp_path)
+    simulation = make_simulation(small_federation(), [small_model()], FedAvg(), **settings)
     found, expected = run(world.transport(world.grid())), run(simulation)
     for name, value in expected.server["model"].items():
         torch.testing.assert_close(found.server["model"][name], value, atol=1e-6, rtol=1e-6)
     settings["local"] = LocalTraining(batch_size=4, class_weights="balanced")
     with pytest.raises(fh.BadInput, match="balanced needs the class counts of all clients, which real sites"):
-        InProcessFederation(small_federation(), {"net": small_model()}, FedAvg(), settings, tmp_path / "b").transport(
+        make_world(small_federation(), {"net": small_model()}, FedAvg(), settings, tmp_path / "b").transport(
             world.grid()
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import RowFunction, make_simulation
 from small import federation, network
 
 import fedhead as fh
@@ -16,14 +17,14 @@ from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 RECIPE = load("digits", ["rounds=4", "model.hidden=[8]", "clients=3", "subset=120", "evaluate_every=4"])
 
@@ -63,7 +64,7 @@ def stop_at(number: int) -> Any:
 def test_a_resumed_run_is_compiled_from_the_same_round_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fedhead")
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=2)), on_row=stop_at(3))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=2)), observers=[RowFunction(stop_at(3))])
     assert environment(tmp_path)["compiled_from"] == 2
     assert "round 2: steps are compiled from here on" in caplog.text
     again = Compiling(ready=99)
@@ -75,7 +76,7 @@ def test_a_resumed_run_is_compiled_from_the_same_round_on(tmp_path: Path, caplog
 
 def test_a_run_that_has_to_repeat_rounds_is_not_compiled_before(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), on_row=stop_at(1))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), observers=[RowFunction(stop_at(1))])
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({**environment(tmp_path), "compiled_from": 3}))  # as if killed in round 3
     again = Compiling(ready=1)
@@ -85,7 +86,7 @@ def test_a_run_that_has_to_repeat_rounds_is_not_compiled_before(tmp_path: Path) 
 
 def test_a_run_that_was_not_compiled_yet_says_so_and_may_be_later(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), on_row=stop_at(2))
+        execute(RECIPE, tmp_path, Compute(executor=Compiling(ready=9)), observers=[RowFunction(stop_at(2))])
     assert environment(tmp_path)["compiled_from"] is None
     again = Compiling(ready=1)
     found = execute(RECIPE, tmp_path, Compute(executor=again), resume=True)
@@ -94,7 +95,7 @@ def test_a_run_that_was_not_compiled_yet_says_so_and_may_be_later(tmp_path: Path
 
 def test_the_mode_is_kept_on_resuming_and_another_one_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        execute(RECIPE, tmp_path, Compute(executor="loop", compile="never"), on_row=stop_at(1))
+        execute(RECIPE, tmp_path, Compute(executor="loop", compile="never"), observers=[RowFunction(stop_at(1))])
     assert environment(tmp_path)["compile"] == "never"
     with pytest.raises(BadInput, match="was begun with compile never"):
         execute(RECIPE, tmp_path, Compute(compile="wait"), resume=True)
@@ -122,7 +123,7 @@ def test_the_mode_decides_how_a_stack_is_compiled(
 ) -> None:
     monkeypatch.setattr(select, "pays_to_compile", lambda simulation, runs: pays)
     local = LocalTraining(epochs=1, batch_size=4)
-    simulation = Simulation(federation(), [network()], METHODS["fedavg"](), rounds=1, local=local)
+    simulation = make_simulation(federation(), [network()], METHODS["fedavg"](), rounds=1, local=local)
     for device in ("cpu", "cuda"):
         simulation.device = torch.device(device)
         found = select.by_name("stack", simulation, mode)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes import recipe_data as recipe_data
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, PARTITION, RESULT
 
@@ -52,11 +53,11 @@ def test_server_and_clients_stand_where_the_run_ended(run: Path) -> None:
 
 def test_it_goes_on_with_the_executor_and_the_precision_of_the_run_where_it_can(run: Path) -> None:
     assert reopen(run, device="cpu").executor.name == "stack"
-    assert not reopen(run, device="cpu").simulation.bf16
+    assert not reopen(run, device="cpu").simulation.clients.bf16
     RunFolder.open(run).save_environment({"device": "cuda", "executor": "lanes", "precision": "bf16"})
     moved = reopen(run, device="cpu")  # a run of a GPU, on a machine without one
     assert moved.executor.name == "loop"
-    assert moved.simulation.bf16
+    assert moved.simulation.clients.bf16
     assert fresh(moved).bf16
 
 
@@ -90,7 +91,7 @@ def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) ->
     ],
 )
 def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
-    experiment = Experiment.from_recipe(RECIPE)
+    experiment = build_experiment(RECIPE)
     simulation = experiment.simulation(experiment.federation(), torch.device(device), bf16=False)
     assert _executor(begun, simulation, ()).name == name
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulations import RowFunction
 from tiers import quick
 
 from fedhead.core.system.errors import BadInput
@@ -87,7 +88,7 @@ def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str
 
         folder = tmp_path / f"stopped{stop}"
         with pytest.raises(Stopped):
-            execute(recipe, folder, settings, on_row=interrupt)
+            execute(recipe, folder, settings, observers=[RowFunction(interrupt)])
         assert not RunFolder.open(folder).finished
         execute(recipe, folder, resume=True)  # with the executor that the folder names
         assert_same(tmp_path / "whole", folder)
@@ -159,7 +160,7 @@ def test_resuming_otherwise_than_begun_is_refused(tmp_path: Path) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", Compute(executor="loop"), on_row=interrupt)
+        execute(recipe, tmp_path / "run", Compute(executor="loop"), observers=[RowFunction(interrupt)])
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     with pytest.raises(BadInput, match="begun with executor loop"):
         execute(recipe, tmp_path / "run", Compute(executor="stack"), resume=True)
@@ -205,7 +206,7 @@ def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", settings, on_row=interrupt)
+        execute(recipe, tmp_path / "run", settings, observers=[RowFunction(interrupt)])
     execute(recipe, tmp_path / "run", settings, resume=True)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 import torch
 from mixed import perceptron
+from simulations import RowFunction
 from small import network
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.deploy import local_run
+from fedhead.engine.experiment.compute import Compute
 from fedhead.loggers.csv_file import CSVLogger
 from fedhead.metrics.records import Row
 from fedhead.models.registry import build
-from fedhead.recipes import build as components
+from fedhead.recipes import experiment as components
 from fedhead.recipes import recipe_data
 from fedhead.recipes.recipe import load
 from fedhead.runs import run
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_writer import RunWriter
 from fedhead.runs.seeds import execute_seeds
@@ -52,8 +54,8 @@ def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path)
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(RECIPE, tmp_path / "run", Compute(executor="loop", threads=2), on_row=note)
-    execute(RECIPE, tmp_path / "run", resume=True, on_row=note)
+        execute(RECIPE, tmp_path / "run", Compute(executor="loop", threads=2), observers=[RowFunction(note)])
+    execute(RECIPE, tmp_path / "run", resume=True, observers=[RowFunction(note)])
     assert seen == [(1, 2), (2, 2), (1, 2), (2, 2), (3, 2)]
 
 
@@ -119,7 +121,7 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(recipe, out, settings, on_row=stop)
+        execute(recipe, out, settings, observers=[RowFunction(stop)])
     (here / "mine.py").rename(here / "moved.py")
     with pytest.raises(BadInput, match=r"needs the executor mine.py:Slow, which was in .*mine.py: put the file back"):
         execute(recipe, out, resume=True)

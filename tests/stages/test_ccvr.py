@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from simulations import make_simulation
 from small import federation, network
 from tiers import quick
 
@@ -38,7 +39,7 @@ SMALL: dict[str, Any] = {"samples": 20, "epochs": 3, "lr": 0.05}
 def trained(method: Method | None = None, rounds: int = 2, models: list[SplitModel] | None = None) -> Simulation:
     method = method or METHODS["fedavg"]()
     made = models or [network("group") if method.head is None else with_head(network("group"), method.head)]
-    simulation = Simulation(federation(), made, method, rounds=rounds, local=LOCAL, dtype=torch.float64)
+    simulation = make_simulation(federation(), made, method, rounds=rounds, local=LOCAL, dtype=torch.float64)
     for number in range(1, rounds + 1):
         train_round(simulation.using(Loop()), number)
     return simulation
@@ -48,7 +49,7 @@ def trained(method: Method | None = None, rounds: int = 2, models: list[SplitMod
 def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
     simulation = trained()
     stage = CCVR(covariance=covariance, rank=3, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
-    stage = stage.on_method(simulation.method)
+    stage = stage.on_method(simulation.experiment.method)
     loop, stack = (run_stage(simulation.using(worker), stage).server for worker in (Loop(), Stack()))
     found, other = (stage.global_model(server, simulation.task) for server in (loop, stack))
     assert found is not None
@@ -62,9 +63,9 @@ def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
 
 def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     simulation = trained()
-    stage = CCVR().on_method(simulation.method)
+    stage = CCVR().on_method(simulation.experiment.method)
     sent = []
-    for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3):
+    for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 3):
         sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().run(job), strict=True)]
     clients, trees = zip(*sent, strict=True)
     merged = stage.merge(Replies(clients, [1.0] * len(clients), trees))
@@ -82,7 +83,9 @@ def test_the_bytes_sent_are_counted() -> None:
     for covariance, numbers in per_client.items():
         stage = CCVR(covariance=covariance, rank=2, **SMALL)  # type: ignore[arg-type]  # a literal from the table
         outcome = run_stage(simulation.using(Loop()), stage)
-        assert outcome.metrics["bytes_up"] == len(simulation.holders) * 8 * (classes * numbers + 1)  # 1: architecture
+        assert outcome.metrics["bytes_up"] == len(simulation.clients.holders) * 8 * (
+            classes * numbers + 1
+        )  # 1: architecture
 
 
 @pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedproto"))
@@ -122,8 +125,8 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     assert (heads[0] - heads[1]).sq() > 1e-12
     assert outcome.accuracy is None
     assert outcome.personal is not None
-    alone = [k for k in simulation.holders if simulation.assign[k] == 0]
-    stage = CCVR(**SMALL).on_method(simulation.method)
+    alone = [k for k in simulation.clients.holders if simulation.clients.assign[k] == 0]
+    stage = CCVR(**SMALL).on_method(simulation.experiment.method)
     job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
     merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().run(job)]))
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
@@ -275,7 +278,7 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
     cut = dataclasses.replace(
         own, rows=rows, client_test=[np.arange(21, 31)] + [np.array([], np.int64)] * 4, client_test_from="train"
     )
-    held = Simulation(cut, [network("group")], simulation.method, rounds=1, local=LOCAL)
+    held = make_simulation(cut, [network("group")], simulation.experiment.method, rounds=1, local=LOCAL)
     assert held.task.pool is not None
     assert len(held.task.pool) == 21
     stage = Recalibrate(per_class=2, epochs=1)
@@ -288,7 +291,7 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
 def test_recalibration_is_refused_where_the_data_is_elsewhere() -> None:
     simulation = trained()
     outside = dataclasses.replace(simulation.task, pool=None)
-    stage = Recalibrate().on_method(simulation.method)
+    stage = Recalibrate().on_method(simulation.experiment.method)
     with pytest.raises(BadInput, match="oracle for simulations"):
         stage.aggregate(simulation.server, Replies([], [], []), outside)
     with pytest.raises(BadInput, match="no global model"):
@@ -298,8 +301,8 @@ def test_recalibration_is_refused_where_the_data_is_elsewhere() -> None:
 # -- bad statistics from a client -----------------------------------------------------------------------
 def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     simulation = trained()
-    stage = CCVR(**SMALL).on_method(simulation.method)
-    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3)
+    stage = CCVR(**SMALL).on_method(simulation.experiment.method)
+    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 3)
     replies = Loop().run(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}
 

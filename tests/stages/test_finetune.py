@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from plain import Plain
+from simulations import make_simulation
 from small import federation, network
 from tiers import quick
 from torch.nn import functional as F
@@ -47,7 +48,9 @@ def trained(
 ) -> Simulation:
     fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"), **changes)
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, weight_decay=weight_decay), lr_decay=0.9)
-    simulation = Simulation(fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64)
+    simulation = make_simulation(
+        fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64
+    )
     for number in range(1, rounds + 1):
         train_round(simulation.using(Loop()), number)
     return simulation
@@ -71,7 +74,7 @@ def test_a_full_learning_rate_is_that_of_the_first_round(executor: Executor) -> 
     """One client with one batch: w - lr * gradient at each of the two steps, with 0.05 instead of 0.05 * 0.9²."""
     simulation = trained(FedAvg(), rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
     tuned = run_stage(simulation.using(executor), FineTune(full_lr=True)).states[0]["tuned"]
-    fed, model = simulation.federation, network("group").double()
+    fed, model = simulation.clients.federation, network("group").double()
     load(model, simulation.server["model"])
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for x, y in Plain(fed).batches(0, STAGE, 0, "stage:finetune"):
@@ -124,7 +127,7 @@ def tune(variant: str, executor: Executor, norm: str = "group", iterations: int 
 
 def test_algorithm_2_against_a_plain_loop() -> None:
     simulation, result = tune("paper", Loop())
-    lr, plain = 0.05 * 0.9**2, Plain(simulation.federation)
+    lr, plain = 0.05 * 0.9**2, Plain(simulation.clients.federation)
     for k in CLIENTS:
         model = network("group", "etf").double()
         load(model, simulation.server["model"])
@@ -147,7 +150,7 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(norm: str, epochs: in
     """A local round of FedETF, then V by plain SGD at 0.1 and p by SGD at 0.05 with momentum and weight decay."""
     simulation = trained(FedETF(), norm, weight_decay=0.01)
     result = run_stage(simulation.using(Loop()), FineTuneETF(iterations=2, epochs=epochs, variant="code", record=False))
-    decay, fed = 0.9**2, simulation.federation
+    decay, fed = 0.9**2, simulation.clients.federation
     plain = Plain(fed)
     for k in CLIENTS:
         model = network(norm, "etf").double()
@@ -213,13 +216,13 @@ def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"])
     turns = ["classifier 1", "projection 1", "classifier 2", "projection 2"]
     assert list(steps) == ["global", "extractor", *turns]
     assert steps["projection 2"] == result.personal
-    untouched = evaluate(simulation, simulation.method, simulation.server, simulation.states, 1)
+    untouched = evaluate(simulation, simulation.experiment.method, simulation.server, simulation.states, 1)
     assert steps["global"] == untouched["personal"]
     for iterations, last in ((0, "extractor"), (1, "projection 1")):
         stage = FineTuneETF(iterations=iterations, variant=variant, record=False)
         shorter = run_stage(simulation.using(Loop()), stage)
         assert "steps" not in shorter.metrics
-        look = FineTuneETF(variant=variant, at=last).on_method(simulation.method)
+        look = FineTuneETF(variant=variant, at=last).on_method(simulation.experiment.method)
         job = simulation.jobs(look, result.server, result.states, [3], STAGE)[0]
         w = look.personal_model(job.program.client(job.inputs(0)))
         for name, value in shorter.states[3]["tuned"].items():
@@ -229,7 +232,7 @@ def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"])
 def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
     fed = federation()
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    simulation = Simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
+    simulation = make_simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
     train_round(simulation.using(Loop()), 1)
     assert run_stage(simulation.using(Loop()), FineTuneETF(iterations=1)).personal is not None
 
@@ -241,8 +244,8 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     assert calibrated is not None
     assert result.weights is not None
     assert (result.weights - calibrated).sq() == 0
-    by_hand = Simulation(
-        simulation.federation,
+    by_hand = make_simulation(
+        simulation.clients.federation,
         [network("group")],
         FedAvg(),
         rounds=2,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hostile import Attack, HostileSimulation, honest
+from simulations import make_simulation, run
 from small import federation, network
 
 from fedhead.algorithm.stage import Stage
@@ -18,9 +20,8 @@ from fedhead.calibration.sums import Kind
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import save_tree
-from fedhead.engine.rounds.rounds import FinishedRun, run
+from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.transport import ClientReply
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.fedcof import FedCOF
@@ -51,11 +52,9 @@ def features_times(factor: float) -> Attack:
 
 
 def after(stage: Stage, attack: Attack) -> FinishedRun:
-    made = METHODS["fedavg"]()
-    simulation = HostileSimulation(
-        federation(), [network("group")], made, hostile=[3], attack=attack, rounds=1, local=LOCAL
-    ).using(Loop())
-    return run(simulation, stages=[stage.on_method(made)])
+    kind = partial(HostileSimulation, hostile=[3], attack=attack)
+    settings = {"rounds": 1, "local": LOCAL, "stages": [stage], "kind": kind}
+    return run(make_simulation(federation(), [network("group")], METHODS["fedavg"](), **settings))
 
 
 @pytest.mark.parametrize("factor", [1e6, 1e100])

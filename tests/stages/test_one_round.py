@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulations import make_simulation, make_world, run
 from sklearn.linear_model import Ridge as SklearnRidge
 from small import federation, network
 
@@ -13,12 +14,9 @@ import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.rounds.rounds import run
-from fedhead.engine.rounds.simulation import Simulation
 from fedhead.methods.fedavg import FedAvg
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages.recalibrate import features
-from fedhead.testing.inprocess import InProcessFederation
 
 HEADS = ["ncm", "ridge", "lda", "qda", "fedcof"]
 
@@ -119,9 +117,9 @@ def test_the_command_line_runs_stages_without_rounds(
 def test_without_rounds_flower_gives_the_same(name: str, tmp_path: Path) -> None:
     model, settings = network("batch"), {"rounds": 0, "local": LocalTraining()}
     stage = fh.STAGES[name]()
-    world = InProcessFederation(federation(), {"own": model}, FedAvg(), settings, tmp_path, stages=[stage])
+    world = make_world(federation(), {"own": model}, FedAvg(), settings, tmp_path, stages=[stage])
     found = run(world.transport(world.grid()), stages=[stage]).stages[name]
-    expected = run(Simulation(federation(), [model], FedAvg(), **settings), stages=[stage]).stages[name]
+    expected = run(make_simulation(federation(), [model], FedAvg(), **settings), stages=[stage]).stages[name]
     assert found.accuracy == expected.accuracy
     assert found.personal == expected.personal
     for entry, t in expected.server.leaves().items():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from simulations import make_simulation, make_world, run
 from sklearn.linear_model import Ridge as SklearnRidge
 from small import federation, network
 
@@ -19,14 +20,12 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.server import make_downlink
-from fedhead.engine.rounds.rounds import run, run_stage
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.methods.fedavg import FedAvg
 from fedhead.stages.personal_head import HEAD, SHARE, SHARES, PersonalHead, _mixed, _with_matrix
 from fedhead.stages.recalibrate import features
-from fedhead.testing.inprocess import InProcessFederation
 
 STAGES: list[PersonalHead] = [fh.PersonalLDA(), fh.PersonalRidge()]
 SETTINGS: dict[str, Any] = {"rounds": 0, "local": LocalTraining()}
@@ -106,13 +105,13 @@ def test_clients_that_are_alike_lose_nothing(stage: PersonalHead) -> None:
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("min_class_count", [1, 3])
 def test_many_clients_at_once_compute_the_same_heads(stage: PersonalHead, min_class_count: int) -> None:
-    simulation = Simulation(
+    simulation = make_simulation(
         federation(), [network("group")], FedAvg(), dtype=torch.float64, min_class_count=min_class_count, **SETTINGS
     )
-    bound = stage.on_method(simulation.method)
+    bound = stage.on_method(simulation.experiment.method)
     result = run_stage(simulation.using(Loop()), stage)
-    downlink = make_downlink(bound, result.server, simulation.holders, simulation.task_of)
-    (job,) = simulation.work(bound, downlink, simulation.states, 1)
+    downlink = make_downlink(bound, result.server, simulation.clients.holders, simulation.clients.task_of)
+    (job,) = simulation.clients.work(bound, downlink, simulation.states, 1)
     for k, reply in zip(job.clients, ForwardExecutor().run(job), strict=True):
         for name, t in result.states[k][HEAD].items():
             torch.testing.assert_close(reply.keep[HEAD][name], t, rtol=1e-9, atol=1e-9)
@@ -121,9 +120,9 @@ def test_many_clients_at_once_compute_the_same_heads(stage: PersonalHead, min_cl
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_over_flower_personal_heads_are_the_same(stage: PersonalHead, tmp_path: Path) -> None:
-    world = InProcessFederation(contrary(), {"own": _mlp()}, FedAvg(), SETTINGS, tmp_path, stages=[stage])
+    world = make_world(contrary(), {"own": _mlp()}, FedAvg(), SETTINGS, tmp_path, stages=[stage])
     found = run(world.transport(world.grid()), stages=[stage]).stages[stage.name]
-    expected = run(Simulation(contrary(), [_mlp()], FedAvg(), **SETTINGS), stages=[stage]).stages[stage.name]
+    expected = run(make_simulation(contrary(), [_mlp()], FedAvg(), **SETTINGS), stages=[stage]).stages[stage.name]
     assert found.personal == expected.personal
     assert found.metrics["clients"] == expected.metrics["clients"]
     assert found.metrics["bytes_up"] == expected.metrics["bytes_up"]

@@ -10,9 +10,9 @@ import pytest
 
 import fedhead as fh
 from fedhead.core.system.errors import machine_fault
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import load
 from fedhead.recipes.search_space import Dimension
-from fedhead.runs.run import Compute
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.study import FILE, SearchLimits, Study
 from fedhead.studies.tune.trial_training import TrialTraining

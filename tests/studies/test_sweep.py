@@ -15,8 +15,9 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.treefile import load_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.runs import environment
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, RESULT, STAGE_STATES
 from fedhead.studies.run_transfer import ChangedFiles, place, read_files

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from fedhead.core.tree.treefile import load_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.runs import environment
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, RESULT
 from fedhead.studies.sweep.sweep import run_sweep

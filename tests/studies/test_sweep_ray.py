@@ -14,8 +14,9 @@ import pytest
 from ray_stub import Ray
 
 from fedhead.core.system.errors import BadInput
+from fedhead.engine.experiment.compute import Compute
 from fedhead.runs import environment
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 from fedhead.studies import ray_engine

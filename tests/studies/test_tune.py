@@ -24,12 +24,14 @@ from fedhead.cli import call
 from fedhead.core.system.errors import machine_fault
 from fedhead.data.sources.datasets import Dataset
 from fedhead.data.transforms.augment import Transform
-from fedhead.recipes.experiment import Experiment
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Inputs
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.recipes.recipe_data import Inputs, search_federation
+from fedhead.recipes.recipe_data import search_federation
 from fedhead.recipes.search_space import Dimension, with_values
 from fedhead.report.figures import tuning_plots
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.study import SearchLimits, Study, read_about
 from fedhead.studies.tune.trial_training import TrialTraining
@@ -127,7 +129,7 @@ def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: 
     found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none")
     federation = search_federation(recipe, 0.15)
     for trial in found.trials:
-        alone = Experiment.from_recipe(with_values(recipe, dict(trial.values)), Inputs.of(federation))
+        alone = build_experiment(with_values(recipe, dict(trial.values)), Inputs.of(federation))
         result = alone.simulate(federation, executor="stack", device="cpu")
         assert result.test_loss == pytest.approx(trial.value, rel=1e-5)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fedhead as fh
 from fedhead.cli import call
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import Dimension
-from fedhead.runs.run import Compute
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune import study as studies
 from fedhead.studies.tune.study import SearchLimits, Study

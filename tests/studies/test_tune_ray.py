@@ -18,8 +18,8 @@ import pytest
 from ray_stub import Ray
 
 import fedhead as fh
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute
 from fedhead.studies import ray_engine
 from fedhead.studies.tune import ray_trials
 from fedhead.studies.tune.study import Study
@@ -115,7 +115,7 @@ class Slow(fh.FedAvg):
 SCRIPT = """
 import fedhead as fh, ray
 from fedhead.recipes.recipe import load
-from fedhead.runs.run import Compute
+from fedhead.engine.experiment.compute import Compute
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 recipe = load("digits", ["subset=60", "rounds=6", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])",

@@ -20,7 +20,7 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.deploy.project import Project
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
@@ -85,7 +85,7 @@ def replayed(project: Project) -> Tree:
     """
     torch.set_num_threads(1)
     recipe, sites = project.server().recipe_of_run(), project.server().sites
-    experiment = Experiment.from_recipe(recipe)
+    experiment = build_experiment(recipe)
     simulation = Partial(
         experiment.federation(),
         experiment.models,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.method import Method
 from fedhead.core.training import random
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import ClientReply, Received
 from fedhead.engine.states.client_states import ClientStates
-from fedhead.models.split_model import SplitModel
 
 Attack = Callable[[ClientReply, Tree, int], ClientReply]  # an honest reply, the server's state, a seed
 
@@ -25,25 +24,25 @@ class HostileSimulation(Simulation):
     """A simulation in which some clients send something else than they computed.
 
     Args:
+        experiment: What is run.
         federation: The clients' data.
-        models: The architectures.
-        method: What is trained.
+        compute: Device, executor and precision.
         hostile: Numbers of the hostile clients.
-        attack: What each of them makes of its honest reply; stages are attacked alike.
-        settings: What else `Simulation` takes.
+        attack: Changes the honest reply of each of them; stages are attacked alike.
+        dtype: Of the models' weights.
     """
 
     def __init__(
         self,
+        experiment: Experiment,
         federation: Federation,
-        models: Sequence[SplitModel],
-        method: Method,
+        compute: Compute | None = None,
         *,
         hostile: Collection[int] = (),
         attack: Attack,
-        **settings: Any,
+        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(federation, models, method, **settings)
+        super().__init__(experiment, federation, compute, dtype=dtype)
         self._hostile, self._attack = frozenset(hostile), attack
 
     def exchange(

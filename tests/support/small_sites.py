@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from flwr.app import Error, Message, RecordDict
 from partial import Partial
+from simulations import make_world
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.flower.wire import wire
 from fedhead.methods import METHODS
@@ -24,7 +26,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def world(tmp_path: Path, method: str = "scaffold") -> InProcessFederation:
-    return InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
+    return make_world(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
 
 
 def during(kind: str, round: int, then: Fault) -> Fault:
@@ -47,7 +49,7 @@ def nan(header: dict[str, Any], trees: dict[str, Any]) -> None:
 
 def without(world: InProcessFederation, client: int, round: int) -> Tree:
     """The server's state of a simulation in which one client misses one round."""
-    simulation = Partial(world.federation, list(world.models.values()), world.method, **world.settings)
+    simulation = Partial(world.experiment, world.federation, Compute(device="cpu", executor="loop"))
     for number in range(1, 4):
         simulation.absent = {client} if number == round else set()
         train_round(simulation, number)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from fedhead.engine.experiment.compute import Compute
 from fedhead.papers.tables.results import FILE
-from fedhead.runs.run import Compute
 from fedhead.studies.sweep.tables import Table, parse
 
 CPU = Compute(device="cpu", executor="loop")

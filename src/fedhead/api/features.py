@@ -13,10 +13,10 @@ from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation, Samples
 from fedhead.engine.clients.features import FeatureExtractor, of_features
 from fedhead.executors import select
-from fedhead.loggers.progress import counter
 from fedhead.models.precision import set_precision, warn_if_emulated
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel
+from fedhead.runs.progress import counter
 
 
 def extract_features(

@@ -1,4 +1,4 @@
-"""Runs in their folders: begun or resumed from Python, and loaded again."""
+"""`fedhead.load`: a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import functools
 import glob
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,75 +14,36 @@ from typing import Any, NamedTuple
 import torch
 
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.stage import Stage, bind
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.upload import Upload
 from fedhead.api.record import Record
 from fedhead.api.result import Result
 from fedhead.api.result_list import Results
 from fedhead.api.trained import TrainedState
+from fedhead.core.components.component_syntax import read_call
 from fedhead.core.system.errors import BadInput
+from fedhead.core.training.optimizers import Optimizer
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model
-from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.transport import AnyTransport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
-from fedhead.loggers.progress import progress as show_progress
-from fedhead.methods import METHODS
 from fedhead.metrics.records import StageResult
-from fedhead.models.split_model import SplitModel, weights
+from fedhead.models.split_model import SplitModel, freeze, weights
 from fedhead.models.split_model import load as load_weights
-from fedhead.recipes import build, inputs_record
-from fedhead.recipes.experiment import Experiment
-from fedhead.recipes.recipe_data import Inputs, with_validation
+from fedhead.recipes import inputs_record, recipe_data
+from fedhead.recipes.experiment import architectures, build_experiment
+from fedhead.recipes.parts import PARTS, component
+from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs import python_components, read_runs, reopen
 from fedhead.runs.python_components import Objects
-from fedhead.runs.run import Compute, carry_out
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import INITIAL
-from fedhead.runs.run_writer import RunWriter
 from fedhead.stages import STAGES
 
 
-def run_in_folder(
-    experiment: Experiment,
-    given: Objects,
-    federation: Federation,
-    out: Path,
-    settings: Compute,
-    resume: bool,
-    progress: bool,
-    assign: Sequence[int] | None,
-    on_round: Callable[[Snapshot], Any] | None,
-) -> Result:
-    """Simulate an experiment that was made in Python in a run folder; the arguments are those of `fedhead.run`."""
-    name = settings.executor if isinstance(settings.executor, str) else None
-    own = None if name is None or name == "auto" or name in select.BUILT_IN else name
-    run = RunWriter(experiment.recipe, out, resume=resume, executor=own, objects=given, loggers=settings.loggers)
-    if run.result is not None:
-        parts = {"model": experiment.models, "method": experiment.method, "stages": experiment.stages}
-        return load(out, federation=federation, device=settings.device, **parts)  # type: ignore[arg-type]  # by name
-    experiment.check(Inputs.of(federation))
-    experiment.check_data(federation)
-    begun = [RunFolder.open(out).checkpoint.round] if resume and RunFolder.holds_run(out) else []
-    threads = torch.get_num_threads()
-    try:
-        with show_progress(experiment.recipe.rounds, not progress, resumed=begun) as tell:
-            finished = carry_out(
-                run,
-                experiment,
-                federation,
-                settings,
-                assign=assign,
-                on_row=lambda row: tell(experiment.recipe.method, row),
-                on_round=on_round or (lambda now: None),
-            )
-    finally:
-        torch.set_num_threads(threads)  # the folder's number was for this run
-    return Result.of(finished, experiment, out)
-
-
-# -- loading ------------------------------------------------------------------------------------------
 def load(
     path: str | PathLike[str],
     *,
@@ -90,6 +51,8 @@ def load(
     model: SplitModel | Sequence[SplitModel] | None = None,
     method: Method | None = None,
     stages: Sequence[Stage] = (),
+    uploads: Sequence[Upload] = (),
+    optimizer: Optimizer | None = None,
     data: str | PathLike[str] | None = None,
     device: str = "auto",
 ) -> Result:
@@ -104,6 +67,8 @@ def load(
         model: The model, or models, of such a run, if they were modules.
         method: The method of such a run, if it was of a class that can't be imported.
         stages: The stages of such a run, likewise.
+        uploads: The uploads of such a run, likewise, all of them.
+        optimizer: The optimizer of such a run, if it was an object with settings that no recipe has.
         data: The folder of the data sets, for a run of a recipe; None: the default one.
         device: Where to compute: "auto", "cpu" or "cuda".
 
@@ -131,8 +96,12 @@ def load(
         split=folder.partition.fingerprint(),
     )
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
-    given = _Given(federation, models, method, tuple(stages), data, device)
+    given = _Given(federation, models, method, tuple(stages), tuple(uploads), optimizer, data, device)
     return Result(record, lambda: _trained(folder, record, given))
+
+
+# Objects of a run that are not needed to open it: stages ask for data, uploads and optimizer when they are run.
+LATER = {"federation", "assign", "upload", "aggregator", "sampler", "metric", "optimizer", "weights"}
 
 
 class _Given(NamedTuple):
@@ -142,6 +111,8 @@ class _Given(NamedTuple):
     models: tuple[SplitModel, ...]
     method: Method | None
     stages: tuple[Stage, ...]
+    uploads: tuple[Upload, ...]
+    optimizer: Optimizer | None
     data: str | PathLike[str] | None
     device: str
 
@@ -151,19 +122,20 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
     number, state = reopen.checkpoint_state(folder)
     begun = folder.environment()
     experiment = _experiment(folder, begun, given)
-    assign = json.loads(begun.get("objects", {}).get("assign", "null"))
     device = select.device(given.device)
 
     def with_data() -> AnyTransport:
-        federation = given.federation
-        if federation is not None:
-            federation = with_validation(federation, folder.recipe)
+        needed = ("federation", "upload", "optimizer")
+        objects = {name: line for name, line in begun.get("objects", {}).items() if name.split(" ")[0] in needed}
+        kinds = {"federation": given.federation, "upload": given.uploads, "optimizer": given.optimizer}
+        python_components.need(folder.path, objects, {kind for kind, value in kinds.items() if value})
+        if given.federation is not None:
+            federation = with_validation(given.federation, folder.recipe)
         else:
-            python_components.need(folder.path, {name: "" for name in begun.get("objects", {}) if name == "federation"})
-            federation = experiment.federation(None if given.data is None else str(given.data))
-        return reopen.restored(folder, experiment, federation, state, number, given.device, assign)
+            federation = recipe_data.federation(folder.recipe, None if given.data is None else str(given.data))
+        return reopen.restored(folder, experiment, federation, state, number, given.device)
 
-    clients = _without_data(experiment, begun, record, assign, device) or with_data().clients
+    clients = _without_data(experiment, begun, record, device) or with_data().clients
     server = state["server"].to(device)
     states = None
     if "accepted" not in state:  # a run over Flower: its clients' states are at their sites
@@ -179,19 +151,19 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
 
 
 def _without_data(
-    experiment: Experiment, begun: Mapping[str, Any], record: Record, assign: Any, device: torch.device
+    experiment: Experiment, begun: Mapping[str, Any], record: Record, device: torch.device
 ) -> Clients | None:
-    """The clients of a run without their samples; None where the method needs more, or the folder says too little."""
+    """Return a run's clients without their samples; None where the method needs more, or the folder says too little."""
     if "inputs" not in begun or record.counts is None:
         return None
     blank = inputs_record.blank(begun["inputs"], len(record.counts))
-    assign = assign or [k % len(experiment.models) for k in range(len(blank))]
+    bf16 = begun.get("precision") == "bf16"
     try:
-        clients = experiment.clients(blank, experiment.models, assign, device)
+        experiment.check_data(blank, stages=False)
+        clients = Clients(experiment, blank, device, bf16=bf16, all_here=False)
     except BadInput:
         return None
     clients.counts = torch.as_tensor(record.counts, dtype=clients.dtype, device=device)
-    clients.bf16 = begun.get("precision") == "bf16"
     return clients
 
 
@@ -202,27 +174,38 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     if not stored:
         return reopen.open_experiment(folder.path, inputs)[1]
     assert inputs is not None, "both are recorded together"
-    # what is not asked for
-    there = {"federation", "assign", "upload", "aggregator", "sampler", "metric", "optimizer", "weights"}
-    there |= {kind for kind, held in (("model", given.models), ("method", given.method)) if held}
-    named = {stage.name: stage for stage in given.stages}
-    missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in named}
-    python_components.need(folder.path, missing, there)
-    opened = {"method", "stage", "model", "head"}
-    held = {"method" if given.method else "", *({"model", "head"} if given.models else ())}
-    reopen.check_code(folder, opened - held, {*python_components.kinds(stored), *(f"stage {name}" for name in named)})
+    stages = {stage.name: stage for stage in given.stages}
+    replaced = {"method": given.method, "model": given.models, "optimizer": given.optimizer, "upload": given.uploads}
+    there = {kind for kind, value in replaced.items() if value}
+    missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in stages}
+    python_components.need(folder.path, missing, {*there, *LATER})
+    held = {*there, *({"head"} if given.models else ())}
+    objects = {*python_components.kinds(stored), *(f"stage {name}" for name in stages)}
+    reopen.check_code(folder, {"method", "stage", "model", "head", "upload", "aggregator", "sampler"} - held, objects)
     recipe = folder.recipe
-    method = given.method or build.component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
-    stages = [
-        named.get(name) or build.component(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders)
+    components: dict[str, Any] = {"optimizer": given.optimizer, "callbacks": ()}  # which no finished run calls
+    components["metrics"] = [name for name in recipe.metrics if f"metric {name}" not in stored]
+    for part in PARTS:
+        texts = part.listed(getattr(recipe, part.key))
+        if part.key in ("aggregator", "sampler", "uploads"):
+            known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in stored]
+            components[part.key] = known if part.many else known[0] if known else None
+    components |= {key: value for key, value in (("method", given.method), ("uploads", given.uploads)) if value}
+    components["stages"] = [
+        stages.get(name) or component(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders)
         for name in recipe.stages
     ]
-    models = [copy.deepcopy(model) for model in given.models] or build.architectures(recipe, inputs, method.head)
-    if (folder.path / INITIAL).exists():
-        for model, w in zip(models, folder.initial_weights([weights(model) for model in models]), strict=True):
-            load_weights(model, w)
-    local = build.local(recipe)
-    return Experiment(recipe, method, bind(stages, method), (), {}, local, tuple(models))
+
+    def make_models(head: str | None) -> Sequence[SplitModel]:
+        models = [copy.deepcopy(model) for model in given.models] or architectures(recipe, inputs, head)
+        freeze(models, recipe.freeze)
+        if (folder.path / INITIAL).exists():
+            for model, w in zip(models, folder.initial_weights([weights(model) for model in models]), strict=True):
+                load_weights(model, w)
+        return models
+
+    assign = json.loads(stored.get("assign", "null"))
+    return build_experiment(recipe, inputs, given=components, make_models=make_models, assign=assign)
 
 
 def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **given: Any) -> Results:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedhead.algorithm.stage import Stage, bind
+from fedhead.algorithm.stage import Stage
 from fedhead.api import frames
 from fedhead.api.record import Record, RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
@@ -26,12 +26,13 @@ from fedhead.data.inputs.labels import Classes
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.server import global_model
-from fedhead.engine.rounds.rounds import FinishedRun, run_stage
+from fedhead.engine.rounds.observer import FinishedRun
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.metrics import registry
 from fedhead.metrics.predictions import Predictions, client_predictions
 from fedhead.metrics.records import StageResult
 from fedhead.metrics.registry import MetricFunction
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class Result(RecordedResult):
         self._open = trained
 
     @classmethod
-    def of(cls, finished: FinishedRun, experiment: Experiment, path: Path | None = None) -> Self:
+    def of(cls, finished: FinishedRun, recipe: Recipe, path: Path | None = None) -> Self:
         """Return the result of a run that was just finished.
 
         Args:
             finished: The run.
-            experiment: What was run.
+            recipe: What was run.
             path: The run folder, if there is one.
 
         Returns:
@@ -76,7 +77,7 @@ class Result(RecordedResult):
         clients = transport.clients
         federation = clients.federation
         record = Record(
-            recipe=experiment.recipe,
+            recipe=recipe,
             rows=finished.rows,
             stage_rows=finished.stage_rows,
             executor=finished.executor,
@@ -88,7 +89,7 @@ class Result(RecordedResult):
             path=path,
             split=federation.fingerprint(),
         )
-        algorithms = {stage.name: stage for stage in bind(experiment.stages, experiment.method)}
+        algorithms = {stage.name: stage for stage in transport.experiment.stages}
         trained = TrainedState(
             clients, transport.server, transport.states, transport.round, finished.stages, algorithms, lambda: transport
         )

@@ -6,54 +6,50 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
-from fedhead.api.load import run_in_folder
+from fedhead.api.load import load
 from fedhead.api.result import Result
-from fedhead.api.run_arguments import refuse_kinds, refuse_resumption
 from fedhead.core.components.component_syntax import read_call
-from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.clients import training_objective
 from fedhead.engine.clients.features import MEMORY
+from fedhead.engine.experiment.callbacks import Callback
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Inputs
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
-from fedhead.engine.rounds.callbacks import Callback
-from fedhead.engine.rounds.callbacks import make as make_callback
-from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.rounds import rounds as rounds_loop
+from fedhead.engine.rounds.observer import RoundFunction, Snapshot
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.select import EXECUTORS
-from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
-from fedhead.loggers.base import make as make_logger
-from fedhead.loggers.progress import progress as show_progress
-from fedhead.methods import METHODS
-from fedhead.metrics import registry
-from fedhead.metrics.registry import Metric, MetricFunction
+from fedhead.loggers.base import Logger
+from fedhead.metrics.registry import MetricFunction
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
-from fedhead.recipes import build, initial_weights
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes import initial_weights
+from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.parts import LOGGER_PART
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import with_validation
+from fedhead.runs.progress import Progress
 from fedhead.runs.python_components import described
-from fedhead.runs.run import Compute
-from fedhead.runs.run_writer import final_metrics
+from fedhead.runs.run import run_in_folder
+from fedhead.runs.run_writer import RunLoggers, RunWriter
 from fedhead.samplers.base import Sampler
-from fedhead.stages import STAGES
 
 
 def run(
@@ -188,23 +184,12 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    refuse_kinds(
-        federation,
-        model,
-        method,
-        stages,
-        uploads,
-        metrics,
-        callbacks,
-        loggers,
-        aggregator,
-        outliers,
-        sampler,
-        stragglers,
-        on_round,
-    )
-    refuse_resumption(out, resume)
-    settings = Recipe(  # whose ranges hold here too
+    _check_arguments(federation, model, metrics, on_round, out, resume)
+    numbers = Recipe(  # whose ranges hold here too
+        dataset=federation.title,
+        partition=federation.partition,
+        clients=len(federation),
+        objective=None if federation.objective == "multiclass" else federation.objective,  # type: ignore[arg-type]
         rounds=rounds,
         local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
         local_steps=local_steps,  # type: ignore[arg-type]  # likewise
@@ -230,69 +215,100 @@ def run(
         freeze=freeze,  # type: ignore[arg-type]  # a list becomes a tuple
         cache_features=MEMORY if cache_features is True else os.fspath(cache_features) if cache_features else None,
     )
-    federation = with_validation(federation, settings)
-    chosen = instance(METHODS, method, Method)
-    local = build.local(settings, _optimizer(optimizer, settings))
-    training_objective.check(chosen, federation.objective, local)  # before its head is built
-    experiment = Experiment(
-        settings,
-        chosen,
-        stages=tuple(instance(STAGES, stage, Stage) for stage in stages),
-        uploads=tuple(build.upload(u) for u in uploads),
-        aggregator=build.aggregator(aggregator),
-        outliers=build.outliers(outliers),
-        sampler=build.sampler(sampler),
-        stragglers=build.stragglers(stragglers),
-        metrics=_metrics(metrics, federation),
-        callbacks=tuple(make_callback(one) for one in callbacks),
-        local=local,
-        models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
-    )
-    if weights is not None or freeze:
-        experiment = replace(experiment, models=copy.deepcopy(experiment.models))
-    if weights is not None:
-        initial_weights.start_from(experiment.models, weights)
-    if freeze:
-        freeze_parameters(experiment.models, settings.freeze)
+    federation = with_validation(federation, numbers)
+    given = {
+        "method": method,
+        "stages": stages,
+        "uploads": uploads,
+        "aggregator": aggregator,
+        "outliers": outliers,
+        "sampler": sampler,
+        "stragglers": stragglers,
+        "callbacks": callbacks,
+        "metrics": metrics,
+        "optimizer": _optimizer(optimizer, numbers),
+    }
+
+    def make_models(head: str | None) -> Sequence[SplitModel]:
+        models = _models(federation, model, head, numbers.seed, assign)
+        if weights is not None or freeze:
+            models = copy.deepcopy(models)
+        if weights is not None:
+            initial_weights.start_from(models, weights)
+        if freeze:
+            freeze_parameters(models, numbers.freeze)
+        return models
+
+    inputs = Inputs.of(federation)
+    experiment = build_experiment(numbers, inputs, given=given, make_models=make_models, assign=assign)
+    experiment.check_data(federation)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
-    recipe, objects = described(experiment, federation, texts, assign)
+    recipe, objects = described(experiment, numbers, federation, texts)
     if weights is not None:
         objects["weights"] = f"digest {initial_weights.digest(weights)}"
-    experiment = replace(experiment, recipe=recipe)
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
-    made_loggers = tuple(make_logger(one) for one in loggers)
-    if out is not None:
-        how = Compute(None, device, chosen_executor, precision, loggers=made_loggers, compile=compile)
-        return run_in_folder(experiment, objects, federation, Path(out), how, bool(resume), progress, assign, on_round)
-    earlier = resume if isinstance(resume, Snapshot) else None
-    group = LoggerGroup(made_loggers, None)
-    with closing(group), show_progress(rounds, not progress, 0 if earlier is None else earlier.round) as tell:
-
-        def after_round(now: Snapshot) -> Any:
-            tell(recipe.method, now.history[-1])
-            group.log_round(now.history[-1])
-            return None if on_round is None else on_round(now)
-
-        group.start(RunInfo(recipe.flat(), None, earlier.history if earlier is not None else ()))
-        finished = experiment.simulate(
-            federation,
-            executor=chosen_executor,
-            device=device,
-            precision=precision,
-            compile=compile,
-            assign=assign,
-            resume=earlier,
-            on_round=after_round,
+    compute = Compute(None, device, chosen_executor, precision, compile=compile)
+    made_loggers = LOGGER_PART.build(loggers)
+    with Progress(quiet=not progress) as bar:
+        observers = [bar.observer(recipe.method, rounds)]
+        if on_round is not None:
+            observers.append(RoundFunction(on_round))
+        if out is None:
+            earlier = resume if isinstance(resume, Snapshot) else None
+            with closing(RunLoggers(recipe, None, made_loggers)) as own:
+                simulation = Simulation(experiment, federation, compute)
+                return Result.of(rounds_loop.run(simulation, [*observers[:1], own, *observers[1:]], earlier), recipe)
+        run = RunWriter(
+            recipe, os.fspath(out), resume=bool(resume), compute=compute, objects=objects, loggers=made_loggers
         )
-        group.log_result(final_metrics("", recipe, finished))
-    return Result.of(finished, experiment)
+        if run.result is None:
+            threads = torch.get_num_threads()
+            try:
+                return Result.of(run_in_folder(run, experiment, federation, compute, observers), recipe, run.out)
+            finally:
+                torch.set_num_threads(threads)  # the folder's number was for this run
+    return load(
+        out,
+        federation=federation,
+        model=experiment.models,
+        method=experiment.method,
+        stages=experiment.stages,
+        uploads=experiment.uploads,
+        optimizer=experiment.local.optimizer,
+        device=device,
+    )
 
 
-def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
-    """The optimizer itself, or the one of a name with the settings beside it."""
+def _check_arguments(federation: Any, model: Any, metrics: Any, on_round: Any, out: Any, resume: Any) -> None:
+    """Refuse arguments of other kinds, before they fail somewhere inside, and what names no run to resume."""
+    if not isinstance(federation, Federation):
+        raise BadInput(
+            f"federation is {type(federation).__name__}: make one first, fedhead.Federation.from_arrays(x, y)"
+        )
+    if not isinstance(model, str | Sequence) and not callable(model):
+        raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise BadInput(f"metrics is {metrics!r}: give a list, such as ['f1']")
+    if on_round is not None and not callable(on_round):
+        raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
+    if out is not None and not isinstance(out, str | PathLike):
+        raise BadInput(f"out is {type(out).__name__}: give the path of the run folder")
+    if not isinstance(resume, Snapshot | bool | None):
+        raise BadInput(
+            f"resume is {type(resume).__name__}: with out, give True; without, the snapshot that an earlier run's "
+            "on_round was given"
+        )
+    if out is not None and isinstance(resume, Snapshot):
+        raise BadInput("resume: a run folder has its own checkpoint; give resume=True, or leave out= out")
+    if out is None and resume is True:
+        raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
+
+
+def _optimizer(asked: Any, numbers: Recipe) -> Optimizer:
+    """The optimizer itself, or the one of a name with the numbers beside it."""
     if isinstance(asked, str):
         return make_optimizer(
-            asked, settings.lr, settings.momentum, settings.weight_decay, settings.betas, settings.nesterov
+            asked, numbers.lr, numbers.momentum, numbers.weight_decay, numbers.betas, numbers.nesterov
         )
     if not isinstance(asked, SGD | Adam):
         kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
@@ -302,15 +318,9 @@ def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
         )
     plain = Recipe()
     for name in ("lr", "momentum", "nesterov", "betas", "weight_decay"):
-        if getattr(settings, name) != getattr(plain, name):
-            raise BadInput(f"{name}: {getattr(settings, name)} would have no effect, the optimizer {asked} has its own")
+        if getattr(numbers, name) != getattr(plain, name):
+            raise BadInput(f"{name}: {getattr(numbers, name)} would have no effect, the optimizer {asked} has its own")
     return asked
-
-
-def _metrics(asked: Sequence[str | MetricFunction], federation: Federation) -> dict[str, Metric]:
-    found = registry.find(asked, objective=federation.objective)
-    registry.check(found, federation.classes, federation.objective)
-    return found
 
 
 def _models(

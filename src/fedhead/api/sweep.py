@@ -10,8 +10,8 @@ from typing import Any, Literal
 from fedhead.api.load import load
 from fedhead.api.result_list import Results
 from fedhead.core.system.log import logger
+from fedhead.engine.experiment.compute import Compute
 from fedhead.executors.client.base import Executor
-from fedhead.runs.run import Compute
 from fedhead.runs.run_folder_schema import CONFIG
 from fedhead.studies.engines import make_engine
 from fedhead.studies.queue import read_shard

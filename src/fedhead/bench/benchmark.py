@@ -26,13 +26,15 @@ from fedhead.core.system.errors import unknown
 from fedhead.core.training.optimizers import SGD
 from fedhead.data.federation.federation import Federation
 from fedhead.data.transforms.augment import Transform
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.stack.reply_stack import in_whole_stacks
 from fedhead.methods import METHODS
-from fedhead.models.precision import PRECISIONS, set_precision
+from fedhead.models.precision import PRECISIONS
 from fedhead.models.registry import build
 
 BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
@@ -48,7 +50,7 @@ class Workload:
     feature_layer: int | None = None
     plain: bool = False  # whether a textbook loop with cross entropy does the same work
 
-    def simulation(self, clients: int, steps: int, device: torch.device, bf16: bool) -> Simulation:
+    def simulation(self, clients: int, steps: int, device: torch.device, precision: str = "fp32") -> Simulation:
         """A federation of random CIFAR-sized images, the same number at every client."""
         rng = np.random.RandomState(0)
         x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE), dtype=np.uint8)
@@ -61,7 +63,8 @@ class Workload:
             for name in self.models
         ]
         local = LocalTraining(1, BATCH, SGD(0.01, 0.9, 1e-5))
-        return Simulation(data, models, method(), rounds=1, local=local, device=device, bf16=bf16)
+        compute = Compute(device=str(device), executor="loop", precision=precision)
+        return Simulation(Experiment(method(), tuple(models), local, Schedule(rounds=1)), data, compute)
 
 
 WORKLOADS = {
@@ -211,18 +214,20 @@ def measure(
     gc.collect()
     if where.type == "cuda":
         torch.cuda.empty_cache()
-    simulation = workload.simulation(clients, steps, where, set_precision(precision, where))
+    simulation = workload.simulation(clients, steps, where, precision)
     held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation, compile=True)
-    cohort = simulation.holders
+    cohort = simulation.clients.holders
     if worker.name == "loop":
         few = loop_clients(where)
-        cohort = [k for k in cohort if simulation.assign[:k].count(simulation.assign[k]) < few]
+        cohort = [k for k in cohort if simulation.clients.assign[:k].count(simulation.clients.assign[k]) < few]
 
     def train() -> Sequence[Sequence[Reply]]:
-        return worker.run_all(simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 1))
+        return worker.run_all(
+            simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, cohort, 1)
+        )
 
     tables = in_whole_stacks(train())  # the first time warms up, compiles and captures
 
@@ -234,7 +239,7 @@ def measure(
     best = fastest(train_timed, repeats)
     peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
     width = 2 if precision == "bf16" else 4
-    moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.tasks]
+    moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.clients.tasks]
     rate = len(cohort) * steps / best
     share = rate / (bandwidth / (sum(moved) / len(moved)))
     return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, worker.preparing)
@@ -248,8 +253,8 @@ def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> No
         cohort: The clients that take part in it.
         tables: Whether a stack takes them all at once, from tables.
     """
-    simulation.draw_ahead(cohort, 1, tables)
-    simulation.prefetch.wait()
+    simulation.clients.draw_ahead(cohort, 1, tables)
+    simulation.clients.prefetch.wait()
 
 
 def profile_round(
@@ -276,7 +281,7 @@ def profile_round(
     check_names([workload], [executor], [precision])
     where = select.device(device)
     steps = steps or default_steps(where)
-    simulation = WORKLOADS[workload].simulation(clients, steps, where, set_precision(precision, where))
+    simulation = WORKLOADS[workload].simulation(clients, steps, where, precision)
     simulation.using(select.by_name(executor, simulation, compile=True))
     train_round(simulation, 1)  # warms up, compiles and captures
     if where.type == "cuda":
@@ -286,8 +291,8 @@ def profile_round(
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:
     """What a reader of PyTorch's tutorials would write: a module, `torch.optim`, cross entropy, data on the device."""
-    simulation = workload.simulation(2, steps, where, bf16=set_precision("fp32"))
-    model, pool = copy.deepcopy(simulation.task.model).train(), simulation.pool
+    simulation = workload.simulation(2, steps, where)
+    model, pool = copy.deepcopy(simulation.task.model).train(), simulation.clients.pool
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
     rows = torch.arange(steps * BATCH, device=where).reshape(steps, BATCH)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from fedhead.studies.writable import Unwritable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedhead.metrics.records import Row
     from fedhead.report.table import Table
 
 
@@ -88,3 +90,64 @@ def resumable() -> Iterator[None]:
         if (fault := machine_fault(error)) is None:
             raise
         raise FedheadError(f"{fault}; {GOES_ON}") from error
+
+
+# -- the result of a run -------------------------------------------------------------------------------
+def print_run(result: Row, complete: bool) -> None:
+    """Print the results of a run, or of several; `complete`: nothing was trained."""
+    runs = result.get("runs", [result])
+    left_out = all("left_out" in one for one in runs)
+    width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
+    asked = len(runs) + len(result.get("diverged", {})) + len(result.get("damaged", {}))
+    count = str(asked) if asked == len(runs) else f"{len(runs)} of {asked}"
+    what, plural = "client" if left_out else "seed", "" if asked == 1 else "s"
+    many = f"  ({count} {what}{plural}{' left out in turn' if left_out else ''})" if "runs" in result else ""
+    for one in runs if left_out else []:
+        own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
+        shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]
+        print(f"{one['left_out']:<{width}} {', '.join(shown)}")
+    print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
+    if result["personal"] is not None:
+        print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
+    for name, value in result.get("metrics", {}).items():
+        why = result.get("notes", {}).get(name, "no value")
+        text = f"– ({why})" if value is None else _mean_std([r["metrics"][name] for r in runs], 4)
+        print(f"{name:<11} {text}")
+    for name in result["stages"]:
+        found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
+        shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
+        print(f"  + {name}: {', '.join(shown)}")
+    print(f"traffic     {_traffic(result, runs)}")
+    if each := result.get("client_bytes"):
+        print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
+    prepared = result.get("preparing") or 0.0
+    print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
+    if started := {r.get("compiled_from") for r in runs} - {None}:
+        print(f"compiled    from round {' and '.join(map(str, sorted(started)))} on")
+    print(f"run         {result['run']}{' (was finished already, nothing was trained)' if complete else ''}")
+
+
+def _traffic(result: Row, runs: list[Row]) -> str:
+    """Return what was sent, in rounds and in stages apart: a stage may send more than all rounds."""
+    of_stages = [sum(one[f"bytes_{way}"] for r in runs for one in r["stages"].values()) for way in ("up", "down")]
+    of_rounds = [result[f"bytes_{way}"] - sent for way, sent in zip(("up", "down"), of_stages, strict=True)]
+    texts = [f"{_bytes(up)} up, {_bytes(down)} down" for up, down in (of_rounds, of_stages)]
+    return f"{texts[0]} in rounds; {texts[1]} in stages" if any(of_stages) else texts[0]
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+def _percent(values: list[float | None]) -> str:
+    """Return the value of a run in per cent; of several, their mean and deviation."""
+    shown = _mean_std(values, 2)
+    return shown if shown == "–" else f"{shown} %"
+
+
+def _mean_std(values: list[float | None], decimals: int) -> str:
+    there = [v for v in values if v is not None]
+    if not there:
+        return "–"
+    spread = f" ± {statistics.stdev(there):.{decimals}f}" if len(there) > 1 else ""
+    return f"{statistics.fmean(there):.{decimals}f}{spread}"

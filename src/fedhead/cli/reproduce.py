@@ -127,8 +127,8 @@ def reproduce(
             )
         if minutes is not None:
             raise BadInput(f"--next {upcoming} says how long it may take: leave --minutes out")
+        from fedhead.engine.experiment.compute import Compute
         from fedhead.papers.tables.reproduce import reproduce_next
-        from fedhead.runs.run import Compute
 
         with resumable():
             measured = reproduce_next(
@@ -153,11 +153,11 @@ def reproduce(
             raise BadInput(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
+    from fedhead.engine.experiment.compute import Compute
     from fedhead.papers.tables.reproduce import check_folders, plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
-    from fedhead.runs.run import Compute
     from fedhead.studies.claims import Claims
     from fedhead.studies.queue import read_shard
     from fedhead.studies.sweep.seeds_and_splits import added_seeds

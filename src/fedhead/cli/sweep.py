@@ -79,8 +79,8 @@ def sweep(
       fedhead sweep grid.yaml --out runs/grid --shard 3/16
       fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
     """
+    from fedhead.engine.experiment.compute import Compute
     from fedhead.recipes.recipe import assignment
-    from fedhead.runs.run import Compute
     from fedhead.studies.claims import Claims
     from fedhead.studies.engines import make_engine
     from fedhead.studies.queue import read_shard

@@ -107,9 +107,9 @@ def tune(
       fedhead tune digits 'lr=log(1e-3, 1)' --engine ray --gpus-per-worker 0.5
       fedhead tune --show runs/mu
     """
+    from fedhead.engine.experiment.compute import Compute
     from fedhead.recipes.recipe import Recipe
     from fedhead.report.figures import tuning_plots
-    from fedhead.runs.run import Compute
     from fedhead.studies.tune.study import read_about
     from fedhead.studies.tune.trial_training import direction_of
     from fedhead.studies.tune.tune import tune as search

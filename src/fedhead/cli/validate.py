@@ -15,11 +15,11 @@ def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
       fedhead validate digits
       fedhead validate my.yaml method=fedprox method.mu=0.1
     """
-    from fedhead.recipes.experiment import Experiment
+    from fedhead.recipes.experiment import build_experiment
     from fedhead.recipes.recipe import load
 
     r = load(recipe, assignments or [])
-    sizes = [sum(p.numel() for p in model.parameters()) for model in Experiment.from_recipe(r).models]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in build_experiment(r).models]
     names = [r.model] if isinstance(r.model, str) else r.model
     models = ", ".join(f"{name} of {size:,} parameters" for name, size in zip(names, sizes, strict=True))
     stages = "".join(f" + {stage}" for stage in r.stages)

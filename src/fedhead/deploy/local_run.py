@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import raising_on_term
+from fedhead.core.tree.tree import Tree
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.observer import Observer, Snapshot
 from fedhead.flower.factory import site_names
+from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 
+_NO_STATE = Snapshot(0, Tree(), {}, [])  # it is in the server's process
 # Compute options that a site can follow: it has its own device, and trains its one client in a loop.
 ALLOWED = {
     "device": ("auto", "cpu"),
     "executor": ("auto", "loop"),
     "precision": ("fp32",),
     "compile": ("auto",),
-    "loggers": ((),),
+    "logger": ((),),
 }
 
 
 def execute(
     recipe: Recipe,
     out: str | Path,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     *,
     resume: bool = False,
-    on_row: Callable[[Row], None] = lambda row: None,
+    observers: Sequence[Observer] = (),
+    loggers: Sequence[Logger] = (),
     log: Callable[[str], None] = lambda line: None,
 ) -> Row:
     """Run a recipe with one process per client.
@@ -42,9 +47,10 @@ def execute(
     Args:
         recipe: What to train.
         out: The run folder.
-        settings: Where and how to compute; what only a simulation can do is refused.
+        compute: Where and how to compute; what only a simulation can do is refused.
         resume: Whether to continue a run that `out` holds.
-        on_row: Called with the record of every finished round.
+        observers: Are told of every round, once its record is in the run folder.
+        loggers: None; loggers are for simulations.
         log: Called with every line that the processes report.
 
     Returns:
@@ -53,10 +59,10 @@ def execute(
     Raises:
         BadInput: If Flower is missing, or a setting is one of simulations.
     """
-    settings = settings or Compute()
+    compute = compute or Compute()
+    options = {**vars(compute), "logger": tuple(loggers)}
     for name, allowed in ALLOWED.items():
-        if getattr(settings, name) not in allowed:
-            given = getattr(settings, name)
+        if (given := options[name]) not in allowed:
             raise BadInput(f"--{name} {given} is for simulations; leave it out with --transport flower")
     try:
         import flwr  # noqa: F401 (only to fail early if it is missing)
@@ -74,12 +80,12 @@ def execute(
         if folder.finished:
             return folder.result() or {}
         project = Project.open(path)
-        if settings.allow_changed_code and not project.server().allow_changed_code:
+        if compute.allow_changed_code and not project.server().allow_changed_code:
             with project.server_file.open("a", encoding="utf-8") as yaml:
                 yaml.write("allow_changed_code: true\n")
     else:
         RunFolder.refuse_taken(out)
-        data = None if settings.data is None else str(Path(settings.data).resolve())
+        data = None if compute.data is None else str(Path(compute.data).resolve())
         project = Project.init(
             path,
             recipe,
@@ -87,7 +93,7 @@ def execute(
             out=str(out),
             server_keys={"data": data},
             # min_class_count as in simulations
-            site_keys={"data_folder": data, "threads": settings.threads, "min_class_count": 1},
+            site_keys={"data_folder": data, "threads": compute.threads, "min_class_count": 1},
         )
     reported = 0
 
@@ -95,7 +101,8 @@ def execute(
         nonlocal reported
         rows = RunFolder(out, recipe).metrics()
         for row in rows[reported:]:
-            on_row(row)
+            for observer in observers:
+                observer.round(row, _NO_STATE)
         reported = max(reported, len(rows))
 
     with raising_on_term(SystemExit(128 + signal.SIGTERM)):

@@ -18,8 +18,8 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
-from fedhead.recipes import build, components
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes import components
+from fedhead.recipes.experiment import algorithms, build_experiment
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import is_path
 
@@ -135,7 +135,7 @@ class Project:
         refuse_other_clients(assignments, sites)
         loaded = recipe if isinstance(recipe, Recipe) else load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
-        build.algorithms(loaded) if data else Experiment.from_recipe(loaded)
+        algorithms(loaded) if data else build_experiment(loaded)
         files, modules = _own_code(loaded)
         project.app.mkdir(parents=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"

@@ -18,6 +18,8 @@ from fedhead.data.inputs.input_spec import spec_inputs
 from fedhead.data.pool import Pool
 from fedhead.data.sources import datasets
 from fedhead.data.transforms.augment import Transform
+from fedhead.engine.clients.clients import Clients
+from fedhead.engine.experiment.experiment import Experiment, Inputs
 from fedhead.executors import select
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.server.dry_run import DryRun
@@ -31,9 +33,8 @@ from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.models.split_model import SplitModel
 from fedhead.recipes import components
 from fedhead.recipes import recipe_data as recipe_data
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.recipe_data import Inputs
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -90,8 +91,10 @@ def site(file: SiteFile) -> Site:
             federation = samples(spec, number, recipe)
         experiment = experiment_of(_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
-        clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
-        return SiteRun(clients, experiment.stages, computed_at_sites(recipe.metrics))
+        experiment = experiment.with_models([model], [0] * len(spec.sites))
+        experiment.check_data(federation, stages=False)
+        clients = Clients(experiment, federation, select.device(file.device), all_here=False)
+        return SiteRun(clients, computed_at_sites(recipe.metrics))
 
     return Site(file.name, site_run, file.at(file.state), file.own_model(), file)
 
@@ -162,6 +165,7 @@ def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
 def transport(
     file: ServerFile,
     spec: RunSpec,
+    recipe: Recipe,
     experiment: Experiment,
     whole: Federation | None,
     grid: Grid,
@@ -172,12 +176,12 @@ def transport(
     Args:
         file: The server's settings.
         spec: What all parties agree on.
-        experiment: The run.
+        recipe: What is run.
+        experiment: The same, built.
         whole: The recipe's data, as `server_data` returns it.
         grid: Flower's way to the sites' nodes.
         log: Called with one line per event.
     """
-    recipe = experiment.recipe
     shared = file.public
     public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
     test = None
@@ -193,9 +197,9 @@ def transport(
         _check_own_model(own, file.allow)
         return experiment_of(recipe, spec, own).models
 
-    dry_run = DryRun(spec, models, experiment.clients, public, file.max_model_mb)
+    dry_run = DryRun(spec, experiment, models, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
-    return FlowerTransport(grid, spec, dry_run, file.timeouts(), experiment.stages, pool, log, keys)
+    return FlowerTransport(grid, spec, dry_run, file.timeouts(), pool, log, keys)
 
 
 # -- code that fedhead does not bring ---------------------------------------------------------------
@@ -247,4 +251,4 @@ def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None =
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
     x = spec.blank()
     shape: Any = spec.transform().output_shape(shape_of(x))
-    return Experiment.from_recipe(recipe, Inputs(shape, spec.classes, model_types(x), spec.objective))
+    return build_experiment(recipe, Inputs(shape, spec.classes, model_types(x), spec.objective))

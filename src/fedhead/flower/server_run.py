@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,15 +14,15 @@ from safetensors import SafetensorError
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
-from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.rounds.observer import FinishedRun, Observer, Snapshot
 from fedhead.flower import factory
 from fedhead.flower.config import ServerFile
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.metrics.records import Row
-from fedhead.recipes.experiment import Experiment
 from fedhead.runs import environment
-from fedhead.runs.run_writer import RunWriter
+from fedhead.runs.run_writer import RunWriter, final_metrics
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -33,7 +33,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str], None] = print) -> Row:
     """Carry out the run of a server.yaml over a grid; with `resume` it goes on from its last checkpoint."""
     out = file.at(file.out)
-    run = RunWriter(file.recipe_of_run(), out, resume=resume, allow_changed_code=file.allow_changed_code)
+    run = ServerWriter(file, resume)
     if run.result is not None:
         log(f"{out} holds a finished run already")
         return run.result
@@ -44,14 +44,17 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
             f"{out} was begun with other sites or in simulation: select another 'out', or resume it as it was"
         )
     spec = factory.run_spec(file, run.environment.get("experiment"), run.recipe)
-    experiment = factory.experiment_of(run.recipe, spec)
     data = factory.server_data(file, run.recipe)
-    transport = factory.transport(file, spec, experiment, data, grid, log)
+    transport = factory.transport(file, spec, run.recipe, factory.experiment_of(run.recipe, spec), data, grid, log)
     if run.recipe.weights is not None:
         _check_first_weights(transport.clients)
     facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
     with _disk(out), run.writing(facts, data):
-        return _run(run, transport, experiment)
+        snapshot = run.snapshot()
+        if snapshot is not None:
+            log(f"going on after round {snapshot.round}")
+        finished = rounds.run(transport, [run.loggers, run, ServerLog(log)], snapshot)
+    return final_metrics(str(out), run.recipe, finished)
 
 
 def _check_first_weights(clients: Clients) -> None:
@@ -65,35 +68,53 @@ def _check_first_weights(clients: Clients) -> None:
         )
 
 
-def _run(run: RunWriter, transport: FlowerTransport, experiment: Experiment) -> Row:
-    def after_round(now: Snapshot) -> None:
-        accepted = torch.tensor([now.clients.get(k, 0) for k in range(len(transport.spec.sites))])
-        state = Tree(server=now.server, clients=Tree(), accepted=accepted)
-        with _disk(run.out):
-            run.after_round(now, lambda: state, checkpoint=True)  # sites keep states for one round back, no more
-        transport.log(_line(now.history[-1]))
+class ServerWriter(RunWriter):
+    """The run folder of a server: the sites keep the clients' states, for one round back and no more.
 
-    resume = run.snapshot(lambda state: {k: int(r) for k, r in enumerate(state["accepted"])})
-    if resume is not None:
-        transport.log(f"going on after round {resume.round}")
-    result = rounds.run(
-        transport,
-        stages=experiment.stages,
-        evaluate_every=experiment.recipe.evaluate_every,
-        last_rounds=experiment.recipe.last_rounds,
-        metrics=experiment.metrics,
-        callbacks=experiment.callbacks,
-        resume=resume,
-        on_round=after_round,
-    )
-    if not run.recipe.rounds:
-        accepted = torch.zeros(len(transport.spec.sites), dtype=torch.int64)
-        run.save_first(result, Tree(server=result.server, clients=Tree(), accepted=accepted))
-    found = run.finish(result, transport.clients.federation.public)
-    reached = {"accuracy": found["accuracy"], "personal": found["personal"]}
-    reached |= {f"after {name}": stage.accuracy for name, stage in result.stages.items()}
-    transport.log(", ".join(["finished", *_percents(reached)]))
-    return found
+    Args:
+        file: The server's settings.
+        resume: Continue the run that was stopped there, if there is one.
+    """
+
+    always = True
+
+    def __init__(self, file: ServerFile, resume: bool):
+        compute = Compute(allow_changed_code=file.allow_changed_code)
+        super().__init__(file.recipe_of_run(), file.at(file.out), resume=resume, compute=compute)
+        self._sites = len(file.sites)
+
+    def state(self, server: Tree, clients: Mapping[int, Any]) -> Tree:
+        """Return the server's state, and the round whose state counts at each site."""
+        accepted = torch.tensor([clients.get(k, 0) for k in range(self._sites)])
+        return Tree(server=server, clients=Tree(), accepted=accepted)
+
+    def clients(self, state: Tree) -> dict[int, Any]:
+        """Return the round whose state counts at each site."""
+        return {k: int(r) for k, r in enumerate(state["accepted"])}
+
+    def start(self, name: str, resume: Snapshot | None) -> None:
+        """Do nothing: the environment was recorded before."""
+
+
+class ServerLog(Observer):
+    """The operator's lines about a run.
+
+    Args:
+        log: Called with each line.
+    """
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log = log
+
+    def round(self, row: Row, snapshot: Snapshot) -> None:
+        """Log a round."""
+        self._log(_line(row))
+
+    def end(self, result: FinishedRun) -> None:
+        """Log the final accuracies."""
+        reached = {"accuracy": result.accuracy, "personal": result.personal}
+        reached |= {f"after {name}": stage.accuracy for name, stage in result.stages.items()}
+        self._log(", ".join(["finished", *_percents(reached)]))
 
 
 @contextmanager

@@ -6,43 +6,26 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedhead.aggregators import AGGREGATORS
-from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.data.partitions.partition_registry import PARTITIONS
 from fedhead.data.sources.datasets import DATASETS
-from fedhead.engine.rounds.callbacks import CALLBACKS
 from fedhead.executors.select import EXECUTORS
 from fedhead.loggers.base import LOGGERS
-from fedhead.methods import METHODS
 from fedhead.metrics.registry import METRICS
 from fedhead.models import HEADS, MODELS
+from fedhead.recipes.parts import PARTS
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import is_path
 from fedhead.recipes.search_paths import file_of, to_write
-from fedhead.samplers import SAMPLERS
-from fedhead.stages import STAGES
 
 
 def registries() -> dict[str, Registry[Any]]:
     """Return the registries that recipes and settings name components of, by the kind's plural."""
-    return {
-        "methods": METHODS,
-        "stages": STAGES,
-        "models": MODELS,
-        "heads": HEADS,
-        "datasets": DATASETS,
-        "partitions": PARTITIONS,
-        "executors": EXECUTORS,
-        "metrics": METRICS,
-        "callbacks": CALLBACKS,
-        "loggers": LOGGERS,
-        "uploads": UPLOADS,
-        "aggregators": AGGREGATORS,
-        "samplers": SAMPLERS,
-    }
+    of_parts = [part.registry for part in PARTS if part.registry is not None]
+    others: list[Registry[Any]] = [MODELS, HEADS, DATASETS, PARTITIONS, EXECUTORS, METRICS, LOGGERS]
+    return {f"{registry.kind}s": registry for registry in [*of_parts, *others]}
 
 
 def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
@@ -52,17 +35,12 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     heads = [recipe.model_parameters.get("head"), *(model.named.get("head") for model in models)]
     data = [name for name in (recipe.dataset, recipe.public) if name is not None and not is_path(name)]
     kinds: list[tuple[Registry[Any], Iterable[str]]] = [
-        (METHODS, [recipe.method]),
-        (STAGES, recipe.stages),
+        *((part.registry, part.names(recipe)) for part in PARTS if part.registry is not None),
         (MODELS, [model.name for model in models]),
         (HEADS, [read_call(str(head), "head").name for head in heads if head is not None]),
         (DATASETS, data),
         (PARTITIONS, [read_call(recipe.partition, "partition").name]),
         (METRICS, [read_call(text, "metric").name for text in recipe.metrics]),
-        (CALLBACKS, [read_call(text, "callback").name for text in recipe.callbacks]),
-        (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
-        (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
-        (SAMPLERS, [read_call(recipe.sampler, "sampler").name] if recipe.sampler else []),
     ]
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 

@@ -1,267 +1,191 @@
-"""An experiment: a recipe with all that it names, built and checked once.
+"""From a recipe, or from Python objects beside one, to the experiment that is run.
 
-`Experiment.from_recipe` is the only way from a recipe to what can be run: commands that validate, run, resume, reopen,
-reproduce or deploy a recipe all go through it, so that what was checked is what is run.
+`build_experiment` is the only way to an experiment: `fedhead run`, `fedhead.run`, `fedhead.load`, sites and studies all
+go through it, so that what was checked is what is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from fedhead.aggregators.base import Aggregator
+from fedhead import models
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.stage import Stage
-from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.algorithm.upload import Upload
+from fedhead.algorithm.stage import Stage, bind
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.components.parameters import check_all
 from fedhead.core.system.errors import BadInput
+from fedhead.core.training import per_client_counts
+from fedhead.core.training.optimizers import Optimizer, make_optimizer
+from fedhead.core.training.schedules import make_schedule
 from fedhead.core.tree.inputs import blank, to_dtype
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.clients import compatibility, training_objective
-from fedhead.engine.clients.clients import Clients
-from fedhead.engine.clients.features import MEMORY
-from fedhead.engine.policies import robust_mean
-from fedhead.engine.policies.outliers import OutlierPolicy
-from fedhead.engine.policies.stragglers import Stragglers
-from fedhead.engine.rounds import callbacks as engine_callbacks
-from fedhead.engine.rounds.callbacks import Callback, CallbackList
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
-from fedhead.engine.rounds.simulate import simulate
-from fedhead.engine.rounds.simulation import Simulation
-from fedhead.executors.client.base import Executor
+from fedhead.engine.experiment import training_objective
+from fedhead.engine.experiment.experiment import Experiment, Inputs, Schedule
 from fedhead.metrics import registry
-from fedhead.metrics.registry import Metric
-from fedhead.models.split_model import SplitModel
-from fedhead.recipes import build
-from fedhead.recipes import recipe_data as recipe_data
+from fedhead.models.build_many import build_many
+from fedhead.models.split_model import SplitModel, freeze
+from fedhead.recipes import initial_weights, recipe_data
+from fedhead.recipes.parts import PARTS
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.recipe_data import Inputs
-from fedhead.samplers.base import Sampler
 
 BuiltModels = dict[str, tuple[SplitModel, ...]]
+MakeModels = Callable[[str | None], Sequence[SplitModel]]  # from the head that the method needs
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Everything of a run but its data.
+def build_experiment(
+    recipe: Recipe,
+    inputs: Inputs | None = None,
+    *,
+    given: Mapping[str, Any] | None = None,
+    make_models: MakeModels | None = None,
+    built: BuiltModels | None = None,
+    assign: Sequence[int] | None = None,
+) -> Experiment:
+    """Build everything that a recipe names, and check that it goes together.
 
-    Attributes:
-        recipe: The settings. `fedhead.run`, whose components are objects, fills in the numbers alone.
-        method: What is trained.
-        stages: What follows the rounds, in order.
-        uploads: What replies pass before they leave a client, in order.
-        metrics: Metrics of the global model besides the accuracy, by name.
-        local: How clients train.
-        models: The architectures with their initial weights: client i has model i mod n.
-        aggregator: What the server takes in place of the weighted mean; None: nothing else.
-        outliers: What the server does with replies that stand out; None: nothing.
-        callbacks: What may stop the run or keep a round's models.
-        sampler: Who takes part in a round; None: any client, with the same probability.
-        stragglers: Who does not finish in time, and what the server does then; None: nobody.
-        own_data: The user's own data set, which has to be read to know what its samples look like.
+    Args:
+        recipe: The recipe.
+        inputs: Shape and number of classes of the samples; None: of the recipe's data set.
+        given: Components in place of the recipe's, by key: texts, classes or objects; an `optimizer` likewise.
+        make_models: Builds the models in place of the recipe's.
+        built: Cache of models; those of this recipe are added.
+        assign: The number of each client's model; None: i mod n.
+
+    Raises:
+        BadInput: Something is unknown, out of range, or does not go with the rest.
     """
-
-    recipe: Recipe
-    method: Method
-    stages: tuple[Stage, ...]
-    uploads: tuple[Upload, ...]
-    metrics: Mapping[str, Metric]
-    local: LocalTraining
-    models: tuple[SplitModel, ...]
-    aggregator: Aggregator | None = None
-    outliers: OutlierPolicy | None = None
-    callbacks: tuple[Callback, ...] = ()
-    sampler: Sampler | None = None
-    stragglers: Stragglers | None = None
-    own_data: Federation | None = None
-
-    @classmethod
-    def from_recipe(cls, recipe: Recipe, inputs: Inputs | None = None, built: BuiltModels | None = None) -> Self:
-        """Build all that a recipe names and check that it goes together; no data is read but the user's own.
-
-        Args:
-            recipe: What to build.
-            inputs: What the samples look like; None: as those of the recipe's data set.
-            built: Models that were built before, by what decides them; those of this recipe are added.
-
-        Raises:
-            BadInput: Something is unknown, out of range, or does not go with the rest.
-        """
-        method, stages = build.algorithms(recipe)
-        uploads, local = build.uploads(recipe), build.local(recipe)
-        own_data = None
-        if inputs is None and recipe_data.is_path(recipe.dataset):
-            own_data = recipe_data.federation(recipe)
-            inputs = Inputs.of(own_data)
-        inputs = inputs or recipe_data.inputs(recipe)
-        metrics = registry.find(recipe.metrics, recipe.folders, inputs.objective)
-        training_objective.check(method, inputs.objective, local)  # before its head is built
-        models = _models(recipe, inputs, method.head, {} if built is None else built)
-        aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
-        callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
-        sampler, late = build.sampler(recipe.sampler, recipe.folders), build.stragglers(recipe.stragglers)
-        made = cls(
-            recipe,
-            method,
-            stages,
-            uploads,
-            metrics,
-            local,
-            models,
-            aggregator,
-            outliers,
-            callbacks,
-            sampler,
-            late,
-            own_data,
-        )
-        made.check(inputs)
-        return made
-
-    def check(self, inputs: Inputs) -> None:
-        """Check that all parts go together, before any data is read.
-
-        Args:
-            inputs: What the samples look like.
-
-        Raises:
-            BadInput: They do not.
-        """
-        compatibility.check_rounds(self.recipe.rounds, self.stages)
-        for client, model in enumerate(self.models):
-            _forward(model, inputs, self.recipe, client)
-        for algorithm in (self.method, *self.stages):
-            training_objective.check(algorithm, inputs.objective, self.local)
-            algorithm.check_head(self.models)
-        for step in self.uploads:
-            step.check(self.method)
-        if self.aggregator is not None:
-            robust_mean.check(self.aggregator, self.method)
-        if self.outliers is not None:
-            self.outliers.check(self.method)
-        self.method.check_local(self.local)
-        registry.check(self.metrics, inputs.classes, inputs.objective)
-        CallbackList(self.callbacks, self.metrics, self.recipe.validation is not None, objective=inputs.objective)
-        clients = range(len(self.models))[: self.recipe.clients]
-        compatibility.check_models(self.method, self.models, clients, self.local)
-        for model in self.models:
-            task = Task(model, inputs.classes, self.recipe.clients, self.recipe.rounds, self.local)
-            for algorithm in (self.method, *self.stages):
-                compatibility.check_trained(algorithm, self.method, task)
-
-    # -- with data ----------------------------------------------------------------------------------
-    def federation(self, data: str | Path | None = None) -> Federation:
-        """Read the recipe's data and distribute it over the clients.
-
-        Args:
-            data: The folder of the data sets; None: the default one.
-
-        Raises:
-            BadInput: The method or a stage can't work with this data.
-        """
-        made = self.own_data or recipe_data.federation(self.recipe, data)
-        self.check_data(made)
-        return made
-
-    def check_data(self, federation: Federation) -> None:
-        """Raise `BadInput` if the method or a stage can't work with this data."""
-        self.local.check_clients(len(federation))
-        for algorithm in (self.method, *self.stages):
-            algorithm.check(self.models, federation)
-
-    def simulation(
-        self, federation: Federation, device: torch.device, bf16: bool, assign: Sequence[int] | None = None
-    ) -> Simulation:
-        """Return the simulation before its first round."""
-        settings = {"device": device, "bf16": bf16, "assign": assign, **self._settings()}
-        return Simulation(federation, self.models, self.method, **settings)
-
-    def clients(
-        self,
-        federation: Federation,
-        models: Sequence[SplitModel],
-        assign: Sequence[int],
-        device: torch.device | str = "cpu",
-    ) -> Clients:
-        """Return the clients of a site or, with blank data, the server's picture of all of them.
-
-        Args:
-            federation: The data that is here.
-            models: The architectures that are here.
-            assign: The number of each client's architecture.
-            device: Where to compute.
-        """
-        settings = self._settings()
-        if settings["cache_features"] is not None:
-            settings["cache_features"] = MEMORY  # a recipe names no folder of another machine
-        return Clients(federation, models, self.method, assign=assign, device=device, all_here=False, **settings)
-
-    def simulate(
-        self,
-        federation: Federation,
-        *,
-        executor: str | Executor = "auto",
-        device: str = "auto",
-        precision: str = "fp32",
-        compile: str = "auto",
-        assign: Sequence[int] | None = None,
-        resume: Snapshot | None = None,
-        on_round: Callable[[Snapshot], Any] | None = None,
-        on_start: Callable[[str], None] | None = None,
-    ) -> FinishedRun:
-        """Simulate the whole run; the arguments are those of `engine.simulate.simulate`."""
-        return simulate(
-            federation,
-            self.models,
-            self.method,
-            stages=self.stages,
-            metrics=self.metrics,
-            callbacks=self.callbacks,
-            evaluate_every=self.recipe.evaluate_every,
-            last_rounds=self.recipe.last_rounds,
-            executor=executor,
-            device=device,
-            precision=precision,
-            compile=compile,
-            assign=assign,
-            resume=resume,
-            on_round=on_round,
-            on_start=on_start,
-            **self._settings(),
-        )
-
-    def _settings(self) -> dict[str, Any]:
-        """What clients are created with, in a simulation and at a site."""
-        recipe = self.recipe
-        return {
-            "rounds": recipe.rounds,
-            "local": self.local,
-            "participation": recipe.participation,
-            "uploads": self.uploads,
-            "aggregator": self.aggregator,
-            "outliers": self.outliers,
-            "sampler": self.sampler,
-            "stragglers": self.stragglers,
-            "seed": recipe.seed,
-            "cache_features": recipe.cache_features,
-        }
+    given = given or {}
+    inputs = inputs or recipe_data.inputs(recipe)
+    parts = {
+        part.key: part.build(given[part.key], recipe.folders) if part.key in given else part.of(recipe)
+        for part in PARTS
+    }
+    training = local(recipe, given.get("optimizer"))
+    metrics = registry.find(given.get("metrics", recipe.metrics), recipe.folders, inputs.objective)
+    training_objective.check(parts["method"], inputs.objective, training)  # before its head is built
+    if make_models is None:
+        chosen = _cached_models(recipe, inputs, parts["method"].head, {} if built is None else built)
+    else:
+        chosen = tuple(make_models(parts["method"].head))
+    experiment = Experiment(
+        **parts,
+        metrics=metrics,
+        local=training,
+        schedule=Schedule(**{field.name: getattr(recipe, field.name) for field in fields(Schedule)}),
+        models=chosen,
+        assign=None if assign is None else tuple(assign),
+    )
+    experiment.check(inputs, recipe.clients)
+    return experiment
 
 
-def _models(recipe: Recipe, inputs: Inputs, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:
-    """Return the recipe's models, those that were built before where there are some."""
+def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment, Federation]:
+    """Build a recipe's experiment and read its data, once.
+
+    Args:
+        recipe: The recipe.
+        data: The folder of the data sets; None: the default one.
+
+    Raises:
+        BadInput: Something does not go with the rest, or with the data.
+    """
+    federation = recipe_data.federation(recipe, data) if recipe_data.is_path(recipe.dataset) else None
+    inputs = recipe_data.inputs(recipe) if federation is None else Inputs.of(federation)
+    experiment = build_experiment(recipe, inputs)
+    federation = federation or recipe_data.federation(recipe, data)
+    experiment.check_data(federation)
+    return experiment, federation
+
+
+def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
+    """Return the recipe's method and stages; refuses stages that do not go with it."""
+    method, stages = (part.of(recipe) for part in PARTS[:2])
+    return method, bind(stages, method)
+
+
+def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
+    """Return how the clients train; with an optimizer in place of the recipe's, where one is given."""
+    chosen = optimizer or make_optimizer(
+        recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas, recipe.nesterov
+    )
+    return LocalTraining(
+        epochs=per_client_counts.read(recipe.local_epochs, "local_epochs"),
+        steps=None if recipe.local_steps is None else per_client_counts.read(recipe.local_steps, "local_steps"),
+        batch_size=recipe.batch_size,
+        optimizer=chosen,
+        lr_decay=recipe.lr_decay,
+        schedule=make_schedule(recipe.lr_schedule),
+        warmup_rounds=recipe.warmup_rounds or 0,
+        clip_norm=recipe.clip_norm,
+        drop_last=recipe.drop_last,
+        persistent=recipe.persistent_optimizer,
+        label_smoothing=recipe.label_smoothing or 0.0,
+        class_weights=recipe.class_weights,
+    )
+
+
+def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> list[SplitModel]:
+    """Build the recipe's models, client i having model i mod n; its seed decides their weights.
+
+    `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
+
+    Args:
+        recipe: What names the models and their parameters.
+        inputs: Shape of their inputs, and number of outputs.
+        head: The head that the method needs, for models whose recipe names none.
+    """
+    checked = model_settings(recipe)
+    if head is not None:
+        for _, given in checked:
+            given.setdefault("head", head)
+    built = build_many(checked, inputs.shape, inputs.outputs, recipe.seed, recipe.folders)
+    for number, model in enumerate(built):
+        _forward(model, inputs, recipe, number)
+    if recipe.weights is not None:
+        initial_weights.start_from(built, recipe.weights, recipe.folders)
+    freeze(built, recipe.freeze)
+    return built
+
+
+def model_settings(recipe: Recipe) -> list[tuple[models.Architecture, dict[str, Any]]]:
+    """Return the recipe's models with the parameters that it gives to each, checked."""
+    texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
+    asked = [_model_and_parameters(text, recipe.folders) for text in texts]
+    hints = [entry.parameters() for entry, _ in asked]
+    common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
+    if recipe.model_parameters.keys() - common.keys():
+        check_all(
+            recipe.model_parameters, hints[0], f"model {asked[0][0].name}", "model."
+        )  # says which word is unknown
+    checked = []
+    for (entry, special), own in zip(asked, hints, strict=True):
+        given = {word: value for word, value in common.items() if word in own} | special
+        checked.append((entry, check_all(given, own, f"model {entry.name}", "model.")))
+    return checked
+
+
+def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Architecture, dict[str, Any]]:
+    """Return the model and the parameters of a text such as `protocnn(channels=18)`."""
+    call, entry = models.MODELS.resolve_call(text, folders)
+    return entry, entry.arguments(call)
+
+
+def _cached_models(recipe: Recipe, inputs: Inputs, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:
+    """Return the recipe's models from the cache, or build them."""
     decides = (recipe.model, recipe.model_parameters, recipe.seed, recipe.weights, recipe.freeze, recipe.folders)
     key = repr((decides, inputs, head))
     if key not in built:
-        built[key] = tuple(build.architectures(recipe, inputs, head))
+        built[key] = tuple(architectures(recipe, inputs, head))
     return built[key]
 
 
 def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> None:
-    """Pass one blank input through the model: what it can't take shows here, not after the data is loaded."""
+    """Pass one blank input through a model, so that a shape it can't take is refused before the data is read."""
     was = model.training
     try:
         with torch.no_grad():

@@ -19,7 +19,7 @@ from fedhead.data.inputs.input_spec import NamedInput, spec_inputs
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
-from fedhead.recipes.recipe_data import Inputs
+from fedhead.engine.experiment.experiment import Inputs
 
 
 def describe(federation: Federation) -> dict[str, Any]:

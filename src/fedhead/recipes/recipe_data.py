@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.data.federation.federation import Federation
 from fedhead.data.partitions import client_test_sets, partition
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets
 from fedhead.data.sources.datasets import is_path as is_path
 from fedhead.data.transforms.named_transforms import check_kind
+from fedhead.engine.experiment.experiment import Inputs
 from fedhead.recipes import leave_one_out
 from fedhead.recipes.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The shape of a model's inputs and its number of classes."""
-
-    shape: Any  # by name where inputs have names
-    classes: int
-    types: Any = torch.float32  # dtype of a model's inputs, by name likewise
-    objective: str = "multiclass"  # what the outputs stand for
-
-    @classmethod
-    def of(cls, federation: Federation) -> Self:
-        """Return what a federation's samples look like."""
-        return cls(federation.input_shape, federation.classes, federation.input_types, federation.objective)
-
-    @property
-    def outputs(self) -> int:
-        """Number of outputs that a model needs."""
-        return OBJECTIVES[self.objective].outputs(self.classes)
 
 
 def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool = True) -> Federation:
@@ -125,14 +104,16 @@ def _reading(recipe: Recipe) -> dict[str, Any]:
 
 
 def inputs(recipe: Recipe) -> Inputs:
-    """Check a recipe's data set, split and transform against each other without reading any data.
+    """Check a recipe's data set, split and transform against each other; only the user's own data is read.
 
     Returns:
-        What the data set's samples look like.
+        Shape and number of classes of the data set's samples.
 
     Raises:
         BadInput: Something does not go with the rest.
     """
+    if is_path(recipe.dataset):
+        return Inputs.of(federation(recipe))
     _client_test(recipe)
     rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)

@@ -10,8 +10,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD, Adam
 from fedhead.data.partitions import client_test_sets
 from fedhead.data.partitions.partition_registry import parse as parse_partition
-from fedhead.engine.rounds import callbacks
-from fedhead.recipes import build
+from fedhead.recipes import experiment
+from fedhead.recipes.parts import PARTS
 from fedhead.recipes.recipe import Recipe
 
 # Fields of the local training, of which there is one object, whose recipe keys have other names.
@@ -39,27 +39,19 @@ def canonical(recipe: Recipe) -> str:
     >>> canonical(Recipe(method="fedprox")) == canonical(Recipe(method="fedprox", method_parameters={"mu": 1e-2}))
     True
     """
-    folders = recipe.folders
-    method, stages = build.algorithms(recipe)
-    rule = parse_partition(recipe.partition, folders)
-    built = {
+    rule = parse_partition(recipe.partition, recipe.folders)
+    built: dict[str, Any] = {
         "partition": _text(rule, recipe.partition),
         "client_test": repr(client_test_sets.parse(recipe.client_test)),
         "objective": recipe.objective or "multiclass",
-        "model": [_model(entry, given) for entry, given in build.model_settings(recipe)],
-        "method": _text(method, [recipe.method, recipe.method_parameters]),
-        "stages": [
-            _text(stage, [name, recipe.stage_parameters.get(name)])
-            for stage, name in zip(stages, recipe.stages, strict=True)
-        ],
-        "uploads": [_text(build.upload(text, folders), text) for text in recipe.uploads],
-        "aggregator": _text(build.aggregator(recipe.aggregator, folders), recipe.aggregator),
-        "sampler": _text(build.sampler(recipe.sampler or "uniform", folders), recipe.sampler),
-        "outliers": repr(build.outliers(recipe.outliers)),
-        "stragglers": repr(build.stragglers(recipe.stragglers)),
-        "callbacks": [_text(callbacks.make(text, folders), text) for text in recipe.callbacks],
-        "local": repr(build.local(recipe)),
+        "model": [_model(entry, given) for entry, given in experiment.model_settings(recipe)],
+        "local": repr(experiment.local(recipe)),
     }
+    for part in PARTS:
+        given = getattr(recipe, part.key)
+        components = part.of(recipe) if given is not None else part.build(part.default)
+        texts = [given, recipe.method_parameters, recipe.stage_parameters]
+        built[part.key] = [_text(one, texts) for one in part.listed(components)]
     parts = ("model.", "method.", "stage.")
     kept = {key: value for key, value in recipe.flat().items() if key not in (*built, *_LOCAL, "seed", "seeds")}
     return repr([sorted(built.items()), sorted((k, v) for k, v in kept.items() if not k.startswith(parts))])

@@ -14,24 +14,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhead.aggregators.base import AGGREGATORS
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.components.component_check import name_of
 from fedhead.core.components.loading import find_file, loaded_file
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.digest import digest_text
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.rounds import callbacks
-from fedhead.engine.rounds.callbacks import CALLBACKS
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.methods import METHODS
 from fedhead.metrics import registry
 from fedhead.models.split_model import SplitModel
-from fedhead.recipes import build
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import local
+from fedhead.recipes.parts import PARTS, Part, component
 from fedhead.recipes.recipe import Recipe
-from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 
 Objects = dict[str, str]  # what each object is, by the recipe's key
@@ -39,65 +35,58 @@ GIVE_AGAIN = "give the same again"
 
 
 def described(
-    made: Experiment, federation: Federation, models: Sequence[str | None], assign: Sequence[int] | None
+    experiment: Experiment,
+    numbers: Recipe,
+    federation: Federation,
+    models: Sequence[str | None],
 ) -> tuple[Recipe, Objects]:
-    """Return the recipe of what was given in Python, and what it can't hold.
+    """Return the recipe of an experiment that was made in Python, and what the recipe can't hold.
 
     Args:
-        made: The experiment, whose recipe has the numbers alone.
+        experiment: The experiment.
+        numbers: A recipe with its numbers alone.
         federation: The data, which is always an object.
         models: The text that each model was given as; None: it is an object.
-        assign: The model of each client, where it was given.
     """
-    keys = made.recipe.flat() | {
-        "dataset": federation.title,
-        "partition": federation.partition,
-        "clients": len(federation),
-    }
-    if federation.objective != "multiclass":
-        keys["objective"] = federation.objective
+    keys = numbers.flat()
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
     folders: list[Path] = []  # where the files of components are
-    keys["method"], own = _named(METHODS, made.method, folders)
-    keys |= {f"method.{word}": value for word, value in own.items()}
-    if not _same(lambda: build.component(METHODS, keys["method"], own, folders), made.method):
-        keys = {key: value for key, value in keys.items() if not key.startswith("method.")}
-        objects["method"] = _line(made.method)
-    keys["stages"] = []
-    for stage in made.stages:
-        unbound = dataclasses.replace(stage, method=Method())
-        name, own = _named(STAGES, unbound, folders)
-        keys["stages"].append(name)
-        if _same(lambda: build.component(STAGES, name, own, folders), unbound):  # noqa: B023 (called at once)
-            keys |= {f"stage.{name}.{word}": value for word, value in own.items()}
+    for part in PARTS:
+        components = part.listed(getattr(experiment, part.key))
+        if part.registry is None:
+            texts = [part.policy_text(one) for one in components]
+        elif part.key in ("method", "stages"):
+            texts = [_algorithm(part.registry, one, keys, objects, folders) for one in components]
         else:
-            objects[f"stage {name}"] = _line(unbound)
-    keys["uploads"] = [_call(UPLOADS, step, build.upload, objects, "upload", folders) for step in made.uploads]
-    if made.aggregator is not None:
-        keys["aggregator"] = _call(AGGREGATORS, made.aggregator, build.aggregator, objects, "aggregator", folders)
-    if made.sampler is not None:
-        keys["sampler"] = _call(SAMPLERS, made.sampler, build.sampler, objects, "sampler", folders)
-    if made.stragglers is not None:
-        late = made.stragglers
-        keys["stragglers"] = f"{late.policy}({late.share}, seed={'null' if late.seed is None else late.seed})"
-    if made.outliers is not None:
-        policy = made.outliers
-        keys["outliers"] = f"{policy.action}(norm={policy.norm}, samples={policy.samples})"
-    keys["metrics"] = list(made.metrics)
-    for name, one in made.metrics.items():
+            texts = [_call(part, one, objects, folders) for one in components]
+        keys[part.key] = texts if part.many else texts[0] if texts else None
+    keys["metrics"] = list(experiment.metrics)
+    for name, one in experiment.metrics.items():
         if not _same(lambda: registry.find([name], objective=federation.objective)[name], one):  # noqa: B023 (called at once)
             objects[f"metric {name}"] = _line(one.function)
-    keys["callbacks"] = [_call(CALLBACKS, one, callbacks.make, objects, "callback", folders) for one in made.callbacks]
-    if not _same(lambda: build.local(Recipe.from_flat(keys)), made.local):
-        objects["optimizer"] = repr(made.local.optimizer)
-    names = [text or _model_name(model) for text, model in zip(models, made.models, strict=True)]
+    if not _same(lambda: local(Recipe.from_flat(keys)), experiment.local):
+        objects["optimizer"] = repr(experiment.local.optimizer)
+    names = [text or _model_name(model) for text, model in zip(models, experiment.models, strict=True)]
     keys["model"] = names[0] if len(names) == 1 else names
-    for number, (text, model) in enumerate(zip(models, made.models, strict=True)):
+    for number, (text, model) in enumerate(zip(models, experiment.models, strict=True)):
         if text is None:
             objects[f"model {number}"] = f"{_model_name(model)} of {architecture_digest(model)}"
-    if assign is not None:
-        objects["assign"] = str(list(assign))
+    if experiment.assign is not None:
+        objects["assign"] = str(list(experiment.assign))
     return Recipe.from_flat(keys, folders), objects
+
+
+def _algorithm(registry: Registry[Any], thing: Any, keys: dict[str, Any], objects: Objects, folders: list[Path]) -> str:
+    """Return the name of a method or stage; its parameters are entered into the keys, or it into the objects."""
+    if registry is STAGES:
+        thing = dataclasses.replace(thing, method=Method())  # as it is before it is put on top of a method
+    name, own = _named(registry, thing, folders)
+    prefix, title = ("method", "method") if registry is METHODS else (f"stage.{name}", f"stage {name}")
+    if _same(lambda: component(registry, name, own, folders), thing):
+        keys |= {f"{prefix}.{word}": value for word, value in own.items()}
+    else:
+        objects[title] = _line(thing)
+    return name
 
 
 def kinds(objects: Mapping[str, str]) -> set[str]:
@@ -160,11 +149,12 @@ def _list(names: Any) -> str:
     return ", ".join(names)
 
 
-def _named(registry: Registry[Any], thing: Any, folders: list[Path]) -> tuple[str, dict[str, Any]]:
+def _named(registry: Registry[Any] | None, thing: Any, folders: list[Path]) -> tuple[str, dict[str, Any]]:
     """Return the name of a component and the parameters that differ from their defaults."""
     kind = type(thing)
     own = str(getattr(kind, "name", ""))
-    name = own if own in registry and registry[own] is kind else _importable(kind, folders) or name_of(kind)
+    known = registry is not None and own in registry and registry[own] is kind
+    name = own if known else _importable(kind, folders) or name_of(kind)
     changed = {
         f.name: getattr(thing, f.name)
         for f in dataclasses.fields(thing)
@@ -198,19 +188,12 @@ def _importable(kind: Any, folders: list[Path]) -> str | None:
     return f"{file.name}:{name}"
 
 
-def _call(
-    registry: Registry[Any],
-    thing: Any,
-    make: Callable[[Any, Sequence[Path]], Any],
-    objects: Objects,
-    kind: str,
-    folders: list[Path],
-) -> str:
+def _call(part: Part, thing: Any, objects: Objects, folders: list[Path]) -> str:
     """Return a component as recipes write it, `name(parameter=value)`, and note it where it can't be read back."""
-    name, own = _named(registry, thing, folders)
+    name, own = _named(part.registry, thing, folders)
     text = f"{name}({', '.join(f'{word}={value}' for word, value in own.items())})" if own else name
-    if not _same(lambda: make(text, folders), thing):
-        objects[f"{kind} {name}"] = _line(thing)
+    if not _same(lambda: part.build([text] if part.many else text, folders), (thing,) if part.many else thing):
+        objects[f"{part.kind} {name}"] = _line(thing)
     return text
 
 

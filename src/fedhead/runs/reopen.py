@@ -15,15 +15,16 @@ from fedhead.core.system.log import warn_once
 from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Inputs
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.metrics.records import StageResult
 from fedhead.recipes import components
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.recipe_data import Inputs
 from fedhead.runs import python_components, recorded_code
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, damaged, finite, read_object
@@ -35,20 +36,17 @@ class Trained:
 
     Args:
         path: The run folder.
-        experiment: What was run.
+        recipe: What was run.
+        experiment: The same, built.
         simulation: The trained federation: data, model, states of server and clients.
         round: The round after which the checkpoint was taken.
     """
 
     path: Path
+    recipe: Recipe
     experiment: Experiment
     simulation: Simulation
     round: int
-
-    @property
-    def recipe(self) -> Recipe:
-        """What was run."""
-        return self.experiment.recipe
 
     @property
     def executor(self) -> Executor:
@@ -72,7 +70,7 @@ def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[Run
 
     Args:
         path: The run folder.
-        inputs: What the samples look like; None: as those of the recipe's data.
+        inputs: Shape and number of classes of the samples; None: of the recipe's data.
 
     Returns:
         The folder and its experiment. Where the run's own code has changed since, that is logged.
@@ -81,9 +79,14 @@ def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[Run
         BadInput: If the folder holds no run, or its own code is missing: the error says what to install.
     """
     folder = RunFolder.open(path)
+    check_openable(folder)
+    return folder, build_experiment(folder.recipe, inputs)
+
+
+def check_openable(folder: RunFolder) -> None:
+    """Refuse a run that a recipe alone does not describe, or whose own code is missing."""
     python_components.need(folder.path, folder.environment().get("objects", {}))
     check_code(folder)
-    return folder, Experiment.from_recipe(folder.recipe, inputs)
 
 
 def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without: Collection[str] = ()) -> None:
@@ -115,12 +118,13 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     Raises:
         BadInput: If the run has no checkpoint, or its code or data are missing or have changed.
     """
-    number, state = checkpoint_state(RunFolder.open(path))
-    folder, experiment = open_experiment(path)
+    folder = RunFolder.open(path)
+    number, state = checkpoint_state(folder)
+    check_openable(folder)
     # analyses look into the extractor's layers, which kept features pass by
-    experiment = replace(experiment, recipe=replace(experiment.recipe, cache_features=None))
-    simulation = restored(folder, experiment, experiment.federation(data), state, number, device)
-    return Trained(folder.path, experiment, simulation, number)
+    experiment, federation = prepare(replace(folder.recipe, cache_features=None), data)
+    simulation = restored(folder, experiment, federation, state, number, device)
+    return Trained(folder.path, folder.recipe, experiment, simulation, number)
 
 
 def restored(
@@ -130,7 +134,6 @@ def restored(
     state: Tree,
     number: int,
     device: str,
-    assign: Sequence[int] | None = None,
 ) -> Simulation:
     """Return the simulation of a run as its checkpoint left it, with its data.
 
@@ -141,17 +144,16 @@ def restored(
         state: The checkpoint's.
         number: The round after which it was the state.
         device: Where to compute.
-        assign: The number of each client's architecture.
     """
     begun = folder.environment()
-    simulation = experiment.simulation(federation, select.device(device), begun.get("precision") == "bf16", assign)
+    simulation = Simulation(experiment, federation, Compute(device=device, precision=_precision(begun)))
     folder.partition.save(federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 
 
 def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequence[Path]) -> Executor:
-    """The executor that a run was begun with, or the loop where that one can't run here."""
+    """Return the executor that a run was begun with, or the loop where that one can't run here."""
     name = str(begun.get("executor", "loop"))
     # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
     if name == "flower" or begun.get("device") != simulation.device.type:
@@ -160,13 +162,18 @@ def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequenc
 
 
 def fresh(trained: Trained) -> Simulation:
-    """The same run before its first round."""
-    now = trained.simulation
-    return trained.experiment.simulation(now.federation, now.device, now.bf16)
+    """Return the same run before its first round."""
+    clients = trained.simulation.clients
+    compute = Compute(device=str(clients.device), executor="loop", precision="bf16" if clients.bf16 else "fp32")
+    return Simulation(trained.experiment, clients.federation, compute)
+
+
+def _precision(begun: Mapping[str, Any]) -> str:
+    return "bf16" if begun.get("precision") == "bf16" else "fp32"
 
 
 def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
-    """The round that a run ends with, or has come to, and the state after it: server and clients."""
+    """Return the round that a run ends with, or has come to, and the state after it: server and clients."""
     path = folder.path / CHECKPOINT
     if not path.exists() and folder.finished:
         raise damaged(f"{folder.path} is finished and has no {CHECKPOINT} any more")

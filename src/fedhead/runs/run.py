@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import per_client_counts
-from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.rounds.callbacks import STOP
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.observer import FinishedRun, Observer
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.stack_errors import CannotStack
@@ -23,89 +25,68 @@ from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.models.precision import check_precision
 from fedhead.models.split_model import SplitModel
-from fedhead.recipes.experiment import Experiment
+from fedhead.recipes.experiment import local, prepare
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment
-from fedhead.runs.run_writer import RunWriter, stored_clients
+from fedhead.runs.run_writer import RunWriter
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
-
-
-@dataclass(frozen=True)
-class Compute:
-    """How a recipe is run; it decides rounding and speed, not what is learned."""
-
-    data: str | Path | None = None
-    device: str = "auto"
-    executor: str | Executor = "auto"
-    precision: str = "fp32"
-    threads: int | None = None  # None: one for small models, torch's own choice for others
-    loggers: tuple[Logger, ...] = ()  # besides those of the recipe
-    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
-    compile: str = "auto"  # when steps are compiled on a GPU, as in `select.COMPILE`
 
 
 def execute(
     recipe: Recipe,
     out: str | Path,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     *,
     resume: bool = False,
-    on_row: Callable[[Row], None] = lambda row: None,
+    observers: Sequence[Observer] = (),
+    loggers: Sequence[Logger] = (),
 ) -> Row:
-    """Carry out a recipe in the folder `out` and return its final results.
+    """Run a recipe in the folder `out`.
 
-    With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
-    is. `on_row` learns each round's metrics, also those from before a resumption.
+    Args:
+        recipe: What to run.
+        out: The run folder.
+        compute: Where and how to compute.
+        resume: Continue an interrupted run, which ends as if it had not been; a finished one is left as it is.
+        observers: Are told of every round.
+        loggers: Loggers besides those of the recipe.
+
+    Returns:
+        The final results.
     """
-    settings = settings or Compute()
-    asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
-    if asked is not None:
-        select.EXECUTORS.find(asked, recipe.folders)
-    run = RunWriter(
-        recipe,
-        out,
-        resume=resume,
-        executor=None if asked in select.BUILT_IN else asked,
-        allow_changed_code=settings.allow_changed_code,
-        loggers=settings.loggers,
-    )
+    compute = compute or Compute()
+    run = RunWriter(recipe, out, resume=resume, compute=compute, loggers=loggers)
     if run.result is None:
-        experiment = Experiment.from_recipe(run.recipe)
-        epochs = recipe.rounds * per_client_counts.mean(experiment.local.epochs)
-        if select.device(settings.device).type == "cuda" and epochs >= LONG:
-            start_ahead(settings.compile)  # while the data is read
-        carry_out(run, experiment, experiment.federation(settings.data), settings, on_row=on_row)
+        epochs = recipe.rounds * per_client_counts.mean(local(run.recipe).epochs)
+        if select.device(compute.device).type == "cuda" and epochs >= LONG:
+            start_ahead(compute.compile)  # while the data is read
+        run_in_folder(run, *prepare(run.recipe, compute.data), compute, observers)
     assert run.result is not None, "set when the run ends"
     return run.result
 
 
-def carry_out(
+def run_in_folder(
     run: RunWriter,
     experiment: Experiment,
     federation: Federation,
-    settings: Compute,
-    *,
-    assign: Sequence[int] | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
-    on_round: Callable[[Snapshot], Any] = lambda now: None,
+    compute: Compute,
+    observers: Sequence[Observer] = (),
 ) -> FinishedRun:
-    """Simulate an experiment in its run folder, from the start or from where it was stopped.
+    """Simulate an experiment in its run folder, from the start or from its checkpoint.
 
     Args:
-        run: The run folder, open for this recipe.
+        run: The run folder, open for this experiment.
         experiment: What is run.
         federation: The clients' data.
-        settings: How and where to compute.
-        assign: The number of each client's architecture.
-        on_row: Called with the record of every round, also of those before a resumption.
-        on_round: Called with a snapshot after each round that is trained here; it may return `STOP`.
+        compute: Where and how to compute.
+        observers: Are told of every round, after it was recorded.
 
     Returns:
         The finished run; `run.result` has its final metrics.
     """
-    device = select.device(settings.device)
-    chosen = _as_begun(run, settings, device)
+    device = select.device(compute.device)
+    chosen = _as_begun(run, compute, device)
     torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
     facts: dict[str, Any] = {}
     if "executor" not in run.environment:
@@ -114,49 +95,12 @@ def carry_out(
         run.folder.checkpoint.in_background = device.type == "cuda"  # a CPU has no time to spare
         if run.objects is not None:
             experiment = run.with_initial_weights(experiment)
-        snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
-        if snapshot is not None:  # a run that was stopped goes on as it would have, also if it has to repeat rounds
-            snapshot = replace(snapshot, compiled_from=run.environment.get("compiled_from"))
-        for row in snapshot.history if snapshot else ():
-            on_row(row)
-
-        def begin(name: str) -> None:
-            compiled_from = None if snapshot is None else snapshot.compiled_from
-            run.folder.save_environment({"executor": name, "compiled_from": compiled_from})
-
-        def after_round(now: Snapshot) -> Any:
-            if now.compiled_from == now.round:  # before there is a checkpoint of it
-                run.folder.save_environment({"compiled_from": now.round})
-
-            def state() -> Tree:
-                return Tree(server=now.server, clients=stored_clients(now.clients))
-
-            run.after_round(now, state)
-            on_row(now.history[-1])
-            asked = on_round(now)
-            if asked is STOP:
-                run.save(now, state, final=True, stopped="on_round")
-            return asked
-
         try:
-            result = experiment.simulate(
-                federation,
-                executor=chosen.executor,
-                device=chosen.device,
-                precision=chosen.precision,
-                compile=chosen.compile,
-                assign=assign,
-                resume=snapshot,
-                on_round=after_round,
-                on_start=begin,
-            )
+            simulation = Simulation(experiment, federation, chosen)
+            return rounds.run(simulation, [run.loggers, run, *observers], run.snapshot())
         except CannotStack:  # the error names another executor, which the run must then be free to take
             run.folder.forget_executor()
             raise
-        if not run.recipe.rounds:
-            run.save_first(result, Tree(server=result.server, clients=Tree()))
-        run.finish(result, federation.public)
-    return result
 
 
 def check_settings(settings: Compute, folders: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -50,6 +50,7 @@ from fedhead.runs.run_folder_schema import (
     RESULT,
     SCHEMA,
     STAGE_STATES,
+    DamagedRun,
     OtherRecipe,
     damaged,
     damaged_if_bad,
@@ -322,3 +323,13 @@ def _contents(path: Path) -> list[str]:
         return names
     drafts = (f".{CONFIG}.", f".{ENVIRONMENT}.")
     return [name for name in names if name not in (ENVIRONMENT, LOCK) and not name.startswith(drafts)]
+
+
+def rounds_done(out: Path) -> int | None:
+    """Return the most rounds that a checkpoint of a run in `out`, or in a folder inside, has; None: there is no run."""
+    folders = [path for path in (out, *out.glob("*")) if (path / CONFIG).exists()]
+    rounds = [0] if folders else []
+    for path in folders:
+        with suppress(DamagedRun):
+            rounds.append(RunFolder.open(path).checkpoint.round)
+    return max(rounds, default=None)

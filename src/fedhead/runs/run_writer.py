@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
-from fedhead.data.inputs.arrays import Samples
-from fedhead.engine.rounds.rounds import FinishedRun, Kept, Snapshot
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment
+from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
+from fedhead.executors import select
+from fedhead.executors.client.base import Executor
 from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
 from fedhead.loggers.base import make as make_logger
 from fedhead.metrics.records import Row
 from fedhead.models.split_model import load, weights
 from fedhead.recipes import components, initial_weights, inputs_record
-from fedhead.recipes.experiment import Experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import python_components as python_objects
 from fedhead.runs import recorded_code
@@ -30,8 +32,8 @@ from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import finite
 
 
-class RunWriter:
-    """A run that is begun in a new folder, or resumed in its own.
+class RunWriter(Observer):
+    """A run that is begun in a new folder, or resumed in its own; the observer that writes its files.
 
     Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.
 
@@ -39,9 +41,8 @@ class RunWriter:
         recipe: What is run.
         out: The run folder.
         resume: Continue the run that was stopped there, if there is one.
-        executor: The user's own executor by name, if one was chosen.
-        loggers: What carries the records elsewhere; those of the recipe come first.
-        allow_changed_code: Resume also where the user's own code differs from what the run began with.
+        compute: Its executor may be the user's own, whose code is recorded.
+        loggers: Loggers besides those of the recipe.
         objects: What was given in Python and no recipe can hold (`objects.described`); None: the recipe says all.
 
     Attributes:
@@ -50,10 +51,13 @@ class RunWriter:
         environment: What the run that is resumed was begun with; empty for a new one.
         folder: The run folder, once `writing` has opened it.
         result: The final metrics once the run is finished; None before.
+        always: Whether there is a checkpoint of every round.
 
     Raises:
         BadInput: The folder holds something else, or the run's own code is missing or has changed.
     """
+
+    always: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -61,15 +65,16 @@ class RunWriter:
         out: str | Path,
         *,
         resume: bool = False,
-        executor: str | None = None,
-        allow_changed_code: bool = False,
+        compute: Compute | None = None,
         objects: Objects | None = None,
         loggers: Sequence[Logger] = (),
     ):
+        compute = compute or Compute()
+        executor = own_executor(compute.executor, recipe)
         self.out = Path(out)
         self.objects = objects
         made = [make_logger(text, recipe.folders) for text in recipe.loggers]
-        self.loggers = LoggerGroup([*made, *loggers], self.out)  # refuses before there is a folder
+        self.loggers = RunLoggers(recipe, self.out, [*made, *loggers])  # refuses before there is a folder
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
@@ -93,7 +98,8 @@ class RunWriter:
         self._executor = executor = executor or recorded_code.own_executor(recorded)
         recorded_code.check_present(self.recipe, recorded, self.out, executor)
         if self._existing.checkpoint.round:  # before the first one there are no results that could be mixed
-            recorded_code.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
+            allow = compute.allow_changed_code
+            recorded_code.check_unchanged(self.out, self.recipe, recorded, executor, allow, self._left_out)
 
     def _weights_digest(self) -> str | None:
         found = self.recipe.weights
@@ -153,14 +159,9 @@ class RunWriter:
             load(model, w)
         return replace(experiment, models=tuple(models))
 
-    def snapshot(self, clients: Callable[[Tree], Mapping[int, Any]]) -> Snapshot | None:
-        """Go back to the last checkpoint; None if there is none yet.
-
-        Args:
-            clients: Returns what `Snapshot.clients` holds from the state that `after_round` was given.
-        """
+    def snapshot(self) -> Snapshot | None:
+        """Go back to the last checkpoint; None if there is none yet."""
         found = self.folder.rewind()
-        self.loggers.start(RunInfo(self.recipe.flat(), self.out, found[2] if found is not None else ()))
         if found is None:
             return None
         number, state, history = found
@@ -168,56 +169,97 @@ class RunWriter:
         kept = None
         if (best := facts.get("kept")) is not None:
             held = state.get("kept", state)  # where the kept round is the last one, it is stored once
-            kept = Kept(best, held["server"], dict(clients(held)))
+            kept = Kept(best, held["server"], self.clients(held))
         memories, stopped = facts.get("memories", []), facts.get("stopped")
-        return Snapshot(number, state["server"], dict(clients(state)), history, memories, kept, stopped)
+        # a run that was stopped goes on as it would have, also if it has to repeat rounds
+        compiled_from = self.environment.get("compiled_from")
+        return Snapshot(number, state["server"], self.clients(state), history, memories, kept, stopped, compiled_from)
 
-    def after_round(self, now: Snapshot, state: Callable[[], Tree], *, checkpoint: bool = False) -> None:
-        """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
-        self.folder.record(now.history[-1])
-        self.loggers.log_round(now.history[-1])
-        self.save(now, state, checkpoint or now.round == self.recipe.rounds or now.stopped is not None)
+    def state(self, server: Tree, clients: Mapping[int, Any]) -> Tree:
+        """Return the states of server and clients as a checkpoint holds them."""
+        return Tree(server=server, clients=stored_clients(clients))
 
-    def save_first(self, result: FinishedRun, state: Tree) -> None:
-        """Save the states before the first round, of a run that has none: what its stages started from.
+    def clients(self, state: Tree) -> dict[int, Any]:
+        """Return what `Snapshot.clients` holds, from a checkpoint's state."""
+        return {int(k): kept for k, kept in state["clients"].items()}
 
-        Args:
-            result: The run.
-            state: The states of server and clients.
-        """
-        self.save(Snapshot(0, result.server, {}, []), lambda: state, final=True)
+    # -- while the run goes on ----------------------------------------------------------------------
+    def start(self, name: str, resume: Snapshot | None) -> None:
+        """Record the executor."""
+        compiled_from = None if resume is None else resume.compiled_from
+        self.folder.save_environment({"executor": name, "compiled_from": compiled_from})
 
-    def save(self, now: Snapshot, state: Callable[[], Tree], final: bool, stopped: str | None = None) -> None:
+    def round(self, row: Row, snapshot: Snapshot) -> None:
+        """Record a round, and save its state if the last checkpoint is long enough ago."""
+        if snapshot.compiled_from == snapshot.round:  # before there is a checkpoint of it
+            self.folder.save_environment({"compiled_from": snapshot.round})
+        self.folder.record(row)
+        self.save(snapshot, self.always or snapshot.round == self.recipe.rounds or snapshot.stopped is not None)
+
+    def stop(self, snapshot: Snapshot) -> None:
+        """Save the state after the last round."""
+        self.save(snapshot, final=True)
+
+    def save(self, now: Snapshot, final: bool) -> None:
         """Save the state after a round with what the callbacks remember and keep.
 
         Args:
             now: The round.
-            state: Returns the states of server and clients; only called if they are saved.
             final: Whether to save it however long ago the last checkpoint is.
-            stopped: Who stopped the run after the round was recorded.
         """
         if not self.folder.checkpoint.is_due(final):
             return
-        held = state()
+        state = self.state(now.server, now.clients)
         facts: dict[str, Any] = {"memories": now.memories} if now.memories else {}
-        if (who := now.stopped or stopped) is not None:
-            facts["stopped"] = who
+        if now.stopped is not None:
+            facts["stopped"] = now.stopped
         if now.kept is not None:
             facts["kept"] = now.kept.round
             if now.kept.round != now.round:
-                held = held.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
-        self.folder.checkpoint.save(now.round, held, facts, final)
+                state = state.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
+        self.folder.checkpoint.save(now.round, state, facts, final)
 
-    def finish(self, result: FinishedRun, public: Samples | None) -> Row:
-        """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
+    def end(self, result: FinishedRun) -> None:
+        """Store the stages' states and the final metrics; from then on the run is finished."""
+        if not self.recipe.rounds:  # what its stages started from
+            self.save(Snapshot(0, result.server, {}, []), final=True)
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
-        found: Row = finite(final_metrics(str(self.out), self.recipe, result))
-        found["public_bytes"] = 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))
-        self.folder.finish(found)
-        self.loggers.log_result(found)
-        self.result = found
-        return found
+        self.result = final_metrics(str(self.out), self.recipe, result)
+        self.folder.finish(self.result)
+
+
+class RunLoggers(Observer):
+    """The loggers of a run.
+
+    Args:
+        recipe: The run's recipe.
+        folder: The run folder, which is not there yet; None: the run has none.
+        loggers: The loggers.
+
+    Raises:
+        BadInput: If one of them can't be used.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path | None, loggers: Sequence[Logger]):
+        self._recipe, self._folder = recipe, folder
+        self._group = LoggerGroup(loggers, folder)
+
+    def start(self, name: str, resume: Snapshot | None) -> None:
+        """Tell them what is run, and of earlier rounds."""
+        self._group.start(RunInfo(self._recipe.flat(), self._folder, () if resume is None else resume.history))
+
+    def round(self, row: Row, snapshot: Snapshot) -> None:
+        """Pass on the record of a round."""
+        self._group.log_round(row)
+
+    def end(self, result: FinishedRun) -> None:
+        """Pass on the final results."""
+        self._group.log_result(final_metrics(str(self._folder or ""), self._recipe, result))
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        self._group.close()
 
 
 def stored_clients(clients: Mapping[int, Tree]) -> Tree:
@@ -227,12 +269,13 @@ def stored_clients(clients: Mapping[int, Tree]) -> Tree:
 
 def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
     """Return the results of a finished run, as `result.json` holds them."""
+    public = result.transport.clients.federation.public
     ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
     last = next((row for row in reversed(ends_with) if "accuracy" in row), {})
     chosen = {"best_round": result.best_round, "trained_rounds": len(result.rows)} if recipe.callbacks else {}
     if result.rows and "stopped" in result.rows[-1]:
         chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
-    return {
+    metrics: Row = {
         "run": out,
         "dataset": recipe.dataset,
         "partition": recipe.partition,
@@ -260,3 +303,16 @@ def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
         "compiled_from": result.compiled_from,
         "executor": result.executor,
     }
+    return {**finite(metrics), "public_bytes": 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))}
+
+
+def own_executor(asked: str | Executor, recipe: Recipe) -> str | None:
+    """Return the name of the user's own executor; None: it is a built-in one, or an object.
+
+    Raises:
+        BadInput: There is no executor of this name.
+    """
+    if not isinstance(asked, str) or asked == "auto":
+        return None
+    select.EXECUTORS.find(asked, recipe.folders)
+    return None if asked in select.BUILT_IN else asked

@@ -8,8 +8,8 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.data.sources.dataset_cache import read_once
+from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
-from fedhead.runs.run import Compute
 from fedhead.studies.queue import Engine, Queue
 
 

@@ -15,8 +15,8 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute
 from fedhead.studies.claims import Claims
 from fedhead.studies.time_budget import TimeBudget
 

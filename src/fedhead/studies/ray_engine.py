@@ -16,8 +16,8 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute
 from fedhead.studies.queue import Queue, RemoteJob
 
 _LOSSES = 3  # how often a task is begun again after its worker was lost

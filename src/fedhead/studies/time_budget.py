@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.training import per_client_counts
 from fedhead.data.sources import datasets
-from fedhead.recipes import build
+from fedhead.engine.experiment.experiment import Inputs
+from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.recipe_data import Inputs
 
 MOST_MINUTES = 10_000_000  # 19 years; seconds beyond the largest float would count as no time at all
 Minutes = Annotated[float, AtLeast(0), AtMost(MOST_MINUTES)]

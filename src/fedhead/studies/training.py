@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from fedhead.core.system.errors import BadInput
-from fedhead.recipes.experiment import Experiment
+from fedhead.engine.experiment.compute import Compute
+from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, execute
+from fedhead.runs.run import execute
 
 
 def validate(recipes: Mapping[str, Recipe]) -> None:
@@ -28,7 +29,7 @@ def validate(recipes: Mapping[str, Recipe]) -> None:
         if recipe in checked:
             continue
         try:
-            Experiment.from_recipe(recipe)
+            build_experiment(recipe)
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from error
         checked.append(recipe)

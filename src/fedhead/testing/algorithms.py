@@ -97,7 +97,7 @@ def check_hooks(trial: Trial) -> None:
     """Check that hooks are pure, return named tensors, and leave the trained run unchanged."""
     if trial.stage is None:
         simulation = dataclasses.replace(trial, method=watched(trial.method)).train(PlainLoop(trial.owner))
-        evaluate(simulation, simulation.method, simulation.server, simulation.states, trial.rounds)
+        evaluate(simulation, simulation.experiment.method, simulation.server, simulation.states, trial.rounds)
         return
     before = final_tensors(trial.trained)
     run_stage(trial.trained.using(PlainLoop(trial.owner)), watched(trial.stage.on_method(trial.method)))
@@ -108,7 +108,7 @@ def check_hooks(trial: Trial) -> None:
 def check_padding(trial: Trial) -> None:
     """Check that losses do not depend on padding rows, from a trained state, whose loss may have more terms."""
     simulation, round = trial.trained, trial.rounds + (trial.stage is not None)
-    jobs = simulation.jobs(trial.algorithm, simulation.server, simulation.states, simulation.holders, round)
+    jobs = simulation.jobs(trial.algorithm, simulation.server, simulation.states, simulation.clients.holders, round)
     for group, job in enumerate(jobs):
         PaddingCheck()(job, group)
 
@@ -147,14 +147,14 @@ def check_sums(trial: Trial) -> None:
     if not names:
         raise Skipped("it declares no sums")
     simulation = trial.train(Loop(), 1)
-    cohort = simulation.holders
-    job = simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 2)[0]
+    cohort, method = simulation.clients.holders, simulation.experiment.method
+    job = simulation.jobs(method, simulation.server, simulation.states, cohort, 2)[0]
     sent = [reply.send for reply in Loop().run(job)]
     for name in names:
         require(name in sent[0], f"{owner}.sums names {name!r}, which finish does not send; it sends {list(sent[0])}")
-    samples = [float(len(simulation.federation.rows[k])) for k in cohort]
+    samples = [float(len(simulation.clients.federation.rows[k])) for k in cohort]
     expected, other = (
-        simulation.method.aggregate(simulation.server, Replies(cohort, samples, each), simulation.task).leaves()
+        method.aggregate(simulation.server, Replies(cohort, samples, each), simulation.task).leaves()
         for each in (sent, _sum_up_in_first(sent, names))
     )
     gap = difference(expected, other, 1e-8)

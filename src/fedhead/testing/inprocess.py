@@ -11,12 +11,11 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhead.algorithm.method import Method
-from fedhead.algorithm.stage import Stage
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.input_spec import spec_inputs
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.clients import Clients
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.server.transport import FlowerTransport
@@ -88,22 +87,20 @@ def through_bytes(content: RecordDict) -> RecordDict:
 
 @dataclass
 class InProcessFederation:
-    """A federation as sites on an in-process grid, beside the settings that a simulation of it takes."""
+    """A federation as sites on an in-process grid, with the experiment that a simulation of it takes."""
 
     federation: Federation
     models: dict[str, SplitModel]  # by name; the first one is the recipe's
-    method: Method
-    settings: dict[str, Any]
+    experiment: Experiment
     folder: Path
-    stages: list[Stage] = field(default_factory=list)
     own: dict[int, str] = field(default_factory=dict)  # a client's own model
     metrics: list[str] = field(default_factory=list)  # of the recipe
-    experiment: str = "ab" * 8
+    identity: str = "ab" * 8  # of the run
 
     def spec(self) -> RunSpec:
         fed = self.federation
         return RunSpec(
-            experiment=self.experiment,
+            experiment=self.identity,
             recipe={"seed": 0, "metrics": self.metrics, "objective": fed.objective},
             sites=[f"site-{k}" for k in range(len(fed))],
             classes=fed.classes,
@@ -113,16 +110,9 @@ class InProcessFederation:
     def site(self, k: int, name: str | None = None) -> Site:
         def site_run(spec: RunSpec, number: int) -> SiteRun:
             model = self.models[self.own.get(number, next(iter(self.models)))]
-            clients = Clients(
-                share(self.federation, number),
-                [model],
-                self.method,
-                assign=[0] * len(self.federation),
-                all_here=False,
-                **self.settings,
-            )
-            stages = [stage.on_method(self.method) for stage in self.stages]
-            return SiteRun(clients, stages, computed_at_sites(self.metrics))
+            experiment = self.experiment.with_models([model], [0] * len(self.federation))
+            clients = Clients(experiment, share(self.federation, number), all_here=False)
+            return SiteRun(clients, computed_at_sites(self.metrics))
 
         own = {"model": self.own[k]} if k in self.own else {}
         return Site(name or f"site-{k}", site_run, self.folder / "state", own)
@@ -133,19 +123,15 @@ class InProcessFederation:
     def transport(self, grid: InProcess, said: list[str] | None = None, **timeouts: Any) -> FlowerTransport:
         spec, names = self.spec(), list(self.models)
 
-        def make(federation: Federation, models: list[SplitModel], assign: list[int]) -> Clients:
-            return Clients(federation, models, self.method, assign=assign, all_here=False, **self.settings)
-
         def choices(own: Any) -> list[SplitModel]:
             return [self.models[own.get("model", names[0])]]
 
         fed = self.federation
         test = None if fed.test is None else Pool(fed.test, fed.transform)
         waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **timeouts})
-        dry_run = DryRun(spec, choices, make, fed.public)
-        stages = [stage.on_method(self.method) for stage in self.stages]
+        dry_run = DryRun(spec, self.experiment, choices, fed.public)
         log = (said if said is not None else []).append
-        return FlowerTransport(grid, spec, dry_run, waits, stages, test, log)
+        return FlowerTransport(grid, spec, dry_run, waits, test, log)
 
 
 def changed_response(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:

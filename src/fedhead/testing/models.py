@@ -16,6 +16,7 @@ from fedhead.core.components.component_check import name_of
 from fedhead.core.training import random
 from fedhead.core.training.batch import Output
 from fedhead.data.federation.federation import Federation, Samples
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
@@ -25,7 +26,7 @@ from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.testing.checks import Check, CheckFailed, Skipped, as_check_failure, require, run_checks
 from fedhead.testing.small import CLASSES, SHAPE
-from fedhead.testing.trial import LOCAL, difference, final_tensors, train
+from fedhead.testing.trial import CPU, LOCAL, difference, final_tensors, train
 
 
 def check_model(
@@ -87,7 +88,8 @@ class ModelTrial:
         x, y = rng.randn(14, *self.shape).astype(np.float32), rng.randint(0, self.model.classes, 14)
         rows = [np.arange(9), np.arange(9, 14)]
         federation = Federation(Samples(torch.from_numpy(x), torch.from_numpy(y)), rows, self.model.classes)
-        simulation = Simulation(federation, [self.model], Method(), rounds=1, local=LOCAL, dtype=torch.float64)
+        experiment = Experiment(Method(), (self.model,), LOCAL, Schedule(rounds=1))
+        simulation = Simulation(experiment, federation, CPU, dtype=torch.float64)
         return final_tensors(train(simulation, executor, 1, 1))
 
 

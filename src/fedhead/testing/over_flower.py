@@ -9,20 +9,20 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.rounds import FinishedRun, run
-from fedhead.executors.loop import Loop
+from fedhead.engine.rounds.observer import FinishedRun
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.testing.checks import CheckFailed, require
 from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation
-from fedhead.testing.trial import PARTICIPATION, Trial, difference
+from fedhead.testing.trial import CPU, Trial, difference
 
 
 def compare_with_simulation(trial: Trial) -> None:
@@ -32,24 +32,22 @@ def compare_with_simulation(trial: Trial) -> None:
         [trial.stage] if trial.stage else [],
         trial.owner,
     )
-    settings: dict[str, Any] = {"rounds": trial.rounds, "local": trial.local, "participation": PARTICIPATION}
-    simulation = trial.simulation().using(Loop())
-    expected = run(simulation, stages=stages)
+    experiment = trial.experiment(stages)
+    simulation = Simulation(experiment, small_federation(), CPU)
+    expected = run(simulation)
     with tempfile.TemporaryDirectory() as folder:
-        world = InProcessFederation(
-            small_federation(), {"own": trial.models[0]}, trial.method, settings, Path(folder), stages
-        )
+        world = InProcessFederation(small_federation(), {"own": trial.models[0]}, experiment, Path(folder))
         transport = world.transport(world.grid(), round_seconds=60.0, attempts=1)
         try:
             with _without_empty_sites():
-                found = run(transport, stages=stages)
+                found = run(transport)
         except FedheadError as error:
             raise CheckFailed(
                 f"{owner} runs in a simulation and fails over Flower's messages: a site knows only its own data, so "
                 f"that task.sizes and task.pool are empty there ({error})"
             ) from error
         kept = {
-            k: SiteStore(world.folder / "state", world.experiment, f"site-{k}").state(int(transport.states[k]))
+            k: SiteStore(world.folder / "state", world.identity, f"site-{k}").state(int(transport.states[k]))
             for k in simulation.states.kept
         }
     gap = difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.rounds import run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
@@ -32,6 +34,7 @@ from fedhead.testing.small import small_federation
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
 
+CPU = Compute(device="cpu", executor="loop")
 PARTICIPATION = 0.6  # of the clients, in each round
 
 
@@ -67,15 +70,12 @@ class Trial:
 
     def simulation(self) -> Simulation:
         """Return a new simulation."""
-        return Simulation(
-            small_federation(),
-            self.models,
-            self.method,
-            rounds=self.rounds,
-            local=self.local,
-            participation=PARTICIPATION,
-            dtype=self.dtype,
-        )
+        return Simulation(self.experiment(()), small_federation(), CPU, dtype=self.dtype)
+
+    def experiment(self, stages: Sequence[Stage]) -> Experiment:
+        """Return the experiment, with stages after its rounds."""
+        schedule = Schedule(self.rounds, participation=PARTICIPATION)
+        return Experiment(self.method, tuple(self.models), self.local, schedule, tuple(stages))
 
     def train(self, executor: Executor, rounds: int | None = None) -> Simulation:
         """Train all rounds, or the first ones, in a new simulation."""
@@ -116,7 +116,7 @@ def train(simulation: Simulation, executor: Executor, first: int, last: int) -> 
 
 def _stage_tensors(simulation: Simulation, stage: Stage, executor: Executor) -> dict[str, Tensor]:
     result = run_stage(simulation.using(executor), stage)
-    tensors = _named(result.server, {k: result.states[k] for k in simulation.holders})
+    tensors = _named(result.server, {k: result.states[k] for k in simulation.clients.holders})
     accuracies = {"accuracy": result.accuracy, "personal accuracy": result.personal}
     return tensors | {name: torch.tensor(float(value or 0.0)) for name, value in accuracies.items()}
 

@@ -1,4 +1,4 @@
-"""The clients' half of an exchange: their data, architectures and states, and the work that they are given.
+"""The clients' half of an exchange: their data, architectures and initial states, and their work.
 
 A simulation holds all clients of a federation; a real site holds one, whose number decides its batches. Both run this
 very code.
@@ -7,7 +7,7 @@ very code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,28 +15,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import class_rows
 from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.algorithm.upload import Upload
+from fedhead.algorithm.task import Task
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.federation.client_data import ClientData
 from fedhead.data.pool import Pool
 from fedhead.data.transforms.augment import Transform
-from fedhead.engine.clients import compatibility, local_schedule, training_objective
+from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
 from fedhead.engine.clients.padding_check import PaddingCheck
 from fedhead.engine.clients.prefetch import Prefetcher
 from fedhead.engine.clients.server import Downlink
-from fedhead.engine.policies import robust_mean, sampling
-from fedhead.engine.policies.outliers import OutlierPolicy
-from fedhead.engine.policies.sampling import Cohort
-from fedhead.engine.policies.stragglers import Stragglers
+from fedhead.engine.experiment import training_objective
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.client.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.client.hook_check import check_client_hooks
@@ -47,8 +42,6 @@ from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.precision import warn_if_emulated
 from fedhead.models.split_model import SplitModel, weights
-from fedhead.samplers.base import Sampler
-from fedhead.samplers.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -56,55 +49,42 @@ if TYPE_CHECKING:
 
 
 class Clients:
-    """The clients whose data is here. They may differ in architecture: `assign` gives each its model's number."""
+    """The clients whose data is here: data, architectures and the work that they do in an exchange.
+
+    It checks nothing: `Experiment.check` and `Experiment.check_data` do.
+
+    Args:
+        experiment: What is run.
+        federation: The data that is here.
+        device: Where to compute.
+        dtype: Of the models' weights.
+        bf16: Whether models compute in bfloat16.
+        all_here: Whether the data of all clients is here; a real site knows neither the others' sizes nor their data.
+        shared: What this run shares with others on the same data.
+    """
 
     def __init__(
         self,
+        experiment: Experiment,
         federation: Federation,
-        models: Sequence[SplitModel],
-        method: Method,
-        *,
-        rounds: int,
-        local: LocalTraining,
-        participation: float = 1.0,
-        seed: int = 0,
         device: torch.device | str = "cpu",
+        *,
         dtype: torch.dtype = torch.float32,
         bf16: bool = False,
-        assign: Sequence[int] | None = None,
-        uploads: Sequence[Upload] = (),
-        aggregator: Aggregator | None = None,  # in place of the server's weighted mean
-        outliers: OutlierPolicy | None = None,  # what the server does with replies that stand out
-        stragglers: Stragglers | None = None,  # who does not finish in time, and what the server does then
-        sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
-        min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
-        cache_features: str | None = None,  # "memory" or a folder: features are computed once; None: in every step
-        all_here: bool = True,  # a real site knows neither the others' sizes nor their data
+        all_here: bool = True,
     ):
-        training_objective.check(method, federation.objective, local)
-        method.check(models, federation)
-        method.check_local(local)
-        local.check_clients(len(federation))
-        self.uploads = tuple(uploads)
-        for step in self.uploads:
-            step.check(method)
-        self.aggregator, self.outliers = aggregator, outliers
-        self.sampler, self.stragglers = sampler or UniformSampler(), stragglers
-        if aggregator is not None:
-            robust_mean.check(aggregator, method, sampling.cohort_size(len(federation), participation))
-        if outliers is not None:
-            outliers.check(method)
-        self.federation, self.method = federation, method
+        self.experiment, self.federation, self.method = experiment, federation, experiment.method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         if bf16:
             warn_if_emulated(self.device)
-        self.assign = compatibility.assignment(assign, len(models), len(federation))
-        templates = [_template(model, self.device, dtype) for model in models]
+        self.assign = experiment.assignment(len(federation))
+        templates = [_template(model, self.device, dtype) for model in experiment.models]
         # features that are kept take the place of samples, and have no transform
         parts: ClientData = federation
         transform = federation.transform
-        if cache_features is not None and len(federation.train.y):
-            parts = with_features(federation, templates, cache_features, bf16)
+        cache = experiment.schedule.cache_features
+        if cache is not None and len(federation.train.y):
+            parts = with_features(federation, templates, cache, bf16)
             transform = Transform()
         self.pool = Pool(parts.train, transform, device, dtype)
         self.test = None if parts.test is None else Pool(parts.test, transform, device, dtype)
@@ -117,7 +97,7 @@ class Clients:
             for model in templates:
                 model.calls_dropout = calls_dropout(model, x)
         self.initial = [weights(model) for model in templates]
-        compatibility.check_models(method, templates, self.assign, local)
+        local, schedule = experiment.local, experiment.schedule
         objective = training_objective.make(federation, local, self.device, all_here)
         held = self._held() if all_here else None
         self.tasks = [
@@ -125,27 +105,21 @@ class Clients:
                 model=model,
                 classes=federation.classes,
                 clients=len(federation),
-                rounds=rounds,
+                rounds=schedule.rounds,
                 local=local,
-                seed=seed,
-                participation=participation,
-                min_class_count=min_class_count,
+                seed=schedule.seed,
+                participation=schedule.participation,
                 objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
                 pool=held,
             )
             for model in templates
         ]
-        self.check_trained(method)
-        if holders := {k: len(federation.rows[k]) for k in self.holders}:
-            sampling.check(self.sampler, self._cohort_size, holders, seed)
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
-        self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
-        self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
-        self._batches = ClientBatches(federation.rows, self.public, self.stragglers, self.prefetch)
+        self._batches = ClientBatches(federation.rows, self.public, experiment.stragglers, self.prefetch)
         self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
 
@@ -164,11 +138,6 @@ class Clients:
                 state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
             self._initial_states[group] = state
         return self._initial_states[group]
-
-    def check_trained(self, algorithm: Algorithm) -> None:
-        """Raise `BadInput` for a phase that has nothing to train because all of it is frozen."""
-        for task in self.tasks:
-            compatibility.check_trained(algorithm, self.method, task)
 
     @property
     def task(self) -> Task:
@@ -193,25 +162,6 @@ class Clients:
         """The clients that hold training data; the others can't take part."""
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
 
-    @property
-    def _cohort_size(self) -> int:
-        return sampling.cohort_size(self.task.clients, self.task.participation)
-
-    def draw_cohort(self, round: int, sizes: Mapping[int, int]) -> Cohort:
-        """Return who takes part in a round.
-
-        Args:
-            round: Number of the round, from 1.
-            sizes: Training samples of each client that can take part, by its number.
-        """
-        if self._drawn is not None and self._drawn[:2] == (round, sizes):  # ahead, while the round before it trained
-            return self._drawn[2]
-        cohort = sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
-        if self.stragglers is not None:
-            cohort = sampling.drop_late(cohort, self.stragglers, round, self.task.seed)
-        self._drawn = (round, sizes, cohort)
-        return cohort
-
     def lr(self, round: int) -> float:
         """The learning rate of a round, from 1."""
         return self.task.local.lr(round, self.task.rounds)
@@ -227,7 +177,9 @@ class Clients:
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
         """What the clients of one architecture do in an exchange."""
-        return ClientProgram(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
+        return ClientProgram(
+            algorithm, self.tasks[group], self.pool, self.public, self.experiment.uploads, bf16=self.bf16
+        )
 
     def work(
         self,

@@ -74,7 +74,7 @@ def exchange(
         Diverged: If the server's new state is not finite.
     """
     quorum = transport.quorum or Quorum()
-    rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
+    rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     fewest = 1 if rule is None else rule.min_clients()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
@@ -144,8 +144,9 @@ def _keep(states: Any, counted: Mapping[int, ClientReply]) -> None:
 
 def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
     """Whether replies are added up as they arrive: nothing is to be found out about single ones later."""
-    clients = transport.clients
-    return algorithm.adds_up and clients.outliers is None and upload.exact(clients.uploads, algorithm, algorithm.sums)
+    experiment = transport.experiment
+    exact = upload.exact(experiment.uploads, algorithm, algorithm.sums)
+    return algorithm.adds_up and experiment.outliers is None and exact
 
 
 def request_replies(
@@ -209,7 +210,7 @@ def _aggregate(
         added = Replies(order, [replies[k].samples for k in order], [], total)
         return _with_frozen(server, aggregate_replies(algorithm, server, added, task), task.model.frozen)
     stack = as_stack(replies)
-    if stack is not None and not (clipped or inclusion or transport.clients.uploads):
+    if stack is not None and not (clipped or inclusion or transport.experiment.uploads):
         found = Replies(list(stack), stack.samples, stack.sent)
         return _with_frozen(server, aggregate_replies(algorithm, server, found, task, rule), task.model.frozen)
     sent = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}

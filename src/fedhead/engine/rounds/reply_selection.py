@@ -50,7 +50,7 @@ def check_replies(
                     reply_check.check_finite(tree, f"client {k}, round {round}")
             _check_possible(transport, algorithm, k, reply)
         except Diverged as error:
-            drops = transport.clients.outliers is not None and transport.clients.outliers.action == "drop"
+            drops = transport.experiment.outliers is not None and transport.experiment.outliers.action == "drop"
             failed[k] = reply_check.Impossible(str(error)) if drops else error
             continue
         except FedheadError as error:
@@ -63,8 +63,8 @@ def check_replies(
 
 def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
     """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
-    stack, clients = as_stack(received.replies), transport.clients
-    if stack is None or received.failures or clients.uploads:
+    stack = as_stack(received.replies)
+    if stack is None or received.failures or transport.experiment.uploads:
         return None
     if type(algorithm).check_reply is not Algorithm.check_reply:
         return None
@@ -81,7 +81,7 @@ def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) 
     The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
     and does not wait until it has trained.
     """
-    seen = algorithm.adds_up or algorithm.class_rows or transport.clients.outliers is not None
+    seen = algorithm.adds_up or algorithm.class_rows or transport.experiment.outliers is not None
     return transport.quorum is None and not seen
 
 
@@ -102,12 +102,11 @@ def _seen(reply: ClientReply) -> list[Tree]:
 
 def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
     """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
-    clients = transport.clients
-    if not upload.exact(clients.uploads, algorithm, algorithm.class_rows):
+    uploads, task = transport.experiment.uploads, transport.clients.task_of(client)
+    if not upload.exact(uploads, algorithm, algorithm.class_rows):
         return
-    task = clients.task_of(client)
     try:
-        algorithm.check_reply(upload.decode(clients.uploads, algorithm, reply.send, task), reply.samples, task)
+        algorithm.check_reply(upload.decode(uploads, algorithm, reply.send, task), reply.samples, task)
     except BadInput as error:
         raise reply_check.Impossible(f"client {client}: {error}") from error
 
@@ -116,7 +115,7 @@ def find_inconsistent_replies(
     transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]
 ) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
-    if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
+    if not algorithm.class_rows or not upload.exact(transport.experiment.uploads, algorithm, algorithm.class_rows):
         return {}
     whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
     digests = {k: algorithm.summary_for_comparison(sent) for k, sent in decoded(transport, algorithm, whole).items()}
@@ -129,7 +128,7 @@ def without_outliers(
     transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: Mapping[int, ClientReply]
 ) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
     """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
-    policy = transport.clients.outliers
+    policy = transport.experiment.outliers
     if policy is None or not replies:
         return replies, {}, {}
     samples = {k: reply.samples for k, reply in replies.items()}
@@ -143,5 +142,5 @@ def without_outliers(
 
 def decoded(transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
     """Return what clients sent, as it was before it passed the uploads."""
-    clients = transport.clients
-    return {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
+    uploads, task_of = transport.experiment.uploads, transport.clients.task_of
+    return {k: upload.decode(uploads, algorithm, r.send, task_of(k)) for k, r in replies.items()}

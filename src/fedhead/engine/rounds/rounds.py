@@ -17,152 +17,35 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.stage import Stage, bind
+from fedhead.algorithm.stage import Stage
 from fedhead.core.system.log import logger
-from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients import evaluation
-from fedhead.engine.clients.compatibility import check_rounds
 from fedhead.engine.clients.server import evaluate_global_model, global_model
+from fedhead.engine.experiment import compatibility
+from fedhead.engine.experiment.callbacks import KEEP, STOP, CallbackList
 from fedhead.engine.policies.sampling import Cohort
-from fedhead.engine.rounds.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated
 from fedhead.engine.rounds.exchange import exchange
+from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
 from fedhead.engine.rounds.transport import AnyTransport
-from fedhead.metrics.records import Row, RunMetrics, StageResult
+from fedhead.metrics.records import Row, StageResult
 from fedhead.metrics.registry import NO_METRICS, Metric, measure_clients
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The states after a round that a callback has kept.
-
-    Args:
-        round: The round, counted from 1.
-        server: The server's state after it.
-        clients: What the transport's states held for each client that had taken part.
-    """
-
-    round: int
-    server: Tree
-    clients: Mapping[int, Any]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything from which a run goes on after a round; clone a tensor of it before you write into it.
-
-    Args:
-        round: The round, counted from 1.
-        server: The server's state after it.
-        clients: What the transport's states hold for each client that took part so far.
-        history: The records of all rounds so far.
-        memories: What each callback remembers.
-        kept: The models that the run ends with, where a callback has kept a round's.
-        stopped: Who stopped the run after this round; None: nobody.
-        compiled_from: From which round on its steps were compiled; None: they were not yet, or never are. A run that is
-            resumed before that round is compiled from the same one on.
-    """
-
-    round: int
-    server: Tree
-    clients: Mapping[int, Any]
-    history: list[Row]
-    memories: list[dict[str, Any]] = field(default_factory=list)
-    kept: Kept | None = None
-    stopped: str | None = None
-    compiled_from: int | None = None
-
-
-@dataclass
-class FinishedRun(RunMetrics):
-    """A finished run: its records, its states and its stages; users see it as a `fedhead.Result`.
-
-    Args:
-        transport: The trained federation.
-        rows: The records of all rounds.
-        executor: Name of the executor, or of the transport.
-        stages: The results of the stages, by name.
-        last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
-        preparing: Seconds that training waited for compiling and capturing, which `seconds` leaves out.
-        compiled_from: From which round on the steps were compiled; None: they never were.
-        confusion: Global test samples by true and predicted class, after the rounds.
-    """
-
-    transport: AnyTransport = field(repr=False)
-    rows: list[Row] = field(repr=False)
-    executor: str = ""
-    stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
-    last_rounds: int = 1
-    preparing: float = 0.0
-    compiled_from: int | None = None
-    confusion: list[list[int]] | None = field(repr=False, default=None)
-
-    @property
-    def stage_rows(self) -> dict[str, Row]:
-        """The records of the stages, by name."""
-        return {name: stage.metrics for name, stage in self.stages.items()}
-
-    @property
-    def server(self) -> Tree:
-        """The server's final state."""
-        return self.transport.server
-
-    @property
-    def clients(self) -> dict[int, Any]:
-        """What each client that took part has kept."""
-        return dict(self.transport.states.kept)
-
-    @property
-    def weights(self) -> Weights | None:
-        """The global model, where the method has one."""
-        clients = self.transport.clients
-        return global_model(clients.method, self.server, clients.task)
-
-    def calibrate(self, stage: Stage) -> StageResult:
-        """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is.
-
-        Args:
-            stage: The stage.
-
-        Returns:
-            Its accuracies, its weights and the states that it left.
-
-        Raises:
-            BadInput: If the stage does not go with the method, the models or the transport.
-        """
-        return run_stage(self.transport, stage)
-
-
 # -- the run ------------------------------------------------------------------------------------------
-def run(
-    transport: AnyTransport,
-    *,
-    stages: Sequence[Stage] = (),
-    evaluate_every: int = 1,
-    last_rounds: int = 1,
-    metrics: Mapping[str, Metric] = NO_METRICS,
-    callbacks: Sequence[Callback] = (),
-    resume: Snapshot | None = None,
-    on_round: Callable[[Snapshot], Any] | None = None,
-    on_start: Callable[[str], None] | None = None,
-) -> FinishedRun:
+def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Snapshot | None = None) -> FinishedRun:
     """Train a federation, then run the stages.
 
     Args:
-        transport: The way to the clients, which also holds the state of the server.
-        stages: What follows the rounds, in order.
-        evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
-        last_rounds: Over how many of the last rounds `FinishedRun.accuracy_mean` is taken.
-        metrics: Further metrics of the global model, recorded wherever its accuracy is.
-        callbacks: What may stop the run or keep a round's models.
-        resume: Where to go on, from an earlier run's `on_round`.
-        on_round: Called with a snapshot after each round; the run ends after a round for which it returns `STOP`.
-        on_start: Called with the transport's name once it is ready.
+        transport: The way to the clients, with the experiment; it also holds the state of the server.
+        observers: Are told of every round, in order; the run ends after a round for which one returns `STOP`.
+        resume: The snapshot to continue from.
 
     Returns:
         The finished run.
@@ -171,56 +54,54 @@ def run(
         BadInput: If a stage does not go with the method, the models or the transport.
         FedheadError: If a round has no quorum, or, without one, as soon as a client fails.
     """
-    method, rounds = transport.clients.method, transport.clients.task.rounds
-    stages = bind(stages, method)
-    check_rounds(rounds, stages)
+    experiment, schedule = transport.experiment, transport.experiment.schedule
+    stages, rounds = experiment.stages, schedule.rounds
+    compatibility.check_rounds(rounds, stages)
     for stage in stages:
         transport.check(stage)  # before any compute
         _say_what_is_not_robust(transport, stage)
     history: list[Row] = []
-    begin, kept, stopped, confusion = 0, None, None, None
+    number, kept, stopped, confusion = 0, None, None, None
     validated = transport.clients.federation.validation is not None
     memories = () if resume is None else resume.memories
     objective = transport.clients.task.objective.name
-    watching = CallbackList(callbacks, metrics, validated, transport.keeps_states, memories, objective)
+    callbacks = CallbackList(
+        experiment.callbacks, experiment.metrics, validated, transport.keeps_states, memories, objective
+    )
     if resume is not None:
         transport.restore(resume.server, resume.clients, resume.round)
-        history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
+        history, number, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
         transport.compiled_from = resume.compiled_from
     transport.begin()
-    if on_start is not None:
-        on_start(transport.name)
-    number = begin
+    for observer in observers:
+        observer.start(transport.name, resume)
     while number < rounds and stopped is None:
         number += 1
         last = number == rounds
-        row = train_round(
-            transport,
-            number,
-            evaluated=is_evaluated(number, rounds, evaluate_every, last_rounds),
-            deliver=last and not stages,
-            metrics=metrics,
-            final=last,
-        )
+        evaluated = is_evaluated(number, rounds, schedule.evaluate_every, schedule.last_rounds)
+        row = train_round(transport, number, evaluated=evaluated, deliver=last and not stages, final=last)
         confusion = row.pop("confusion", None)
         history.append(row)
         if transport.compiled and transport.compiled_from is None:
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
-        if KEEP in watching.after_round(row):
+        if KEEP in callbacks.after_round(row):
             kept = Kept(number, transport.server, transport.states.kept.copy())
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
-        now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)
+        now = (transport.states.kept.copy(), list(history), copy.deepcopy(callbacks.memories), kept, stopped)
         snapshot = Snapshot(number, transport.server, *now, transport.compiled_from)
-        if on_round is not None and on_round(snapshot) is STOP:
+        answers = [observer.round(row, snapshot) for observer in observers]
+        if any(answer is STOP for answer in answers):
             stopped = row.setdefault("stopped", "on_round")
-            if not is_evaluated(number, rounds, evaluate_every, last_rounds):
+            for observer in observers:
+                observer.stop(replace(snapshot, stopped=stopped))
+            if not evaluated:
                 logger.warning(
                     "stopped at round %d, which is not evaluated: its accuracy and losses are of an earlier round, or "
                     "none; stop after a multiple of %d rounds, or test the model by result.evaluate(x, y)",
                     number,
-                    evaluate_every,
+                    schedule.evaluate_every,
                 )
     transport.end_rounds()
     if kept is not None and kept.round != number:
@@ -228,12 +109,16 @@ def run(
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
     if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
-        transport.evaluate(method, transport.server, transport.states, number, deliver=True)
-    result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
+        transport.evaluate(experiment.method, transport.server, transport.states, number, deliver=True)
+    result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
     for stage in stages:
-        result.stages[stage.name] = run_stage(transport, stage, metrics)
+        result.stages[stage.name] = run_stage(transport, stage, experiment.metrics)
+        for observer in observers:
+            observer.stage(result.stages[stage.name])
     result.preparing, result.compiled_from = transport.preparing, transport.compiled_from
+    for observer in observers:
+        observer.end(result)
     return result
 
 
@@ -243,26 +128,25 @@ def train_round(
     *,
     evaluated: bool = False,
     deliver: bool = False,
-    metrics: Mapping[str, Metric] = NO_METRICS,
     final: bool = False,
 ) -> Row:
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
-    clock, clients = _Clock(transport), transport.clients
-    row: Row = {"round": number, "lr": clients.lr(number)}
+    clock, method, metrics = _Clock(transport), transport.experiment.method, transport.experiment.metrics
+    row: Row = {"round": number, "lr": transport.clients.lr(number)}
     transport.server, record = exchange(
         transport,
-        clients.method,
+        method,
         transport.server,
         transport.states,
         number,
-        lambda present: clients.draw_cohort(number, transport.sizes(present)),
+        lambda present: transport.draw_cohort(number, transport.sizes(present)),
     )
     transport.round = number
     row |= record
     if evaluated:
         now = (transport.server, transport.states, number)
-        row |= evaluate(transport, clients.method, *now, deliver=deliver, metrics=metrics, final=final)
-        if (validation := transport.validate(clients.method, *now, metrics)) is not None:
+        row |= evaluate(transport, method, *now, deliver=deliver, metrics=metrics, final=final)
+        if (validation := transport.validate(method, *now, metrics)) is not None:
             row["validation"] = validation
     row["seconds"] = clock.seconds()
     return row
@@ -272,7 +156,7 @@ def _confusion(transport: AnyTransport) -> list[list[int]] | None:
     """Return the confusion matrix of the trained global model, where there is one and it can be tested."""
     clients = transport.clients
     test = (transport.test, clients.bf16)
-    row = evaluate_global_model(clients.method, transport.server, clients.task, *test, final=True)
+    row = evaluate_global_model(transport.experiment.method, transport.server, clients.task, *test, final=True)
     return row.get("confusion")
 
 
@@ -281,12 +165,12 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
 
     It has the number of the round after those that led to the present states, whether or not more were planned.
     """
-    clock, task = _Clock(transport), transport.clients.task
-    stage = stage.on_method(transport.clients.method)
+    clock, task, method = _Clock(transport), transport.clients.task, transport.experiment.method
+    stage = stage.on_method(method)
     transport.check(stage)
     server, before = transport.server, Row(bytes_up=0, bytes_down=0)
     if (earlier := stage.prerequisite()) is not None:
-        earlier = earlier.on_method(transport.clients.method)
+        earlier = earlier.on_method(method)
         calibrated, _, before = _stage_exchange(transport, earlier, server)
         server = stage.start_after_prerequisite(server, calibrated, task)
     server, states, row = _stage_exchange(transport, stage, server)
@@ -304,7 +188,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
 
 def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
     """An aggregator is for the rounds: tell the operator of a stage that has its own rule."""
-    rule = transport.clients.aggregator
+    rule = transport.experiment.aggregator
     if rule is not None and type(stage).aggregate is not Stage.aggregate:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 

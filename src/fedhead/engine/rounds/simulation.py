@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -14,15 +14,19 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine.clients import evaluation, training_objective
+from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
 from fedhead.engine.clients.server import evaluate_global_model, initial_server, make_downlink
+from fedhead.engine.experiment import compatibility, training_objective
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Inputs
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.rounds.stacked_replies import StackedReplies
 from fedhead.engine.rounds.transport import ClientReply, Received, Transport
@@ -36,47 +40,53 @@ from fedhead.executors.loop import Loop
 from fedhead.executors.stack.reply_stack import ReplyStack, in_whole_stacks
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
-from fedhead.models.split_model import SplitModel
+from fedhead.models.precision import set_precision
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
 
 
-class Simulation(Clients, Transport[ClientStates]):
+class Simulation(Transport[ClientStates]):
     """All clients of a federation with the server beside them; the transport that asks an executor.
 
     Args:
+        experiment: What is run.
         federation: The clients' data.
-        models: The architectures.
-        method: What is trained.
-        executor: Who trains the clients: an executor, or the name of one that `begin` selects.
-        compile: When a stack that `begin` selects is compiled on a GPU (`select.COMPILE`).
-        settings: What else `Clients` takes.
+        compute: Device, executor and precision; `begin` selects an executor that is given by its name.
+        dtype: Of the models' weights.
+
+    Raises:
+        BadInput: If parts of the experiment do not go together, or with the data.
     """
 
     def __init__(
         self,
+        experiment: Experiment,
         federation: Federation,
-        models: Sequence[SplitModel],
-        method: Method,
+        compute: Compute | None = None,
         *,
-        executor: str | Executor = "loop",
-        compile: str = "auto",
-        **settings: Any,
+        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(federation, models, method, **settings)
+        experiment.check(Inputs.of(federation), len(federation), federation.validation is not None)
+        experiment.check_data(federation)
+        compute = compute or Compute()
+        device, executor = select.device(compute.device), compute.executor
+        bf16 = set_precision(compute.precision, device)
+        self._clients = Clients(experiment, federation, device, dtype=dtype, bf16=bf16)
+        self.test = self._clients.test
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest and self.task.rounds:
             warn_once(
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
                 f"batch_size={largest} trains alike in less time"
             )
-        self.server = initial_server(method, self.initial[0], self.task)
-        if self.device.type == "cuda":
+        self.server = initial_server(experiment.method, self._clients.initial[0], self.task)
+        self.states = ClientStates(self._clients.initial_state)
+        if device.type == "cuda":
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
-            if self._cohort_size < len(federation):  # those of the other clients would only fill its memory
-                self.states = HostStates(self.initial_state, self.device)
-        self._wanted, self._compile = executor, select.check_compile(compile)
+            if experiment.cohort_size(len(federation)) < len(federation):
+                self.states = HostStates(self._clients.initial_state, device)  # the others' would only fill its memory
+        self._wanted, self._compile = executor, select.check_compile(compute.compile)
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
     def using(self, executor: Executor) -> Self:
@@ -93,7 +103,17 @@ class Simulation(Clients, Transport[ClientStates]):
     @property
     def clients(self) -> Clients:
         """The clients, which are all here."""
-        return self
+        return self._clients
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clients compute."""
+        return self._clients.device
+
+    @property
+    def task(self) -> Task:
+        """The task, for what does not depend on the architecture."""
+        return self._clients.task
 
     @property
     def preparing(self) -> float:
@@ -107,10 +127,12 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
-        training_objective.check(stage, self.federation.objective, self.task.local)
-        stage.check([task.model for task in self.tasks], self.federation)
-        stage.check_counts(torch.as_tensor(self.federation.counts()).sum(0))
-        self.check_trained(stage)
+        federation, tasks = self.clients.federation, self.clients.tasks
+        training_objective.check(stage, federation.objective, self.task.local)
+        stage.check([task.model for task in tasks], federation)
+        stage.check_counts(torch.as_tensor(federation.counts()).sum(0))
+        for task in tasks:
+            compatibility.check_trained(stage, self.experiment.method, task)
 
     def log(self, line: str) -> None:
         """Warn of it."""
@@ -122,7 +144,7 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def end_rounds(self) -> None:
         """Release the batches and the states that were prepared for a round that does not come."""
-        self.forget_ahead()
+        self.clients.forget_ahead()
         if isinstance(self.states, HostStates):
             self.states.release_prefetched()
 
@@ -134,23 +156,23 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def present(self) -> list[int]:
         """Return the clients that hold data."""
-        return list(self.holders)
+        return list(self.clients.holders)
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return how many training samples each of these clients has."""
-        return self._sizes if present == self.holders else {k: self.task.sizes[k] for k in present}
+        return self._sizes if present == self.clients.holders else {k: self.task.sizes[k] for k in present}
 
     @cached_property
     def _sizes(self) -> dict[int, int]:
-        return {k: self.task.sizes[k] for k in self.holders}
+        return {k: self.task.sizes[k] for k in self.clients.holders}
 
     def exchange(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""
-        downlink = make_downlink(algorithm, server, cohort, self.task_of)
+        downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
         executor = self._executor_for(algorithm)
-        jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
+        jobs = self.clients.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         prepare = partial(self._prepare_next, algorithm, states, cohort, round)
@@ -185,7 +207,7 @@ class Simulation(Clients, Transport[ClientStates]):
         if isinstance(states, HostStates):
             states.prefetch(self.cohort(round + 1) if goes_on and states.hold_tensors else [], training)
         if self.device.type == "cuda":
-            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(replies))
+            self.clients.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(replies))
 
     def _by_client(
         self,
@@ -208,8 +230,8 @@ class Simulation(Clients, Transport[ClientStates]):
                     f"executor {executor.name}: run returned {what} for {len(job.clients)} clients: "
                     "return one Reply per client of the job, in the order of job.clients"
                 )
-            samples = [float(len(self.federation.rows[k])) for k in job.clients]
-            left_out = [self.small_classes(algorithm, k) for k in job.clients]
+            samples = [float(len(self.clients.federation.rows[k])) for k in job.clients]
+            left_out = [self.clients.small_classes(algorithm, k) for k in job.clients]
             if isinstance(found, ReplyStack) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
                 return StackedReplies(job.clients, found, samples, finite)
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
@@ -232,34 +254,35 @@ class Simulation(Clients, Transport[ClientStates]):
         metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> ClientTests | None:
         """Test every client's own model, and those of the states on the way of a stage."""
-        if self.federation.client_test is None:
+        if self.clients.federation.client_test is None:
             return None
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
         on_the_way = {name: self._tests(step, server, states, round) for name, step in steps.items()}
         each = self._tests(algorithm, server, states, round, metrics)
         return evaluation.client_tests(
             each,
-            [len(rows) for rows in self.federation.client_test],
+            [len(rows) for rows in self.clients.federation.client_test],
             {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
     @cached_property
     def _validation_pool(self) -> Pool:
-        rows = self.federation.validation
+        rows = self.clients.federation.validation
         assert rows is not None, "asked only where clients have validation samples"
-        return self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
+        return self.clients.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
 
     def validate(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
     ) -> Row | None:
         """Measure the global model on all validation samples, and the clients' own where their own are tested too."""
-        rows = self.federation.validation
+        rows = self.clients.federation.validation
         if rows is None:
             return None
-        found = evaluate_global_model(algorithm, server, self.task, self._validation_pool, self.bf16, metrics)
+        pool, bf16 = self._validation_pool, self.clients.bf16
+        found = evaluate_global_model(algorithm, server, self.task, pool, bf16, metrics)
         tests = None
-        if self.federation.client_test is not None or found["test_loss"] is None:
-            each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))
+        if self.clients.federation.client_test is not None or found["test_loss"] is None:
+            each = self._tests(algorithm, server, states, round, metrics, (rows, self.clients.pool))
             tests = evaluation.client_tests(each, [len(own) for own in rows], {})
         return evaluation.validation_row(found, tests, metrics)
 
@@ -272,27 +295,29 @@ class Simulation(Clients, Transport[ClientStates]):
         metrics: Mapping[str, Metric] = NO_METRICS,
         samples: tuple[list[Rows], Pool] | None = None,
     ) -> list[ClientTest | None]:
-        local = (samples or self.test_rows)[0]
-        tested = [k for k in self.holders if len(local[k])]
-        downlink = make_downlink(algorithm, server, tested, self.task_of)
-        found = client_model_tests(self, algorithm, downlink, states, round, self.executor, metrics, samples)
+        local = (samples or self.clients.test_rows)[0]
+        tested = [k for k in self.clients.holders if len(local[k])]
+        downlink = make_downlink(algorithm, server, tested, self.clients.task_of)
+        found = client_model_tests(self.clients, algorithm, downlink, states, round, self.executor, metrics, samples)
         return [found.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------
     def cohort(self, number: int) -> list[int]:
         """Return the clients that take part in a round."""
-        return self.draw_cohort(number, self.sizes(self.holders)).clients
+        return self.draw_cohort(number, self.sizes(self.clients.holders)).clients
 
     def jobs(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> list[Job]:
         """Return the work of an exchange, one job per architecture."""
-        return self.work(algorithm, make_downlink(algorithm, server, cohort, self.task_of), states, round)
+        return self.clients.work(
+            algorithm, make_downlink(algorithm, server, cohort, self.clients.task_of), states, round
+        )
 
     def jobs_of_round(self, number: int) -> list[Job]:
         """Return the work of a round of training from the present state, one job per architecture.
 
         Where nobody takes part in that round, it is the work of all clients.
         """
-        cohort = self.cohort(number) or self.holders
-        return self.jobs(self.method, self.server, self.states, cohort, number)
+        cohort = self.cohort(number) or self.clients.holders
+        return self.jobs(self.clients.method, self.server, self.states, cohort, number)

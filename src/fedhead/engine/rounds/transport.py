@@ -17,8 +17,12 @@ from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTests
+from fedhead.engine.experiment.experiment import Experiment
+from fedhead.engine.policies import sampling
+from fedhead.engine.policies.sampling import Cohort
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.samplers.uniform import UniformSampler
 
 
 class ClientReply(NamedTuple):
@@ -88,6 +92,7 @@ class Transport(ABC, Generic[S]):
     delivers: bool = False  # whether clients on other machines store their final models
     portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
     compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
+    _drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
     quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
 
     @property
@@ -98,7 +103,12 @@ class Transport(ABC, Generic[S]):
     @property
     @abstractmethod
     def clients(self) -> Clients:
-        """The clients as the server knows them: method, tasks, architectures; in a simulation their data as well."""
+        """The clients as the server knows them: tasks and architectures; in a simulation their data as well."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self.clients.experiment
 
     @property
     def preparing(self) -> float:
@@ -141,6 +151,23 @@ class Transport(ABC, Generic[S]):
     @abstractmethod
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return how many training samples each of these clients has, as far as the server knows."""
+
+    def draw_cohort(self, round: int, sizes: Mapping[int, int]) -> Cohort:
+        """Return the clients that take part in a round.
+
+        Args:
+            round: Number of the round, from 1.
+            sizes: Training samples of each client that can take part, by its number.
+        """
+        if self._drawn is not None and self._drawn[:2] == (round, sizes):  # ahead, while the round before it trained
+            return self._drawn[2]
+        experiment, seed = self.experiment, self.experiment.schedule.seed
+        count = experiment.cohort_size(self.clients.task.clients)
+        cohort = sampling.draw(experiment.sampler or UniformSampler(), round, count, sizes, seed)
+        if experiment.stragglers is not None:
+            cohort = sampling.drop_late(cohort, experiment.stragglers, round, seed)
+        self._drawn = (round, sizes, cohort)
+        return cohort
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
         """Return why each client that is not among those `present` is away; none is in a simulation."""

@@ -19,9 +19,10 @@ from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.partitions.allocation import Rows
-from fedhead.engine.clients import training_objective
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.experiment import training_objective
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.loop import Loop
 from fedhead.flower.wire.protocol import RunSpec
@@ -37,8 +38,8 @@ class DryRun:
 
     Args:
         spec: What all parties of the run agree on.
+        experiment: What is run.
         models: The architectures, from the recipe keys that a site replaces; client i has model i mod n.
-        make: The clients of a federation, from its architectures and each client's.
         public: The samples that all parties hold.
         max_model_mb: The most memory that building a site's own model may take.
     """
@@ -46,8 +47,8 @@ class DryRun:
     def __init__(
         self,
         spec: RunSpec,
+        experiment: Experiment,
         models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],
-        make: Callable[[Federation, list[SplitModel], list[int]], Clients],
         public: Samples | None = None,
         max_model_mb: int = MODEL_MB,
     ):
@@ -61,7 +62,7 @@ class DryRun:
             names=spec.names,
             objective=spec.objective,
         )
-        self._choices, self._make, self._max_model_mb = models, make, max_model_mb
+        self._choices, self._experiment, self._max_model_mb = models, experiment, max_model_mb
         self._models: dict[tuple[str, int], SplitModel] = {
             ("{}", place): model for place, model in enumerate(models({}))
         }
@@ -109,7 +110,10 @@ class DryRun:
 
     def _clients(self, models: Mapping[tuple[str, int], SplitModel], kinds: Sequence[tuple[str, int]]) -> Clients:
         places = {kind: place for place, kind in enumerate(models)}
-        return self._make(self._federation, list(models.values()), [places[kind] for kind in kinds])
+        experiment = self._experiment.with_models(list(models.values()), [places[kind] for kind in kinds])
+        experiment.check_models(len(kinds))
+        experiment.check_data(self._federation, stages=False)
+        return Clients(experiment, self._federation, all_here=False)
 
     def check(self, stage: Stage, tested: bool = True) -> None:
         """Refuse a stage that does not go with the models or without the sites' own test samples."""

@@ -67,7 +67,6 @@ class FlowerTransport(Transport[SiteStates]):
         spec: What all parties of the run agree on.
         dry_run: The clients as the server knows them.
         timeouts: How long to wait, and for how many.
-        stages: What follows the rounds; the sites know them from the recipe.
         test: The server's own test samples.
         log: Called with a line whenever the operator should know of something.
         keys: By site, its public key: a node that uses the name with another key is refused. Empty for nodes without
@@ -84,7 +83,6 @@ class FlowerTransport(Transport[SiteStates]):
         spec: RunSpec,
         dry_run: DryRun,
         timeouts: Timeouts,
-        stages: Sequence[Stage] = (),
         test: Pool | None = None,
         log: Callable[[str], None] = print,
         keys: Mapping[str, bytes] | None = None,
@@ -93,10 +91,10 @@ class FlowerTransport(Transport[SiteStates]):
         self.messenger = Messenger(grid, timeouts.poll)
         self.nodes = NodeRegistry(list(spec.sites), keys or {})
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
-        self.server = initial_server(self.clients.method, self.clients.initial[0], self.clients.task)
+        self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
         self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # that sites report
-        self._exchanges = exchanges(self.clients.method, stages)
+        self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
         self._log = log
 
     @property

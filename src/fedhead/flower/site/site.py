@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,14 @@ from fedhead.metrics.registry import NO_METRICS, Metric
 
 @dataclass(frozen=True)
 class SiteRun:
-    """What a site has ready for a run: its client (among the federation's numbers), the stages, and its metrics."""
+    """What a site has ready for a run: its client (among the federation's numbers), and its metrics."""
 
     clients: Clients
-    stages: Sequence[Stage] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def algorithm(self, name: str) -> Algorithm:
         """Return the algorithm of an exchange by its name on the wire."""
-        found = exchanges(self.clients.method, self.stages)
+        found = exchanges(self.clients.method, self.clients.experiment.stages)
         if name not in found:
             raise unknown("algorithm", name, found)
         return found[name]
@@ -66,7 +65,7 @@ class Site:
         with coded("setup"):
             self.policy.check(request.spec.recipe_of_run(), self.model)
             site_run = self.site_run(request.spec, k)
-            self.policy.check_earlier(site_run.stages)
+            self.policy.check_earlier(site_run.clients.experiment.stages)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
         if not len(rows):

@@ -24,7 +24,7 @@ def analyze_amounts(runs: Sequence[Trained], options: AnalysisOptions) -> Analys
     """Calibrate with so many real features per class, up to `samples` or all; settings are the recipe's."""
 
     def stages(run: Trained) -> dict[int, Stage]:
-        largest = int(run.simulation.counts.sum(dim=0).max())
+        largest = int(run.simulation.clients.counts.sum(dim=0).max())
         most = min(options.samples or largest, largest)
         own = own_stage(run, Recalibrate)
         counts = dict.fromkeys(max(1, round(share * most)) for share in _SHARES)
@@ -54,7 +54,7 @@ def _calibrated(
 ) -> AnalysisReport:
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
-        before, method = global_accuracy(run.simulation), run.simulation.method
+        before, method = global_accuracy(run.simulation), run.simulation.experiment.method
         accuracies = {n: run.run(stage.on_method(method)).accuracy for n, stage in stages(run).items()}
         numbers[name] = {"before": before, "features": list(accuracies), "accuracy": list(accuracies.values())}
     curves = {name: (found["features"], found["accuracy"]) for name, found in numbers.items()}

@@ -35,7 +35,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
     found = {}
     for name, run in by_label(runs).items():
         simulation, test = run.simulation, client_models.held_out_pool(run.simulation)
-        if len(set(simulation.assign)) > 1:
+        if len(set(simulation.clients.assign)) > 1:
             raise BadInput(f"{run.path}: clients differ in architecture, so their layers have no counterparts")
         models = client_models.local_models(simulation, run.executor, run.round + 1)
         rows = embed.sample_rows(test.y, options.samples or len(test), options.seed)
@@ -72,7 +72,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
     models = client_models.replay(fresh(run), run.executor, early) if early else {}
     models[after_last] = client_models.local_models(run.simulation, run.executor, after_last)
     clients = list(models[after_last])
-    counts = run.simulation.counts[clients].cpu()
+    counts = run.simulation.clients.counts[clients].cpu()
     maps = {"samples": counts.numpy()}
     numbers: dict[str, Any] = {"clients": clients, "counts": counts.tolist(), "rounds": {}}
     for number, each in models.items():
@@ -86,7 +86,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
             "correlation_with_counts": norms.correlation(found, counts),
         }
     shown = {"": plots.by_client_and_class(maps, clients, options.width)}
-    if global_model(run.simulation.method, run.simulation.server, run.simulation.task) is not None:
+    if global_model(run.simulation.experiment.method, run.simulation.server, run.simulation.task) is not None:
         before = norms.classifier_norms(client_models.global_weights(run.simulation))
         calibrated = run.run(own_stage(run, CCVR)).weights
         assert calibrated is not None
@@ -137,7 +137,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     simulation = run.simulation
     rows = embed.sample_rows(client_models.held_out_pool(simulation).y, options.samples or 1000, options.seed)
     z, y = client_models.held_out_features(simulation, rows)
-    stage = own_stage(run, CCVR).on_method(simulation.method)
+    stage = own_stage(run, CCVR).on_method(simulation.experiment.method)
     calibrated = run.run(stage).weights
     assert calibrated is not None, "a run with features of one global model has a calibrated one"
 
@@ -146,7 +146,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         scores = algorithm.scores(Output(z, z, classify(simulation.task.model, w, z)), w, simulation.task)
         return scores.argmax(1).cpu()
 
-    before = predicted(simulation.method, client_models.global_weights(simulation))
+    before = predicted(simulation.experiment.method, client_models.global_weights(simulation))
     after = predicted(stage, calibrated)
     place = embed.tsne(z, options.seed)
     y = y.cpu()
@@ -157,7 +157,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         "accuracy_before": 100 * float((before == y).double().mean()),
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
-    names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
+    names = simulation.clients.federation.names or [str(c) for c in range(simulation.task.classes)]
     return AnalysisReport(numbers, {"": plots.embeddings(place.numpy(), colors, names, options.width)})
 
 
@@ -169,20 +169,20 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     """
     run = only(runs, "inversion")
     simulation = run.simulation
-    shape = simulation.federation.input_shape
+    shape = simulation.clients.federation.input_shape
     if len(shape) != 3:
         raise BadInput(f"{run.path}: inputs of shape {shape} are no images, there is nothing to be seen")
-    client = max(simulation.holders, key=lambda k: len(simulation.federation.rows[k]))
-    rows = torch.from_numpy(simulation.federation.rows[client])
-    y = simulation.pool.y.cpu()[rows]
+    client = max(simulation.clients.holders, key=lambda k: len(simulation.clients.federation.rows[k]))
+    rows = torch.from_numpy(simulation.clients.federation.rows[client])
+    y = simulation.clients.pool.y.cpu()[rows]
     held = y.bincount()
     chosen = [int(c) for c in held.argsort(descending=True, stable=True)[:3] if held[c] > 0]
-    w, names = client_models.global_weights(simulation), simulation.federation.names
+    w, names = client_models.global_weights(simulation), simulation.clients.federation.names
     shown: dict[str, dict[str, Any]] = {}
     numbers: dict[str, Any] = {"client": client, "classes": chosen, "features_in_the_mean": {}, "error": {}}
     for c in chosen:
         mine = rows[y == c][: options.samples or 50].to(simulation.device)
-        inputs = simulation.pool.view(mine, None)
+        inputs = simulation.clients.pool.view(mine, None)
         found = inversion.inversions(simulation.task.model, w, inputs, seed=options.seed)
         titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in found.numbers)]
         images = zip(titles, [found.original, *found.found], strict=True)

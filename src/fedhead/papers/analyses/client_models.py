@@ -69,8 +69,8 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
         round: Number of the round.
     """
     found: dict[int, Weights] = {}
-    observer = Observer(simulation.method)
-    for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.holders, round):
+    observer = Observer(simulation.experiment.method)
+    for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.clients.holders, round):
         replies = executor.run(replace(job, program=replace(job.program, uploads=())))  # the models as they are
         found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
     return dict(sorted(found.items()))
@@ -90,13 +90,15 @@ def own_features(
         Features and labels per client.
     """
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    for group, task in enumerate(simulation.tasks):
-        clients = [client for client in models if simulation.assign[client] == group]
-        rows = [simulation.federation.rows[client] for client in clients]
-        memory = simulation.budgets[group] if use_stacks(simulation.device, executor) else None
-        each = client_features(task.model, [models[client] for client in clients], simulation.pool, rows, memory)
+    for group, task in enumerate(simulation.clients.tasks):
+        clients = [client for client in models if simulation.clients.assign[client] == group]
+        rows = [simulation.clients.federation.rows[client] for client in clients]
+        memory = simulation.clients.budgets[group] if use_stacks(simulation.device, executor) else None
+        each = client_features(
+            task.model, [models[client] for client in clients], simulation.clients.pool, rows, memory
+        )
         for client, own, z in zip(clients, rows, each, strict=True):
-            found[client] = z, simulation.pool.y[torch.from_numpy(own).to(simulation.device)]
+            found[client] = z, simulation.clients.pool.y[torch.from_numpy(own).to(simulation.device)]
     return {client: found[client] for client in models}
 
 
@@ -128,9 +130,9 @@ def global_weights(simulation: Simulation) -> Weights:
     Raises:
         BadInput: If the method has none.
     """
-    w = global_model(simulation.method, simulation.server, simulation.task)
+    w = global_model(simulation.experiment.method, simulation.server, simulation.task)
     if w is None:
-        raise BadInput(f"{simulation.method.name} has no global model, which this analysis needs")
+        raise BadInput(f"{simulation.experiment.method.name} has no global model, which this analysis needs")
     return w
 
 
@@ -153,7 +155,9 @@ def global_accuracy(simulation: Simulation) -> float:
     """
     global_weights(simulation)
     test = held_out_pool(simulation)
-    row = evaluate_global_model(simulation.method, simulation.server, simulation.task, test, simulation.bf16)
+    row = evaluate_global_model(
+        simulation.experiment.method, simulation.server, simulation.task, test, simulation.clients.bf16
+    )
     return cast(float, row["accuracy"])
 
 

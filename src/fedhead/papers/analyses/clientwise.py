@@ -87,4 +87,4 @@ def _outputs(run: Trained, models: Mapping[int, SplitModel], rows: Tensor) -> di
     """Return the outputs of every client's model on some rows of the test samples."""
     simulation = run.simulation
     memory = client_models.budget(simulation, run.executor)
-    return outputs(models, simulation.assign, client_models.held_out_pool(simulation), rows, memory)
+    return outputs(models, simulation.clients.assign, client_models.held_out_pool(simulation), rows, memory)

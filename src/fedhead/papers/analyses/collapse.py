@@ -6,15 +6,15 @@ The metrics of FedETF's section 5.3, on features z, the classifier's input. `mea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.algorithm.method import Method
-from fedhead.engine.rounds.rounds import Snapshot
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
@@ -29,7 +29,6 @@ from fedhead.papers.analyses.client_models import (
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
     from fedhead.executors.client.base import Executor
-    from fedhead.models.split_model import SplitModel
 
 
 class Collapse(NamedTuple):
@@ -138,7 +137,7 @@ class LocalView(NamedTuple):
 def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalView:
     """Return prototypes and classifiers of all clients after local training in the next round."""
     models = local_models(simulation, executor, round)
-    check_same_size([task.model.features for task in simulation.tasks], "the run")
+    check_same_size([task.model.features for task in simulation.clients.tasks], "the run")
     means, held = [], []
     for z, y in own_features(simulation, models, executor).values():
         own, counts = prototypes(z, y, simulation.task.classes)
@@ -165,25 +164,23 @@ class CollapseRecorder:
     once more.
 
     Args:
+        experiment: What is run.
         federation: The federation of the run.
-        models: Its models.
-        method: Its method.
         executor: Name of the executor that trains the clients.
         clients: Whether to measure the consistency of the clients.
-        **settings: Further arguments of `Simulation`.
+        dtype: Of the models' weights.
     """
 
     def __init__(
         self,
+        experiment: Experiment,
         federation: Federation,
-        models: Sequence[SplitModel],
-        method: Method,
         *,
         executor: str = "stack",
         clients: bool = True,
-        **settings: Any,
+        dtype: torch.dtype = torch.float32,
     ):
-        self.simulation = Simulation(federation, models, method, **settings)
+        self.simulation = Simulation(experiment, federation, Compute(device="cpu", executor="loop"), dtype=dtype)
         self.executor = select.by_name(executor, self.simulation)
         self.clients = clients
         self.rows: list[dict[str, float]] = []
@@ -191,5 +188,5 @@ class CollapseRecorder:
     def __call__(self, now: Snapshot) -> None:
         """Record the state after a round."""
         self.simulation.server = now.server
-        self.simulation.states = ClientStates(self.simulation.initial_state, now.clients)
+        self.simulation.states = ClientStates(self.simulation.clients.initial_state, now.clients)
         self.rows.append(round_metrics(self.simulation, self.executor, now.round, self.clients))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]:
     """Return the personal model of each client after a round, in evaluation mode."""
     found: dict[int, SplitModel] = {}
-    method = simulation.method
-    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.holders, round):
+    method = simulation.experiment.method
+    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, round):
         for index, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model)
             load(model, method.personal_model(job.program.client(job.inputs(index))).part(*PARTS))

@@ -11,7 +11,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training import per_client_counts
 from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
-from fedhead.recipes import build
+from fedhead.recipes import experiment as build
 from fedhead.report.figures import plots
 from fedhead.report.histories import aligned, values_by_round
 from fedhead.report.page.content import Content

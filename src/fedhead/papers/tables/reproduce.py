@@ -14,6 +14,7 @@ from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.log import Log
 from fedhead.data.sources import datasets
+from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.papers.tables import table_result
 from fedhead.papers.tables.published import published
@@ -22,9 +23,9 @@ from fedhead.papers.tables.results import Measurement, Results, digest, stage_re
 from fedhead.papers.tables.run_cells import MeasureContext, MeasureResult, Repetition, folder, measure_all
 from fedhead.papers.tables.table_merge import with_earlier
 from fedhead.papers.tables.table_result import TableResult
-from fedhead.recipes import build
+from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute, check_executor, check_settings
+from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.sweep import tables

@@ -21,7 +21,8 @@ from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.digest import digest_json
 from fedhead.papers.tables.csv_rows import CsvRow, header_of, rows_of
-from fedhead.recipes import build, components
+from fedhead.recipes import components
+from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.folder_lock import wait_for, wait_for_writer
 from fedhead.studies.sweep.tables import ACCURACIES, Cell

@@ -16,13 +16,13 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.system.log import Log
 from fedhead.core.tree.digest import digest_json
+from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
-from fedhead.recipes import build
+from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment, reopen
-from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import DamagedRun
 from fedhead.studies.claims import Claims

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute
 from fedhead.studies.run_transfer import ChangedFiles, Files, place
 from fedhead.studies.sweep.sweep_runs import run_alike
 

@@ -21,11 +21,12 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.digest import digest_json
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes import components
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 from fedhead.runs.recorded_code import check_runs
-from fedhead.runs.run import Compute, check_executor, check_settings
+from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine

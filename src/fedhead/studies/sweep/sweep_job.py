@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.failures import describe_error
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run import Compute
 from fedhead.studies.ray_engine import for_workers, found_from_here
 from fedhead.studies.run_transfer import Files, place, read_files
 from fedhead.studies.sweep.ray_runs import run_streaming

@@ -13,10 +13,10 @@ from typing import Any
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.tree.digest import digest_text
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_equality import canonical
 from fedhead.runs.recorded_code import warn_of_changes
-from fedhead.runs.run import Compute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, DamagedRun
 from fedhead.studies.reuse_training import fork, trained

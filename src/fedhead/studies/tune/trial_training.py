@@ -13,15 +13,19 @@ import torch
 from fedhead.core.system.errors import BadInput, Diverged, unknown
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.rounds.rounds import FinishedRun, Snapshot
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, Inputs
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.observer import FinishedRun, Observer, RoundFunction, Snapshot
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.metrics import registry
 from fedhead.metrics.records import Row
 from fedhead.recipes import components
-from fedhead.recipes.experiment import BuiltModels, Experiment
+from fedhead.recipes.experiment import BuiltModels, build_experiment
 from fedhead.recipes.recipe import DATA_KEYS, Recipe
-from fedhead.recipes.recipe_data import Inputs, is_path, search_federation
+from fedhead.recipes.recipe_data import is_path, search_federation
 from fedhead.recipes.search_space import Dimension, with_values
-from fedhead.runs.run import Compute, threads_for
+from fedhead.runs.run import threads_for
 from fedhead.studies.tune.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
@@ -72,6 +76,22 @@ class _SearchFault(Exception):
         self.error = error
 
 
+class _ChosenExecutor(Observer):
+    """Notes the executor that `auto` chose, which is timed once and not in each trial.
+
+    Args:
+        executors: The executors so far.
+        key: The entry of this trial.
+    """
+
+    def __init__(self, executors: dict[str, str], key: str):
+        self._executors, self._key = executors, key
+
+    def start(self, name: str, resume: Snapshot | None) -> None:
+        """Note the executor."""
+        self._executors[self._key] = name
+
+
 @dataclass
 class TrialTraining:
     """How the trials of a study are trained and what is measured of them."""
@@ -109,7 +129,7 @@ class TrialTraining:
         for dimension, chosen in made._extremes():
             try:
                 inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
-                Experiment.from_recipe(_in_search(chosen), inputs, made.models)
+                build_experiment(_in_search(chosen), inputs, built=made.models)
             except BadInput as error:
                 raise BadInput(f"{dimension}: {error}") from error
         return made
@@ -145,7 +165,7 @@ class TrialTraining:
         """Return a trial's experiment and its data."""
         recipe = with_values(self.recipe, values)
         federation = self.federation(recipe)
-        made = Experiment.from_recipe(_in_search(recipe), Inputs.of(federation), self.models)
+        made = build_experiment(_in_search(recipe), Inputs.of(federation), built=self.models)
         made.check_data(federation)
         return made, federation
 
@@ -161,7 +181,8 @@ class TrialTraining:
                 `stop_on_error` any error of a trial.
         """
         try:
-            return self._train(*self.experiment(dict(values)), report)
+            key = _speed_key(with_values(self.recipe, dict(values)))
+            return self._train(*self.experiment(dict(values)), key, report)
         except Diverged as error:
             return Outcome("failed", reason=f"diverged: {error}")
         except _Pruned:
@@ -178,7 +199,7 @@ class TrialTraining:
             raise error
         return Outcome("failed", reason=describe_error(error), retryable=True)
 
-    def _train(self, experiment: Experiment, federation: Federation, report: Report) -> Outcome:
+    def _train(self, experiment: Experiment, federation: Federation, key: str, report: Report) -> Outcome:
         def after_round(now: Snapshot) -> None:
             value = self._value(now.history[-1])
             if value is not None and math.isfinite(value):
@@ -186,23 +207,15 @@ class TrialTraining:
                     ends = report(now.round, value)
                 except Exception as error:  # of the study, not of this trial
                     raise _SearchFault(error) from error
-                if ends and now.round < experiment.recipe.rounds:
+                if ends and now.round < experiment.schedule.rounds:
                     raise _Pruned
 
-        def choose(name: str) -> None:
-            self.executors[key] = name  # `auto` is timed once, not in each trial
-
         torch.set_num_threads(self.settings.threads or threads_for(experiment.models))
-        executor, key = self.settings.executor, _speed_key(experiment.recipe)
-        result = experiment.simulate(
-            federation,
-            executor=self.executors.get(key, executor) if executor == "auto" else executor,
-            device=self.settings.device,
-            precision=self.settings.precision,
-            compile=self.settings.compile,
-            on_round=after_round,
-            on_start=choose,
-        )
+        executor = self.settings.executor
+        if executor == "auto":
+            executor = self.executors.get(key, executor)
+        simulation = Simulation(experiment, federation, replace(self.settings, executor=executor))
+        result = rounds.run(simulation, [_ChosenExecutor(self.executors, key), RoundFunction(after_round)])
         value = self._final_value(result)
         if value is None:
             others = "accuracy or loss" if self.objective.startswith("personal") else "personal or personal_loss"

@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between
 from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.engine.experiment.compute import Compute
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
 from fedhead.runs.recorded_code import warn_of_changes
-from fedhead.runs.run import Compute, check_settings, execute
+from fedhead.runs.run import check_settings, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.engines import make_engine
 from fedhead.studies.time_budget import MOST_MINUTES, TimeBudget

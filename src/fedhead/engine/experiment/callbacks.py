@@ -71,7 +71,7 @@ class Callback(Component):
         raise NotImplementedError
 
 
-CALLBACKS = Registry.of(Callback, home=["fedhead.engine.rounds.callbacks"], needs=["after_round"])
+CALLBACKS = Registry.of(Callback, home=["fedhead.engine.experiment.callbacks"], needs=["after_round"])
 """The callbacks by name."""
 callback = CALLBACKS.decorator
 """Register a callback under a name, for recipes and the command line: a decorator of subclasses of `Callback`."""

@@ -1,0 +1,134 @@
+"""The progress of a run: a bar in terminals and notebooks, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Self
+
+from fedhead.engine.rounds.observer import Observer, Snapshot
+from fedhead.metrics.records import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+
+class Progress:
+    """A progress bar on the standard error or in a notebook; plain lines where that is neither.
+
+    Args:
+        quiet: Show nothing.
+        console: Where the bar is shown; None: the standard error.
+
+    Attributes:
+        last: The last round that was trained; None: no run has begun.
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None):
+        from rich.console import Console
+
+        self.last: int | None = None
+        self._quiet, self._bar, self._bars = quiet, None, ExitStack()
+        console = console or Console(stderr=True, highlight=False)
+        # in a notebook rich draws by ipywidgets
+        if not quiet and (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets"))):
+            self._bar = _bar(console)
+            self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bars.enter_context(self._bar)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.close()
+
+    def observer(self, label: str, rounds: int, done: int = 0) -> Observer:
+        """Return the observer of a run.
+
+        Args:
+            label: Its name.
+            rounds: The rounds of all runs that the bar shows.
+            done: Rounds of the runs before it.
+        """
+        return _RunProgress(self, label, rounds, done)
+
+    def start(self, rounds: int, done: int) -> None:
+        """Show that some rounds are done; the time that is left follows from those since."""
+        self.last = self.last or 0
+        if self._bar is not None:
+            self._bar.reset(self._task, total=rounds, completed=done)
+
+    def round(self, label: str, row: Row) -> None:
+        """Show a round."""
+        self.last = row["round"]
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=f"{label}, round {row['round']}{_figures(row)}")
+        elif not self._quiet:
+            print(f"{label}: round {row['round']}{_figures(row)}", file=sys.stderr, flush=True)
+
+
+class _RunProgress(Observer):
+    """The progress of one run."""
+
+    def __init__(self, progress: Progress, label: str, rounds: int, done: int):
+        self._progress, self._label, self._rounds, self._done = progress, label, rounds, done
+
+    def start(self, name: str, resume: Snapshot | None) -> None:
+        """Count the rounds before a resumption."""
+        self._progress.start(self._rounds, self._done + (0 if resume is None else resume.round))
+
+    def round(self, row: Row, snapshot: Snapshot) -> None:
+        """Show a round."""
+        self._progress.round(self._label, row)
+
+
+def _bar(console: Console) -> RichProgress:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description:<36}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return RichProgress(*columns, console=console, transient=True)
+
+
+def _figures(row: Row) -> str:
+    """The training loss of a round, and its accuracy: the global model's, or the clients' own, named as such."""
+    loss = "" if row.get("train_loss") is None else f", loss {row['train_loss']:.3f}"
+    for name, words in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
+        if row.get(name) is not None:
+            return f"{loss}, {words} {row[name]:.2f} %"
+    for name, words in (("test_loss", "test loss"), ("personal_loss", "personal test loss")):
+        if row.get(name) is not None:  # a regression has no accuracy
+            return f"{loss}, {words} {row[name]:.3f}"
+    return loss
+
+
+@contextmanager
+def counter(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar of something that is counted, on the standard error or in a notebook; nothing elsewhere.
+
+    Args:
+        total: How many there are.
+        label: What they are.
+        quiet: Show nothing.
+    """
+    if quiet:
+        yield lambda more: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")))
+    with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+        task = shown.add_task(label, total=total)
+        yield lambda more: shown.update(task, advance=more)
