@@ -100,6 +100,7 @@ def test_a_request_to_terminate_runs_finally_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pid", "failure", "expected"),
     [(os.getpid(), None, None), (os.getpid(), "no quorum", "no quorum"), (2**22 + 1, None, "ended without a result")],
+    ids=["running", "failed", "gone"],
 )
 def test_the_status_of_the_server_ends_the_run_and_its_log_does_not(
     project: Project, pid: int, failure: str | None, expected: str | None
