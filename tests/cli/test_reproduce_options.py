@@ -43,7 +43,7 @@ def test_an_empty_value_is_refused_by_every_command(
     given = words[1] if len(words) > 1 else ""
     assert call([command, "ccvr/table2" if command == "reproduce" else "digits", *words]) == 2
     option = words[0].removesuffix("=")
-    said = f"error: {option} {given!r}: the value is empty; give one, or leave the option out\n"
+    said = f"error: {option} {given!r}: the value is empty; give one, or leave it out\n"
     assert capsys.readouterr().err == " ".join(said.split()) + "\n"
     assert not list(tmp_path.iterdir())
 
@@ -56,7 +56,7 @@ def test_an_empty_value_of_a_table_is_refused(
     assert call(["reproduce", "ccvr/table2", "--scale", "small", option, "", "--dry-run"]) == 2
     assert f"{option} '': the value is empty" in capsys.readouterr().err
     assert call(["reproduce", ""]) == 2
-    assert "'': the argument is empty; leave it out" in capsys.readouterr().err
+    assert "'': the value is empty; give one, or leave it out" in capsys.readouterr().err
 
 
 def test_seeds_beyond_the_papers_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """Trained models as files for other programs: ONNX, PyTorch's exported programs, and plain weights.
 
-What is written is read again and compared with the run's own predictions before it is put in its place, so that a file
-that is there is right.
+Files are read again and compared with the run's own predictions before they are put in place.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LARGE = 1_500_000_000  # bytes of weights from which on ONNX needs a second fil
 
 
 class Network(nn.Module):
-    """What is exported: inputs to scores, with the normalization before it where that is asked for.
+    """The exported network: inputs to scores, with the normalization before it where that is asked for.
 
     Args:
         model: The model with its trained weights.
@@ -97,7 +96,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
 
 
 def _samples(federation: Any) -> Any:
-    """A few samples: of the federation where its data is here, else made up."""
+    """Return a few samples: of the federation where its data is here, else made up."""
     from fedhead.core.training.random import generator, key
 
     held = federation.train.x
@@ -134,14 +133,10 @@ def _save_weights(module: nn.Module, draft: Path) -> None:
 
 
 def _save_program(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
+    with _tracing(path, "torch.export", ".safetensors"):
+        program = torch.export.export(network, inputs, dynamic_shapes=_dynamic(inputs), strict=False)
+        torch.export.save(program, draft)
     with _quiet():
-        try:
-            program = torch.export.export(network, inputs, dynamic_shapes=_dynamic(inputs), strict=False)
-            torch.export.save(program, draft)
-        except Exception as error:  # tracing runs the user's forward, which may raise any exception
-            raise BadInput(
-                f"{path}: torch.export can't express this model ({_reason(error)}); write a .safetensors file instead"
-            ) from error
         read: Any = torch.export.load(draft).module()
     with torch.no_grad():
         _check(path, lambda *x: read(*x), inputs, expected)
@@ -152,24 +147,19 @@ def _save_onnx(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, d
     if missing:
         raise BadInput(f"{path}: this needs {' and '.join(missing)}: install them with pip install 'fedhead[export]'")
     weights = sum(t.nbytes for t in network.state_dict().values())
-    with _quiet():
-        try:
-            torch.onnx.export(
-                network,
-                inputs,
-                draft,
-                dynamo=True,
-                verbose=False,
-                input_names=list(network.names) or ["x"],
-                output_names=["scores"],
-                dynamic_shapes=_dynamic(inputs),
-                opset_version=OPSET,
-                external_data=weights > _LARGE,
-            )
-        except Exception as error:  # tracing runs the user's forward, which may raise any exception
-            raise BadInput(
-                f"{path}: ONNX can't express this model ({_reason(error)}); write a .pt2 or .safetensors file instead"
-            ) from error
+    with _tracing(path, "ONNX", ".pt2 or .safetensors"):
+        torch.onnx.export(
+            network,
+            inputs,
+            draft,
+            dynamo=True,
+            verbose=False,
+            input_names=list(network.names) or ["x"],
+            output_names=["scores"],
+            dynamic_shapes=_dynamic(inputs),
+            opset_version=OPSET,
+            external_data=weights > _LARGE,
+        )
     if importlib.util.find_spec("onnxruntime") is None:
         return
     import onnxruntime
@@ -198,23 +188,31 @@ def _check(path: Path, read: Callable[..., Tensor], inputs: tuple[Tensor, ...], 
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest score if that is above 1."""
+    """Return the largest difference, relative to the largest score if that is above 1."""
     finite = expected.isfinite()
     scale = max(1.0, float(expected[finite].abs().max()) if finite.any() else 1.0)
     return float((found.float() - expected)[finite].abs().max()) / scale if finite.any() else 0.0
 
 
-def _reason(error: Exception) -> str:
-    """The innermost cause in one line: exporters wrap it in pages of advice."""
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    return first_line(inner)[:200]
+@contextmanager
+def _tracing(path: Path, exporter: str, instead: str) -> Iterator[None]:
+    """Refuse a model that an exporter can't express, with the innermost cause: exporters wrap it in pages of advice."""
+    try:
+        with _quiet():
+            yield
+    except Exception as error:  # tracing runs the user's forward, which may raise any exception
+        inner: BaseException = error
+        while inner.__cause__ is not None:
+            inner = inner.__cause__
+        why = first_line(inner)[:200]
+        raise BadInput(
+            f"{path}: {exporter} can't express this model ({why}); write a {instead} file instead"
+        ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what exporters log and warn of: what matters is checked afterwards."""
+    """Silence the exporters' logs and warnings: what matters is checked afterwards."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -93,10 +93,10 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
     for before, word in zip(["", *arguments], arguments, strict=False):
         option, equals, value = word.partition("=")
         if equals and option.startswith("--") and not value.strip():
-            raise BadInput(f"{option} {value!r}: the value is empty; give one, or leave the option out")
+            before, word = option, value
         if not word.strip():
-            empty = f"{before} {word!r}: the value is empty; give one, or leave the option out"
-            raise BadInput(empty if before.startswith("-") else f"{word!r}: the argument is empty; leave it out")
+            named = f"{before} " if before.startswith("-") else ""
+            raise BadInput(f"{named}{word!r}: the value is empty; give one, or leave it out")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Commands that analyze trained runs: analyse, figure, forecast."""
+"""The commands analyse and figure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def figure(
       fedhead figure cka-means runs/iid runs/noniid --width 1 --out cka.pdf
     """
     from fedhead.papers.analyses.registry import AnalysisOptions
-    from fedhead.papers.analyses.run_analysis import analyze, figures, kinds
+    from fedhead.papers.analyses.run_analysis import figures, kinds
     from fedhead.report.style import WIDTHS, save
 
     if kind is None:
@@ -108,50 +108,19 @@ def figure(
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
     path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
-    for ending, drawn in figures(kind, lambda name: analyze(name, runs or [], options, data, device, "figure")[1]):
+    for ending, drawn in figures(kind, runs or [], options, data, device).items():
         place = path.with_name(f"{path.stem}{ending}{path.suffix}")
         save(drawn, place)
         print(f"written to {place}")
 
 
-@app.command()
-def forecast(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    data: DataFolder = None,
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
-) -> None:
-    """Say what calibrating a run's classifier would gain, from class statistics alone, before it is done.
-
-    \b
-    Example:
-      fedhead forecast runs/noniid
-    """
-    from fedhead.papers.analyses.client_models import global_weights, train_statistics
-    from fedhead.papers.analyses.separability import forecast as expect
-    from fedhead.runs.reopen import reopen
-
-    simulation = reopen(run, data, device).simulation
-    head = global_weights(simulation).part("classifier")
-    found = expect(simulation.task.model, head, train_statistics(simulation), seed=seed)
-    if as_json:
-        numbers = {"separability": found.separability, "present": found.present, "reachable": found.reachable}
-        print(json.dumps({**numbers, "gain": found.gain}))
-        return
-    print(f"separability    {found.separability:.3f}  (mean sliced Wasserstein distance between classes)")
-    print(f"present head    {found.present:.1f} %  on features drawn from the class statistics")
-    print(f"within reach    {found.reachable:.1f} %  for a linear classifier on them")
-    print(f"expected gain   {found.gain:+.1f} points")
-
-
 def _numbers(text: str) -> list[int]:
+    """Read whole numbers and spans, such as 1,5-10."""
     try:
         spans = [word.partition("-") for word in text.split(",") if word.strip()]
-        ends = [(int(first), int(last or first)) for first, _, last in spans]
-    except ValueError as error:
-        raise BadInput(f"--rounds {text!r}: write whole numbers or spans with commas between: 1,5-10") from error
-    for first, last in ends:
-        if first > last:
-            raise BadInput(f"--rounds {text!r}: the span {first}-{last} is empty; write {last}-{first}")
-    return sorted({r for first, last in ends for r in range(first, last + 1)})
+        numbers = [range(int(first), int(last or first) + 1) for first, _, last in spans]
+    except ValueError:
+        numbers = [range(0)]
+    if not all(numbers):
+        raise BadInput(f"--rounds {text!r}: write whole numbers or rising spans with commas between: 1,5-10")
+    return sorted({r for span in numbers for r in span})

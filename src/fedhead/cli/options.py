@@ -98,9 +98,9 @@ def numbers(option: str, text: str | None) -> int | list[int] | None:
     try:
         if text is None or "," not in text:
             return None if text is None else int(text)
-        found = [int(word) for word in words(text)]
-    except ValueError as error:
-        raise BadInput(f"{option} {text!r}: write how many (3) or which ones (7,8,9)") from error
-    if not found or min(found) < 0 or len(set(found)) < len(found):
-        raise BadInput(f"{option} {text!r}: the list needs different whole numbers of at least 0")
-    return found
+        numbers = [int(word) for word in words(text)]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise BadInput(f"{option} {text!r}: write how many (3), or which ones, different and at least 0 (7,8,9)")
+    return numbers

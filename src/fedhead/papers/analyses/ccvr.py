@@ -106,11 +106,7 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
     """Compare the mean sliced Wasserstein distance with the gains of CCVR and of all real data, one point per run."""
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
-        w = client_models.global_weights(run.simulation)
-        statistics = client_models.train_statistics(run.simulation)
-        expected = separability.forecast(
-            run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
-        )
+        expected = _forecast(run, options)
         numbers[name] = {
             "distance": expected.separability,
             "forecast": expected.gain,
@@ -126,6 +122,18 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
     }
     fig = plots.separability([r["distance"] for r in rows], gains, list(numbers), options.width)
     return AnalysisReport(numbers, {"": fig})
+
+
+@analysis("forecast", "expected gain of calibrating, from class statistics alone (CCVR, Section 5.4)")
+def analyze_forecast(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Compare the present classifier with the best linear one on features drawn from the class statistics."""
+    return AnalysisReport({name: _forecast(run, options)._asdict() for name, run in by_label(runs).items()})
+
+
+def _forecast(run: Trained, options: AnalysisOptions) -> separability.Forecast:
+    head = client_models.global_weights(run.simulation).part("classifier")
+    statistics = client_models.train_statistics(run.simulation)
+    return separability.forecast(run.simulation.task.model, head, statistics, options.samples or 500, options.seed)
 
 
 @analysis(

@@ -1,8 +1,8 @@
-"""Analyses by name on run folders: what commands do, and how numbers are printed."""
+"""Analyses by name on run folders, and the lines that show their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ _MOST = 8  # numbers of a list that are printed one by one
 def analyze(
     kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str, command: str
 ) -> tuple[list[Path], AnalysisReport]:
-    """Carry out an analysis on run folders.
+    """Run an analysis on run folders.
 
     Args:
         kind: Its name, or file.py:function.
@@ -70,23 +70,23 @@ def kinds() -> dict[str, str]:
     return {**{name: entry.description for name, entry in ANALYSES.items()}, **FURTHER}
 
 
-def figures(kind: str, report: Callable[[str], AnalysisReport]) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of a kind with the endings of their files' names.
+def figures(
+    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str
+) -> dict[str, Figure]:
+    """Draw the figures of a kind: an analysis, or one of its further figures, such as cka-means.
 
-    Args:
-        kind: An analysis, or one of its further figures, such as cka-means.
-        report: Carries out an analysis.
+    Returns:
+        The figures by the endings of their files' names; one per run has the endings "", "-2", "-3" and so on.
 
     Raises:
-        BadInput: If the analysis draws no such figure.
+        BadInput: If the analysis can't follow, or draws no such figure.
     """
     name, ending = (kind.rpartition("-")[0], "-" + kind.rpartition("-")[2]) if kind in FURTHER else (kind, "")
-    drawn = report(name).figures
+    drawn = analyze(name, paths, options, data, device, "figure")[1].figures
     if ending not in drawn:
         raise BadInput(f"{kind}: analysis {name} draws no such figure of these runs")
-    yield "", drawn[ending]
-    if not ending:  # one figure per run: labels-2, labels-3 …
-        yield from ((other, fig) for other, fig in drawn.items() if other.removeprefix("-").isdigit())
+    of_runs = {other: fig for other, fig in drawn.items() if not ending and other.removeprefix("-").isdigit()}
+    return {"": drawn[ending], **of_runs}
 
 
 def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,18 +56,13 @@ def mean_distance(distance: Tensor) -> float:
     return float(upper[~upper.isnan()].mean())
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The expected effect of calibration, from class statistics and the present head alone, in percent."""
 
     separability: float  # the mean sliced Wasserstein distance between classes
     present: float  # the present head's accuracy on virtual features
     reachable: float  # that of the best head for Gaussians of one shape (linear discriminant analysis)
-
-    @property
-    def gain(self) -> float:
-        """Expected gain of calibration, in points."""
-        return self.reachable - self.present
+    gain: float  # the expected gain of calibration, in points
 
 
 def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
@@ -89,11 +84,8 @@ def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int
     weight = next(iter(head.values()))
     present = classify(model, head, z.to(weight.dtype)).argmax(1) == y
     reachable = discriminant(statistics, z).argmax(1) == y
-    return Forecast(
-        separability=mean_distance(sliced_wasserstein(statistics, samples, seed=seed)),
-        present=100 * float(present.double().mean()),
-        reachable=100 * float(reachable.double().mean()),
-    )
+    before, after = (100 * float(correct.double().mean()) for correct in (present, reachable))
+    return Forecast(mean_distance(sliced_wasserstein(statistics, samples, seed=seed)), before, after, after - before)
 
 
 def discriminant(statistics: Statistics, z: Tensor) -> Tensor:

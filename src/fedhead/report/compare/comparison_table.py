@@ -130,8 +130,7 @@ def compare(
     differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
     better, assumed = _better(metric, measured)
     ranking, ranked = _ranking(table, better) if gains else (None, [])
-    unlike = _unlike(table, reference) if gains and reference is not None and baseline is None else []
-    said = [*notes, *table.notes, *assumed, *unlike, *unpaired, *ranked]
+    said = [*notes, *table.notes, *assumed, *unpaired, *ranked]
     if all(len(cell.values) == 1 for cell in table.cells.values()):
         said.append("every value is of a single run: there is no interval, and a difference may be chance; add seeds")
     return ComparisonTable(metric, better, level, table, reference, differences, ranking, tuple(dict.fromkeys(said)))
@@ -166,26 +165,6 @@ def _baseline(table: Pivot, name: str | None) -> int | None:
             return same[0]
         raise BadInput(f"baseline {name}: which of {', '.join(table.rows[i] for i in same)}?")
     raise unknown("baseline", name, table.rows)
-
-
-def _unlike(table: Pivot, baseline: int) -> list[str]:
-    """Say which rows are compared with a baseline of other settings although one with the same settings is there."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    equals = [
-        i for i, method in enumerate(table.methods) if method == table.methods[baseline] and " + " not in table.rows[i]
-    ]
-    for row, settings in enumerate(table.settings):
-        base = table.settings[baseline]
-        if settings != base and any(table.settings[i] == settings for i in equals) and row not in equals:
-            differ = tuple(key for key in {**base, **settings} if base.get(key) != settings.get(key))
-            found.setdefault(differ, []).append(table.rows[row])
-    return [
-        f"{', '.join(rows[:3])}{f' and {len(rows) - 3} more' if len(rows) > 3 else ''}: compared with "
-        f"{table.rows[baseline]}, which differs in {', '.join(keys)} as well, although there is "
-        f"{table.methods[baseline]} with the same; make {' and '.join(keys)} a column with --by (by=), "
-        "or name the baseline"
-        for keys, rows in found.items()
-    ]
 
 
 def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...], list[str]]:

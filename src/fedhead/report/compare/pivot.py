@@ -57,7 +57,6 @@ class Pivot:
         columns: Values of those keys, one tuple per column.
         cells: Values by the indices of row and column, where there are any.
         notes: What a reader must know of runs that do not count.
-        settings: What each row's label says besides the method and its parameters, by key.
     """
 
     rows: tuple[str, ...]
@@ -66,7 +65,6 @@ class Pivot:
     columns: tuple[tuple[Any, ...], ...]
     cells: Mapping[tuple[int, int], Cell]
     notes: tuple[str, ...]
-    settings: tuple[Row, ...]
 
     def headings(self) -> list[str]:
         """Return a label per column."""
@@ -125,11 +123,6 @@ class Arrangement:
         """Return the label of a recipe's setting."""
         return _heading(self.columns, self.values(recipe))
 
-    def settings(self, recipe: Recipe) -> Row:
-        """Return the settings that the label of a recipe's method names, besides parameters of method and stages."""
-        flat = flat_recipe(recipe)
-        return {key: flat[key] for key in self.rows if key in flat and not _of_row(key)}
-
 
 def _label(name: str, parameters: Sequence[str]) -> str:
     return f"{name} ({', '.join(parameters)})" if parameters else name
@@ -178,7 +171,6 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
         tuple(columns[column] for column in order),
         {places[at]: Cell({r: m.values[metric] for r, m in cell.items()}) for at, cell in cells.items()},
         tuple(notes),
-        tuple(arrangement.settings(recipe) for recipe in rows.values()),
     )
 
 

@@ -38,27 +38,24 @@ def _clients(entry: Entry) -> list[list[float]]:
 
 
 def _boxes(content: Content, found: list[tuple[Entry, list[list[float]]]]) -> Chart:
-    data: list[dict[str, Any]] = []
     names = distinct([entry.label for entry, _ in found], 30)
-    for (entry, seeds), name in zip(found, names, strict=True):
-        values = np.array([v for seed in seeds for v in seed])
-        low, q1, median, q3, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
-        summary = {"lowerfence": low, "q1": q1, "median": median, "q3": q3, "upperfence": high, "mean": values.mean()}
-        data.append(
-            {
-                "type": "box",
-                "y": [name],
-                "orientation": "h",
-                **{name: [float(value)] for name, value in summary.items()},
-                "name": text(entry.label),
-                "legendgroup": entry.method,
-                "line": {"color": content.styles[entry.method].color},
-            }
-        )
+    data: list[dict[str, Any]] = [
+        {
+            "type": "box",
+            "x": np.concatenate(seeds).round(2),
+            "y0": name,
+            "orientation": "h",
+            "boxpoints": False,
+            "boxmean": True,
+            "name": text(entry.label),
+            "legendgroup": entry.method,
+            "line": {"color": content.styles[entry.method].color},
+        }
+        for (entry, seeds), name in zip(found, names, strict=True)
+    ]
+    x = axis("accuracy of a client (%)", range=[-3, 103])
     y = {"autorange": "reversed", "type": "category"}
-    return Chart(
-        data, {"xaxis": axis("accuracy of a client (%)", range=[-3, 103]), "yaxis": y, "height": 90 + 44 * len(data)}
-    )
+    return Chart(data, {"xaxis": x, "yaxis": y, "height": 90 + 44 * len(data)})
 
 
 def _table(found: list[tuple[Entry, list[list[float]]]], id: str) -> str:
