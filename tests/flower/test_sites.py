@@ -99,7 +99,7 @@ def bad_data(folder: Path) -> dict[str, str]:
         "def three():\n    return 1, 2, 3\ndef broken():\n    raise ValueError('no disk')\n"
     )
     return {
-        "horses": r"is of the class 'horse', the run's are \['cat', 'dog'\]",
+        "horses": "is of the class 'horse', the run's are cat, dog",
         "large": r"\(1, 9, 9\), the run is for \(1, 4, 4\).*'size'",
         "nothing": "holds no samples",
         "three.npz": "label 2 is outside the 2 classes",

@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,61 +23,6 @@ from fedhead.recipes import components
 from fedhead.recipes.experiment import algorithms, build_experiment
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import is_path
-
-_PYPROJECT = """\
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "A fedhead federation"
-license = "Apache-2.0"
-dependencies = []  # fedhead[flower] must be installed on every machine
-
-[tool.flwr.app]
-publisher = "fedhead"
-fab-include = ["pyproject.toml"]  # the bundle goes to every site: no other file of this folder does
-
-[tool.flwr.app.components]
-serverapp = "fedhead.flower.server_app:app"
-clientapp = "fedhead.flower.client_app:app"
-
-[tool.flwr.app.config]
-server = "{server}"  # server.yaml, as the SuperLink's machine sees it
-resume = false
-insecure = false  # true: nodes have no keys, so that a site's name is not held against its key
-state = ""  # for Flower's own simulation: where clients keep their state
-"""
-
-_SERVER = """\
-# What the server runs. Paths are relative to this file.
-recipe: {recipe}
-set: {set}  # key=value on top of the recipe
-out: {out}  # the run folder: metrics, checkpoint, final models
-sites: {sites}  # their names; the position in this list is the client's index
-test: {test}  # the server's own test samples: an .npz, a folder, a CSV, file.py:function; recipe: the data set's
-quorum: {quorum}  # minimum number of sites for a round
-round_seconds: 600  # to wait for a site's answer
-join_seconds: 120  # to wait for all sites to join
-keys: certs/sites  # the sites' public keys, NAME.pub: a node with another key can't use a site's name
-# For your own data, describe the samples of every site:
-# classes: [cat, dog]  # names, or their number
-# shape: [3, 32, 32]  # channels, height, width
-"""
-
-_SITE = """\
-# Settings of this site. Paths are relative to this file; this file and the data never leave the site.
-name: {name}
-data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), file.py:function; recipe: its share
-# test: test.npz  # the site's own test samples, or a share of `data`:
-# client_test: 0.2
-# model: resnet20  # the site's own architecture, if the method allows it
-allow: {allow}  # code besides fedhead's own that the server may name here: modules, and files beside this one
-paths: {paths}  # files and folders that the server may name as the recipe's data set, with data: recipe
-# methods: [fedavg]  # that the server may run here, and likewise `stages` and `models`; without them all of fedhead's
-# min_class_count: 5  # classes with fewer samples are left out of statistics and prototypes that leave this site
-# max_seconds: 600  # the longest that a request may take, and the most memory of the process that carries it out:
-# max_memory_mb: 4096
-state: state  # folder of the state kept between rounds
-"""
 
 
 @dataclass(frozen=True)
@@ -136,16 +82,17 @@ class Project:
         loaded = recipe if isinstance(recipe, Recipe) else load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
         algorithms(loaded) if data else build_experiment(loaded)
-        files, modules = _own_code(loaded)
+        own_files, modules = _own_code(loaded)
         project.app.mkdir(parents=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
-        (project.app / "pyproject.toml").write_text(_PYPROJECT.format(name=name, server=project.server_file))
+        (project.app / "pyproject.toml").write_text(_filled("pyproject.toml", name=name, server=project.server_file))
         if isinstance(recipe, Recipe):
             (project.path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
             recipe = "recipe.yaml"
         elif Path(recipe).is_file():
             recipe = str(Path(recipe).resolve())
-        text = _SERVER.format(
+        text = _filled(
+            "server.yaml",
             recipe=json.dumps(recipe),
             set=json.dumps(list(assignments)),
             out=json.dumps(out),
@@ -156,16 +103,17 @@ class Project:
         project.server_file.write_text(text + _lines(server_keys), encoding="utf-8")
         paths = [str(Path(loaded.dataset).resolve())] if not data and is_path(loaded.dataset) else []
         for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
-            text = _SITE.format(
+            text = _filled(
+                "site.yaml",
                 name=site,
                 data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
-                allow=json.dumps([*files, *modules]),
+                allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),
             )
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
             (folder / "site.yaml").write_text(text + _lines(site_keys), encoding="utf-8")
-        for where, file in files.items():
+        for where, file in own_files.items():
             for folder in (project.path, *(project.path / "sites" / site for site in sites)):
                 (folder / where).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, folder / where)
@@ -200,6 +148,10 @@ class Project:
         """Read the site files in this folder, in the server's order."""
         files = {name: self.path / "sites" / name / "site.yaml" for name in self.server().sites}
         return {name: SiteFile.read(path) for name, path in files.items() if path.is_file()}
+
+
+def _filled(template: str, **values: object) -> str:
+    return (files("fedhead.deploy") / "templates" / f"{template}.template").read_text("utf-8").format(**values)
 
 
 def _lines(keys: Mapping[str, Any] | None) -> str:
