@@ -7,24 +7,30 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
+from unittest.mock import patch
 
 from torch import Tensor
 
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.components.component_check import check_class
+from fedhead.core.components.parameters import Checked, check_fields
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.padding_check import PaddingCheck
 from fedhead.engine.rounds.rounds import evaluate, run_stage
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
-from fedhead.testing.checks import Check, Skipped, as_check_failure, require, run_checks
-from fedhead.testing.options import check_ranges, instance
+from fedhead.testing.checks import Check, CheckFailed, Skipped, as_check_failure, require, run_checks
 from fedhead.testing.purity import watched
 from fedhead.testing.small import small_model, small_perceptron
 from fedhead.testing.trial import LOCAL, PlainLoop, Trial, difference, final_tensors
+
+A = TypeVar("A", bound=Algorithm)
 
 
 def check_method(
@@ -48,7 +54,7 @@ def check_method(
     Raises:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
-    component = instance(method, Method)
+    component = _instance(method, Method)
     trial = Trial(component, [small_model("group", component.head)], local)
     return run_checks(trial.owner, trial, METHOD_CHECKS, skip)
 
@@ -78,7 +84,7 @@ def check_stage(
     Raises:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
-    component = instance(stage, Stage)
+    component = _instance(stage, Stage)
     if method is None:
         matching = (cls for cls in METHODS.values() if cls.head == component.head)
         method = METHODS["fedavg"]() if component.head is None else next(matching, METHODS["fedavg"])()
@@ -88,9 +94,31 @@ def check_stage(
     return run_checks(trial.owner, trial, STAGE_CHECKS, skip)
 
 
+def _instance(component: A | type[A], base: type[A]) -> A:
+    """Return a component, made with its defaults if a class is given.
+
+    Raises:
+        CheckFailed: The registry would refuse it: it is of another kind, no dataclass, or a hook does not fit.
+    """
+    cls = component if isinstance(component, type) else type(component)
+    try:
+        check_class(cls, cls.__name__, base, defaults=isinstance(component, type))
+        return component if isinstance(component, base) else cls()
+    except BadInput as error:
+        raise CheckFailed(str(error)) from error
+
+
 def check_options(trial: Trial) -> None:
-    """Check that the component can be made again from its options, and refuses values out of their ranges."""
-    check_ranges(trial.stage or trial.method)
+    """Check that the component can be made again from its options, which its base class checks."""
+    component, owner = trial.stage or trial.method, trial.owner
+    check_fields(component, f"{owner}: ")  # whatever its own __post_init__ does
+    with patch.object(Checked, "__post_init__") as base_check:
+        again = dataclasses.replace(component)
+    require(again == component, f"{owner} made again with the same options is another one")
+    require(
+        base_check.called,
+        f"{owner}.__post_init__ leaves the declared types and ranges unchecked: call super().__post_init__() first",
+    )
 
 
 def check_hooks(trial: Trial) -> None:
