@@ -114,7 +114,7 @@ class ServerFile(_File):
 
 @dataclass(frozen=True)
 class SiteFile(_File, Policy):
-    """Where a site's data is, where it keeps its state, and what the server may ask of it."""
+    """Data, state and policy of a site."""
 
     name: SiteName  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
@@ -138,7 +138,7 @@ class SiteFile(_File, Policy):
 
     @property
     def reads_recipe_data(self) -> bool:
-        """Whether the site takes its share of the recipe's data set."""
+        """Return whether the site takes its share of the recipe's data set."""
         return self.data == RECIPE_DATA
 
     def own_model(self) -> dict[str, Any]:

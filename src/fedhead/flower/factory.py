@@ -1,4 +1,4 @@
-"""From the files of a deployment to what works: a site, or the server's transport."""
+"""Factory of sites and of the server's transport, from the files of a deployment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # -- sites ------------------------------------------------------------------------------------------
 def site_of(path: str) -> tuple[Site, bool]:
-    """The site of a site.yaml by its path, and whether its requests are watched; one that can't be read says so."""
+    """Return the site of a site.yaml, which answers with the reason if it can't be read, and its watchdog setting."""
     try:
         file = SiteFile.read(path)
         return site(file), file.watchdog
@@ -56,7 +56,7 @@ def site_of(path: str) -> tuple[Site, bool]:
 
 
 def site(file: SiteFile) -> Site:
-    """The site of a site.yaml."""
+    """Return the site of a site.yaml."""
     if file.threads is not None:
         torch.set_num_threads(file.threads)
 
@@ -100,7 +100,7 @@ def site(file: SiteFile) -> Site:
 
 
 def share_of_recipe(number: int, state: str) -> Site:
-    """A site without a site.yaml: the client of a number, in Flower's own simulation."""
+    """Return a site without a site.yaml: the client of a number, in Flower's own simulation."""
     folder = Path(state).resolve()
     name = site_names(number + 1)[number]
     # its own operator runs it: whatever the recipe names may be read, and nothing leaves this federation
@@ -108,7 +108,7 @@ def share_of_recipe(number: int, state: str) -> Site:
 
 
 def site_names(count: int) -> list[str]:
-    """The names of sites that are only numbered."""
+    """Return names of sites that are only numbered."""
     return [f"site-{k}" for k in range(count)]
 
 
@@ -225,13 +225,13 @@ def _check_own_model(own: Mapping[str, Any], allow: Sequence[str]) -> None:
 
 
 def _digests(recipe: Recipe) -> dict[str, str]:
-    """The digests of the code that the sites run and fedhead does not bring, by name."""
+    """Return digests of the code that sites run and fedhead does not bring, by name."""
     found = components.sources(recipe, kinds=SITE_KINDS)
     return {entry["name"]: entry["digest"] for entry in found if "digest" in entry}
 
 
 def _of_site(recipe: Recipe) -> Recipe:
-    """The recipe without what the server alone does."""
+    """Return the recipe without what the server alone does."""
     return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None, sampler=None)
 
 

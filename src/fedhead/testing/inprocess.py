@@ -79,7 +79,7 @@ class InProcess(Grid):
 
 
 def through_bytes(content: RecordDict) -> RecordDict:
-    """The content as it arrives: through bytes."""
+    """Return a message's content after Flower's own serialization."""
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
     return recorddict_from_proto(recorddict_to_proto(content))
@@ -135,7 +135,7 @@ class InProcessFederation:
 
 
 def changed_response(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
-    """A response whose header and trees were changed on the way."""
+    """Return a response with its header and trees changed."""
     header, trees = wire.unpack(content)
     change(header, trees)
     return wire.pack(header, trees)

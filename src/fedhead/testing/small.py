@@ -1,4 +1,4 @@
-"""The small federation and the small models on which components are tried."""
+"""Small federation and models on which components are checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Net(nn.Module):
         self.fc = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of a batch."""
+        """Return the logits of a batch."""
         return self.fc(self.hidden(self.body(x)))  # type: ignore[no-any-return]  # torch leaves calls untyped
 
 

@@ -1,4 +1,4 @@
-"""The dry run: the server plays each client's part once on a blank sample, to know what a reply must look like."""
+"""Dry run of each client on a blank sample, from which the server knows the form of a valid reply."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class DryRun:
             raise BadInput(f"its model can't be used: {printable(error, 200)}") from error
 
     def _own(self, own: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
-        """The architectures that a site asks for."""
+        """Return the architectures that a site asks for."""
         if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
         with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
@@ -122,7 +122,7 @@ class DryRun:
         stage.check(list(self._models.values()), federation)
 
     def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
-        """What a client sends in an exchange, without its numbers: the tensors are on the meta device."""
+        """Return a client's reply in an exchange, with tensors on the meta device."""
         key = (f"{type(algorithm).__name__}:{algorithm.name}", self._kinds[client])
         if key not in self._replies:
             clients = self.clients

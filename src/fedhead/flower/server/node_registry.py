@@ -1,4 +1,4 @@
-"""The nodes: which node of Flower's is which site, and what each site said of itself."""
+"""Registry of Flower's nodes by site, with what each site said of itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeRegistry:
     retries: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def unknown_nodes(self, connected: set[int]) -> list[int]:
-        """Connected nodes that have not been asked who they are."""
+        """Return connected nodes that have not been asked who they are."""
         again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
         # a node that said why it can't take part may have been fixed; one that said nothing would be waited for again
         again |= {n for n, why in self.refused.items() if why.site and time.monotonic() >= self.retries[n][0]}
@@ -87,12 +87,12 @@ class NodeRegistry:
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
 
     def complete(self, present: list[int]) -> bool:
-        """Whether no other site is to be waited for: each has joined, or has said why it can't."""
+        """Return whether every site has joined or has said why it can't."""
         named = {failure.site for failure in self.refused.values()}
         return all(k in present or name in named for k, name in enumerate(self.sites))
 
     def present(self, connected: set[int]) -> list[int]:
-        """The numbers of the sites that are connected and hold training data."""
+        """Return the numbers of the sites that are connected and hold training data."""
         return [
             k
             for k, name in enumerate(self.sites)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the server waits, and how few sites are enough."""
+    """Deadlines of the server and its quorum."""
 
     quorum: int = 1  # the fewest sites with which a round counts
     round_seconds: float = 600.0  # for a site's response to any request

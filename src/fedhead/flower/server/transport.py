@@ -44,7 +44,7 @@ GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a r
 
 
 class SiteStates(dict[int, int | str]):
-    """Which of its stored states counts at each site: that after a round, by its number, or that after a stage."""
+    """Label of each site's valid state: the number of the round or the name of the stage that it follows."""
 
     def __missing__(self, client: int) -> int:
         return 0  # the initial state

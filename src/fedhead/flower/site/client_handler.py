@@ -29,7 +29,8 @@ def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
         with _within(site.policy.seconds(request.seconds if watchdog else None)), site.policy.within_memory():
             response, send, commit = site.handle(request, trees)
             packed = wire.pack(to_json(response), send)
-            commit()
+            if commit is not None:
+                commit()
             return packed
     except Exception as error:  # whatever it is, the others must go on, and the server learn of it
         return _problem(site.name, header, *record(site.name, error))

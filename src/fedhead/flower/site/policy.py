@@ -43,7 +43,7 @@ class Policy:
 
     @property
     def reads_recipe_data(self) -> bool:
-        """Whether the site takes its share of the recipe's data set."""
+        """Return whether the site takes its share of the recipe's data set."""
         return False
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:

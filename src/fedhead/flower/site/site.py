@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from fedhead.metrics.registry import NO_METRICS, Metric
 
 @dataclass(frozen=True)
 class SiteRun:
-    """What a site has ready for a run: its client (among the federation's numbers), and its metrics."""
+    """A run as set up at a site: its client (among the federation's numbers) and its metrics."""
 
     clients: Clients
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class SiteRun:
         return found[name]
 
 
-Commit = Callable[[], None]  # what is done once the response is ready to go
+Commit = Callable[[], object] | None  # what is stored once the response is ready to go
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Site:
     policy: Policy = field(default_factory=Policy)  # what the server may ask of it
 
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
-        """Carry out a request: the response, what is sent with it, and what to store once both are packed."""
+        """Execute a request; return the response, what is sent with it, and what to store once both are packed."""
         with coded("name"):
             k = request.spec.number(self.name)
         with coded("setup"):
@@ -84,7 +85,7 @@ class Site:
             model=dict(self.model),
         )
         if request.kind == "hello":
-            return response, {}, _nothing
+            return response, {}, None
         return self._work(request, trees, site_run, response, k)
 
     def _work(
@@ -107,13 +108,9 @@ class Site:
         (reply,) = Loop().run(job)
         reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
         reply_check.check(reply.keep, None, k, request.round)
-
-        def commit() -> None:
-            if request.algorithm == TRAIN:
-                store.keep_state(request.round, reply.keep, request.accepted)
-            else:
-                store.keep_stage_state(request.algorithm, reply.keep)
-
+        commit = partial(store.keep_stage_state, request.algorithm, reply.keep)
+        if request.algorithm == TRAIN:
+            commit = partial(store.keep_state, request.round, reply.keep, request.accepted)
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
         response = dataclasses.replace(
             response,
@@ -125,7 +122,7 @@ class Site:
         return response, {"send": reply.send}, commit
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
-        """The client's state that the server counts on."""
+        """Return the client's state that the server counts on."""
         if request.kind == "test" and request.staged:
             found = store.stage_state(request.algorithm)
         elif request.accepted == 0:
@@ -168,23 +165,15 @@ def _test(
             metrics={name: _finite(value) for name, value in found.measured.values.items()},
         )
     if not request.deliver:
-        return response, {}, _nothing
+        return response, {}, None
     (job,) = clients.work(algorithm, downlink, states, request.round)
     with torch.no_grad():
         model = algorithm.personal_model(job.program.client(job.inputs(0)))
-
-    def commit() -> None:
-        store.deliver(request.algorithm, model)
-
-    return response, {}, commit
+    return response, {}, partial(store.deliver, request.algorithm, model)
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _nothing() -> None:
-    """Nothing is to be stored."""
 
 
 def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:

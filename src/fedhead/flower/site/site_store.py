@@ -1,4 +1,4 @@
-"""The store: what a site keeps on its own disk from round to round, by experiment and by the site's name.
+"""Store of a site's client states on its own disk, by experiment and by the site's name.
 
 A state is stored by the round that it follows, beside the one that it came from. The server says with every request
 which round of this site counted last, and the site goes on from that state: a reply that was lost, late or refused, or
@@ -22,7 +22,7 @@ class SiteStore:
         self.path = Path(root) / experiment / site
 
     def state(self, round: int) -> Tree | None:
-        """The state after a round, None if it is not here."""
+        """Return the state after a round, None if it is not here."""
         return self._load(f"state-{round}")
 
     def keep_state(self, round: int, state: Tree, accepted: int) -> None:
@@ -34,7 +34,7 @@ class SiteStore:
                 old.unlink(missing_ok=True)
 
     def stage_state(self, stage: str) -> Tree | None:
-        """The state after a stage, None if it is not here."""
+        """Return the state after a stage, None if it is not here."""
         return self._load(f"stage-{stage}")
 
     def keep_stage_state(self, stage: str, state: Tree) -> None:

@@ -1,4 +1,4 @@
-"""Requests and responses: what the server asks of a site, and what the site says, beside the tensors."""
+"""Requests of the server and responses of sites, beside the tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"} 
 
 
 def version() -> str:
-    """The version of fedhead that runs here."""
+    """Return the version of fedhead that runs here."""
     try:
         return metadata.version("fedhead")
     except metadata.PackageNotFoundError:
@@ -54,7 +54,7 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What all parties of a run must agree on; it comes with every request, as each may meet a fresh process."""
+    """Specification that all parties of a run share; sent with every request, as each may meet a new process."""
 
     # names the run on every site, also when it is resumed; it becomes a folder's name there
     experiment: Annotated[str, Matches(r"[0-9a-f]{8,64}", "8 to 64 hexadecimal digits")]
@@ -73,11 +73,11 @@ class RunSpec:
 
     @property
     def objective(self) -> str:
-        """What the sites' labels are."""
+        """Kind of the sites' labels."""
         return str(self.recipe.get("objective") or "multiclass")
 
     def number(self, site: str) -> int:
-        """The client's number of a site."""
+        """Return the client's number of a site."""
         if site not in self.sites:
             raise BadInput(
                 f"site {site!r} is not among the server's sites {', '.join(self.sites)}: "
@@ -86,13 +86,13 @@ class RunSpec:
         return self.sites.index(site)
 
     def transform(self) -> AnyTransform:
-        """From stored samples to a model's input, the same at every site."""
+        """Return the transform from stored samples to a model's input, the same at every site."""
         if self.named:
             return NamedTransforms({name: one.transform() for name, one in self._entries().items() if one.std})
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
     def blank(self) -> Inputs:
-        """One stored sample of zeros: tokens, bytes of images, features, or several of these by name."""
+        """Return a stored sample of zeros: tokens, bytes of images, features, or several of these by name."""
         if self.named:
             found = self._entries()
             types = {name: getattr(torch, one.type) for name, one in found.items()}
@@ -105,13 +105,13 @@ class RunSpec:
         return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
 
     def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
-        """The run's recipe; files that it names are looked for in `folders`."""
+        """Return the run's recipe; files that it names are looked for in `folders`."""
         return Recipe.from_flat(self.recipe, folders)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one site is asked to do."""
+    """Request to one site."""
 
     kind: Literal["hello", "work", "test"]
     spec: RunSpec
@@ -126,7 +126,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What a site answers."""
+    """Response of a site."""
 
     site: str  # its name
     fedhead: str
@@ -147,12 +147,12 @@ class Response:
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
-    """As JSON can hold it."""
+    """Return a message's entries for JSON."""
     return dataclasses.asdict(value)
 
 
 def read_request(header: Mapping[str, Any]) -> Request:
-    """A request from a message's header, checked, the server's version of fedhead first."""
+    """Return the request of a message's header, checked, the server's version of fedhead first."""
     given = header.get("spec")
     spec: dict[str, Any] = given if isinstance(given, dict) else {}
     if spec.get("fedhead") != version():
@@ -164,7 +164,7 @@ def read_request(header: Mapping[str, Any]) -> Request:
 
 
 def read_response(header: Mapping[str, Any]) -> Response:
-    """A response from a message's header, checked, the site's version of fedhead first."""
+    """Return the response of a message's header, checked, the site's version of fedhead first."""
     theirs = header.get("fedhead")
     if theirs != version() and not header.get("problem"):
         raise Refused(

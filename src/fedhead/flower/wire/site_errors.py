@@ -1,4 +1,4 @@
-"""What a site reports to the server when something fails: a code and a reference number, never free text.
+"""Errors of sites as the server sees them: a code and a reference number, never free text.
 
 The text of an error may quote the site's data: a cell with a patient's name, a label, a file's name, a path. It stays
 in the site's own log, under the reference number that the server's log has too.
