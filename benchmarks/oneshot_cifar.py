@@ -37,7 +37,7 @@ def features(dataset: str, options: argparse.Namespace) -> tuple[fh.Federation, 
         augment="none",
         normalize=options.normalize,
         resize=options.resize,
-        samples=options.limit,
+        subset=options.limit,
         test_samples=options.limit and max(100, options.limit // 5),
     )
     begin = time.perf_counter()

@@ -219,6 +219,6 @@ def test_an_upload_that_leaves_entries_as_they_were_is_refused(returned: Any, wo
         def encode(self, send: Tree, client: Any) -> Tree:
             return returned  # type: ignore[no-any-return]  # the fault that is tested
 
-    federation = fh.Federation.load("digits", clients=2, samples=60)
+    federation = fh.Federation.load("digits", clients=2, subset=60)
     with pytest.raises(BadInput, match=f"upload Forgets: encode .*{words}"):
         fh.run(federation, "mlp", rounds=1, uploads=[Forgets()], executor="loop", device="cpu")

@@ -42,7 +42,7 @@ class Eigenvalues(nn.Module):
 
 
 def federation() -> fh.Federation:
-    return fh.Federation.load("digits", "dirichlet(0.3)", clients=3, samples=90, client_test=0.2)
+    return fh.Federation.load("digits", "dirichlet(0.3)", clients=3, subset=90, client_test=0.2)
 
 
 def trained(model: Any, method: Any = "fedprox", **settings: Any) -> fh.Result:

@@ -89,7 +89,7 @@ def test_things_of_the_wrong_kind_are_refused(given: dict[str, Any], says: str) 
 
 
 def test_what_is_printed_says_how_much_there_is_and_how_well_it_went() -> None:
-    federation = fedhead.Federation.load("digits", "iid", clients=2, samples=60)
+    federation = fedhead.Federation.load("digits", "iid", clients=2, subset=60)
     assert repr(federation) == (
         "Federation(digits, iid: 2 clients with 60 samples of shape (1, 8, 8), 10 classes, 360 test samples)"
     )
@@ -103,7 +103,7 @@ def test_an_executor_must_answer_for_every_client() -> None:
         def run(self, job: fedhead.Job) -> list[fedhead.Reply]:
             return fedhead.Loop().run(job)[1:]
 
-    federation = fedhead.Federation.load("digits", clients=3, samples=60)
+    federation = fedhead.Federation.load("digits", clients=3, subset=60)
     with pytest.raises(BadInput, match="executor Forgets: run returned 2 replies for 3 clients"):
         fedhead.run(federation, "mlp", rounds=1, executor=Forgets(), device="cpu")
 
@@ -143,7 +143,7 @@ def test_masked_values_and_labels_changed_by_a_partition_are_no_data() -> None:
     ],
 )
 def test_a_metric_that_is_no_number_is_found_before_training(metric: Any, words: str) -> None:
-    federation = fedhead.Federation.load("digits", clients=2, samples=60)
+    federation = fedhead.Federation.load("digits", clients=2, subset=60)
     trained: list[Any] = []
     with pytest.raises(BadInput, match=words):
         fedhead.run(federation, "mlp", rounds=1, metrics=[metric], on_round=trained.append)
@@ -152,6 +152,6 @@ def test_a_metric_that_is_no_number_is_found_before_training(metric: Any, words:
 
 @pytest.mark.parametrize("wrong", [{"resume": 5}, {"on_round": 5}, {"precision": 3}, {"executor": "nope"}])
 def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
-    federation = fedhead.Federation.load("digits", clients=2, samples=60)
+    federation = fedhead.Federation.load("digits", clients=2, subset=60)
     with pytest.raises(BadInput, match=next(iter(wrong))):
         fedhead.run(federation, "mlp", rounds=1, **wrong)

@@ -29,7 +29,7 @@ class Mine(fh.FedProx):
 
 
 def federation(seed: int = 0) -> fh.Federation:
-    return fh.Federation.load("digits", "dirichlet(0.3)", clients=3, samples=120, client_test=0.2, seed=seed)
+    return fh.Federation.load("digits", "dirichlet(0.3)", clients=3, subset=120, client_test=0.2, seed=seed)
 
 
 def net() -> fh.SplitModel:

@@ -28,7 +28,7 @@ from fedhead.runs.run import execute
 
 @pytest.fixture(scope="module")
 def digits() -> fh.Federation:
-    return fh.Federation.load("digits", "dirichlet(0.5)", clients=3, samples=120, client_test="matched")
+    return fh.Federation.load("digits", "dirichlet(0.5)", clients=3, subset=120, client_test="matched")
 
 
 def network() -> fh.SplitModel:
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.Mo
     blocked.write_text("")
     with pytest.raises(fh.BadInput, match="can't be written to"):
         replace(extract, folder=blocked / "in")(held)
-    federation = fh.Federation.load("digits", "iid", clients=2, samples=20, test_samples=10)
+    federation = fh.Federation.load("digits", "iid", clients=2, subset=20, test_samples=10)
     with pytest.raises(fh.BadInput, match=r"^cache_features: .* can't be written to"):
         fh.extract_features(federation, "mlp(hidden=[4])", cache=blocked)
 
@@ -188,7 +188,7 @@ def test_what_would_change_the_features_is_refused(digits: fh.Federation) -> Non
 
     with pytest.raises(fh.BadInput, match=r"the extractor is trained.*freeze=\[extractor\]"):
         attempt(network())
-    augmented = fh.Federation.load("digits", "iid", clients=2, samples=40, augment="flip")
+    augmented = fh.Federation.load("digits", "iid", clients=2, subset=40, augment="flip")
     with pytest.raises(fh.BadInput, match="augment=none"):
         attempt(network(), augmented, freeze=["extractor"])
     for layer in (nn.BatchNorm1d(12), nn.Dropout(0.5)):

@@ -230,7 +230,7 @@ def test_recipes_and_python_write_the_same_folder(tmp_path: Path) -> None:
     recipe = load("digits", [*SMALL, *words])
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
     execute(recipe, tmp_path / "recipe", Compute(executor="loop"))
-    fed = fh.Federation.load("digits", recipe.partition, clients=3, samples=120)
+    fed = fh.Federation.load("digits", recipe.partition, clients=3, subset=120)
     settings = {name: getattr(recipe, name) for name in ("rounds", "lr", "momentum", "weight_decay", "batch_size")}
     late = fh.Stragglers("partial", 0.5, seed=3)
     out = tmp_path / "python"

@@ -142,7 +142,7 @@ def test_a_recipe_names_a_sampler_of_a_file_and_is_resumed(tmp_path: Path, monke
 
 
 def test_a_sampler_in_python_is_recorded_in_the_folder(tmp_path: Path) -> None:
-    fed = fh.Federation.load("digits", "dirichlet(1.0)", clients=5, samples=200)
+    fed = fh.Federation.load("digits", "dirichlet(1.0)", clients=5, subset=200)
     settings = {"rounds": 1, "participation": 0.4, "executor": "loop"}
     for sampler, text in (("weighted", "weighted"), (fh.RoundRobinSampler, "round_robin"), (Largest(2), None)):
         result = fh.run(fed, "mlp(hidden=[4])", sampler=sampler, out=tmp_path / str(text), **settings)  # type: ignore[arg-type]  # a few settings

@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 def first(weights: Any, net: nn.Module) -> fh.Tree:
     """The model before the first round: a learning rate of almost 0 leaves it as it is."""
-    federation = fh.Federation.load("digits", clients=2, samples=60)
+    federation = fh.Federation.load("digits", clients=2, subset=60)
     model = fh.split(net, classifier="3")
     settings: dict[str, Any] = {"rounds": 1, "lr": 1e-30, "executor": "loop", "device": "cpu"}
     return fh.run(federation, model, weights=weights, **settings).weights or fh.Tree()
@@ -57,7 +57,7 @@ def test_a_recipe_starts_from_another_run_and_from_its_exported_weights(tmp_path
 
 
 def test_a_run_of_python_is_resumed_with_the_same_weights_only(tmp_path: Path) -> None:
-    federation = fh.Federation.load("digits", clients=2, samples=60)
+    federation = fh.Federation.load("digits", clients=2, subset=60)
     settings: dict[str, Any] = {"executor": "loop", "device": "cpu", "out": tmp_path / "run"}
     state = net().state_dict()
     fh.run(federation, fh.split(net(), classifier="3"), rounds=1, weights=state, **settings)

@@ -33,7 +33,7 @@ class Float16Upload(fh.Upload):
 AGAIN = """
 import sys
 import fedhead as fh
-federation = fh.Federation.load("digits", "iid", clients=2, samples=60)
+federation = fh.Federation.load("digits", "iid", clients=2, subset=60)
 result = fh.load("../run", federation=federation)
 print(result.record.recipe.method, result.calibrate("ridge").accuracy > 0)
 print(len(fh.run(federation, "mlp", "../code/mine.py:Mine(factor=2)", rounds=2, out="../run", resume=True).rows))
@@ -41,7 +41,7 @@ print(len(fh.run(federation, "mlp", "../code/mine.py:Mine(factor=2)", rounds=2, 
 
 
 def small() -> fh.Federation:
-    return fh.Federation.load("digits", "iid", clients=2, samples=60)
+    return fh.Federation.load("digits", "iid", clients=2, subset=60)
 
 
 def test_a_file_is_recorded_by_its_name_and_a_new_process_goes_on(

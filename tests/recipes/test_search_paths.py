@@ -170,7 +170,7 @@ def test_an_analysis_of_ones_own_does_not_need_the_code_of_the_run(
 def test_a_run_that_was_begun_in_python_says_that_its_code_changed(
     recipe: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    federation = fh.Federation.load("digits", "iid", clients=2, samples=100)
+    federation = fh.Federation.load("digits", "iid", clients=2, subset=100)
     Path("mine.py").write_text(MINE)
     fh.run(federation, "mlp(hidden=[4])", "mine.py:Mine", rounds=1, out="run")
     assert fh.load("run").module() is not None

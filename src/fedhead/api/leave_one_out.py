@@ -22,7 +22,7 @@ from fedhead.calibration.statistics import merge
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import map_inputs
 from fedhead.data.federation.federation import Federation
-from fedhead.data.federation.leave_out import is_fitted
+from fedhead.data.federation.preprocessing import is_fitted
 from fedhead.data.inputs.arrays import Samples
 from fedhead.models.split_model import SplitModel, load
 from fedhead.stages import STAGES

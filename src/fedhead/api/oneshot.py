@@ -19,7 +19,7 @@ from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.log import warn_once
 from fedhead.data.federation import preprocessing
 from fedhead.data.federation.federation import Federation
-from fedhead.data.federation.leave_out import fitted_anew
+from fedhead.data.federation.preprocessing import refit
 from fedhead.data.sources.datasets import is_path
 from fedhead.data.transforms.augment import Transform
 from fedhead.executors import select
@@ -205,7 +205,7 @@ def _federation(
     federation = Federation.load(data, partition, clients, seed, data_dir, **more)
     if missing == "refuse" or federation.test is not None:
         return federation
-    return fitted_anew(federation, federation.hold_out(TEST_SHARE, seed))  # no test sample counts in the means
+    return refit(federation, federation.hold_out(TEST_SHARE, seed))  # no test sample counts in the means
 
 
 def _prepared(

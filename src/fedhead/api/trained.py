@@ -19,7 +19,7 @@ from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.inputs import Inputs, describe, map_inputs, shape_of, tensors_of, to_dtype, type_of
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import check_rows
-from fedhead.data.federation.client_data import ClientData
+from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import arrays, named_inputs
 from fedhead.data.inputs.missing_values import fill_inputs
 from fedhead.data.inputs.table_columns import is_frame
@@ -157,7 +157,7 @@ def plain(model: SplitModel, w: Weights) -> nn.Module:
     return nn.Sequential(parts).eval()
 
 
-def model_inputs(data: ClientData, x: Any) -> Inputs:
+def model_inputs(data: Federation, x: Any) -> Inputs:
     """Return what the model is given for samples like those of the federation, not yet normalized.
 
     Args:

@@ -14,7 +14,7 @@ from fedhead.core.system.identity_cache import IdentityCache
 from fedhead.core.training import random
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
-from fedhead.data.federation.federation import Samples
+from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 KEPT_TABLES = 4  # as of several architectures, or of those who train and those who are tested

@@ -44,6 +44,15 @@ class Diverged(FedheadError, ArithmeticError):
     """Training produced non-finite numbers; the command line exits with code 1."""
 
 
+def require(condition: object, message: str) -> None:
+    """Raise `BadInput` with a message unless a condition holds.
+
+    >>> require(2 > 1, "clients: give at least one")
+    """
+    if not condition:
+        raise BadInput(message)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     """Return the error for an unknown name, suggesting the closest known one.
 

@@ -1,44 +1,465 @@
-"""A federation, and the ways to create one: from arrays, clients, data sets, files, folders or a registered name."""
+"""Federations: clients and their data, and the ways to create one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
-from fedhead.data.federation import federation_file, preprocessing
-from fedhead.data.federation.from_arrays import CLIENTS
-from fedhead.data.federation.from_datasets import FromDatasets
-from fedhead.data.federation.leave_out import leave_out
+from fedhead.core.system import html
+from fedhead.core.system.errors import BadInput, require
+from fedhead.core.tree.inputs import describe, map_inputs, model_types, shape_of, type_of
+from fedhead.data.federation import builders, federation_file, preprocessing, splits
+from fedhead.data.federation.builders import ArrayOptions
+from fedhead.data.inputs import arrays, targets
 from fedhead.data.inputs.arrays import Samples as Samples
-from fedhead.data.inputs.conversion import Pair
-from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.conversion import Pair, concatenate
+from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.tokenize import Tokenizer
+from fedhead.data.partitions import partition_file
+from fedhead.data.partitions.allocation import Rows, stratified
 from fedhead.data.partitions.client_test_sets import ClientTest
-from fedhead.data.partitions.groups import DEFAULT
-from fedhead.data.partitions.partition import Natural
+from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of_groups
+from fedhead.data.partitions.partition import Dirichlet, Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets, sources
 from fedhead.data.sources.datasets import Dataset
+from fedhead.data.sources.sources import Reader, Reading
+from fedhead.data.transforms.augment import Transform
+from fedhead.data.transforms.named_transforms import AnyTransform, check_kind
 
-# what can be changed of a federation that was saved
-_ON_TOP = {"seed", "client_test", "augment", "normalize", "resize"}
+_NOUNS = {"multiclass": "classes", "binary": "classes", "multilabel": "labels", "regression": "targets"}
+_PREPARATION = {"seed", "client_test", "augment", "normalize", "resize"}  # what can be changed of a saved federation
 
 
-class Federation(FromDatasets):
-    """Clients and their data; see `ClientData` for its parts.
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """Clients and their data; the clients' samples are rows of one training set.
 
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
     (3, (2,), np.int64(6))
+
+    Args:
+        train: Training samples of all clients.
+        rows: Training samples of each client, as rows of `train`.
+        classes: Number of classes, of labels (multilabel) or of numbers to predict (regression).
+        test: Global test set.
+        client_test: Test samples of each client, as rows of `train` or `test`.
+        client_test_from: Which of the two they are rows of.
+        validation: Validation samples of each client, as rows of `train` that are not among `rows`.
+        transform: Maps stored samples to model inputs.
+        public: Samples that all parties hold (KT-pFL).
+        names: Names of the classes.
+        client_names: Names of the clients.
+        title: Name of the data in records.
+        partition: Name of the partition in records.
+        objective: What the labels are: "multiclass", "binary", "multilabel" or "regression".
+        missing: How missing values of each table were filled, by name of the input ("" if there is one).
+
+    Raises:
+        BadInput: If the parts do not fit together.
     """
+
+    train: Samples
+    rows: list[Rows]
+    classes: int
+    test: Samples | None = None
+    client_test: list[Rows] | None = None
+    client_test_from: Literal["train", "test"] = "train"
+    validation: list[Rows] | None = None
+    transform: AnyTransform = field(default_factory=Transform)
+    public: Samples | None = None
+    names: Sequence[str] | None = None
+    client_names: Sequence[str] | None = None
+    title: str = "your data"
+    partition: str = "natural"
+    objective: str = "multiclass"
+    missing: Mapping[str, MissingValues] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Say how much there is, not what."""
+        samples = sum(len(rows) for rows in self.rows)
+        test = 0 if self.test is None else len(self.test.y)
+        shape = shape_of(self.train.x)
+        return (
+            f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
+            f"of shape {shape}, {self.classes} {_NOUNS[self.objective]}, {test:,} test samples)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show each client's samples by class, in notebooks."""
+        classes = [str(c) for c in range(self.classes)] if self.names is None else list(self.names)
+        names = range(len(self.rows)) if self.client_names is None else self.client_names
+        if not self.has_classes:
+            return html.table(
+                repr(self), ["client", "samples"], [list(each) for each in zip(names, self.sizes, strict=True)]
+            )
+        body = [[name, int(own.sum()), *own[: html.MOST]] for name, own in zip(names, self.counts(), strict=True)]
+        return html.table(repr(self), ["client", "samples", *classes[: html.MOST]], body)
+
+    def __post_init__(self) -> None:
+        targets.objective_of(self.objective)
+        if not self.rows:
+            raise BadInput("a federation needs at least one client")
+        for what, given, count in (
+            ("names", self.names, self.classes),
+            ("client_names", self.client_names, len(self.rows)),
+        ):
+            if given is not None:
+                object.__setattr__(self, what, tuple(str(name) for name in given))
+                if len(given) != count:
+                    raise BadInput(f"{what}: {len(given)} names were given, {count} are needed")
+        for what, data in (("training data", self.train), ("test data", self.test)):
+            if data is not None and len(data.y) and self.has_classes:
+                arrays.check_classes(data, self.classes, what)
+            elif data is not None and len(data.y) and data.y.shape[1:] != (self.classes,):
+                raise BadInput(f"{what}: y has shape {tuple(data.y.shape)}, it must be [N, {self.classes}]")
+        if self.test is not None and _sample_type(self.test) != _sample_type(self.train):
+            raise BadInput(
+                f"test samples of shape {describe(self.test.x)} do not match training samples of "
+                f"{describe(self.train.x)}"
+            )
+        if self.public is not None and _sample_type(self.public) != _sample_type(self.train):
+            raise BadInput(
+                f"public samples of shape {describe(self.public.x)} do not match the clients', "
+                f"{describe(self.train.x)}: their models can't take both"
+            )
+        check_kind(self.transform, shape_of(self.train.x))
+
+    # -- properties -------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def input_shape(self) -> Any:
+        """Shape of one input of a model: a tuple, or a tuple by name."""
+        return self.transform.output_shape(shape_of(self.train.x))
+
+    @property
+    def input_types(self) -> Any:
+        """Type of a model's inputs, by name where they have names."""
+        return model_types(self.train.x)
+
+    @property
+    def largest_token(self) -> Any:
+        """Largest token of all samples, by name where inputs have names; None for what is not tokens."""
+        parts = [data.x for data in (self.train, self.test, self.public) if data is not None and len(data.y)]
+
+        def largest(*each: Tensor) -> int | bool | None:
+            if each[0].dtype == torch.bool:
+                return True
+            return max(int(t.max()) for t in each) if each[0].dtype == torch.int64 else None
+
+        return map_inputs(largest, *parts)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample is of one class."""
+        return targets.objective_of(self.objective).has_classes
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that a model needs."""
+        return targets.objective_of(self.objective).outputs(self.classes)
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """Class of each training sample, by which shares are stratified; 0 where there are no classes."""
+        return self.train.y.numpy() if self.has_classes else np.zeros(len(self.train.y), np.int64)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of training samples per client."""
+        return tuple(len(rows) for rows in self.rows)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Count training samples by client and class, [clients, classes]; [clients, 1] where there are no classes."""
+        if not self.has_classes:
+            return np.array(self.sizes, np.int64)[:, None]
+        y = self.train.y.numpy()
+        return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
+
+    # -- constructors -----------------------------------------------------------------------------
+    @classmethod
+    def dirichlet(
+        cls,
+        x: Any,
+        y: Any,
+        clients: int,
+        alpha: float,
+        test: Pair | float | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> Self:
+        """Partition arrays by a Dirichlet distribution: the smaller alpha, the more the clients' classes differ.
+
+        Args:
+            x: Samples, see `from_arrays`.
+            y: Labels.
+            clients: Number of clients.
+            alpha: Concentration of the Dirichlet distribution.
+            test: Global test set (x, y), or the share of the samples that is held out for it.
+            seed: Seed of the partition.
+            **settings: Further arguments of `from_arrays`.
+
+        Returns:
+            The federation.
+        """
+        return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        partition: PartitionLike | None = None,
+        clients: int | None = None,
+        test: Pair | float | NDArray[np.bool_] | None = None,
+        seed: int = 0,
+        client_test: str | float | ClientTest | None = None,
+        transform: AnyTransform | None = None,
+        classes: int | None = None,
+        names: Sequence[str] | None = None,
+        public: Pair | None = None,
+        title: str = "your data",
+        *,
+        layout: LayoutLike = None,
+        groups: Any = None,
+        group_names: Sequence[str] | None = None,
+        test_groups: Any = None,
+        missing: Literal["refuse", "mean"] = "refuse",
+        augment: str | None = None,
+        normalize: str | None = None,
+        resize: int | None = None,
+        objective: str = "multiclass",
+    ) -> Self:
+        """Partition arrays or tensors over clients.
+
+        Args:
+            x: Samples, [N, …]; a dictionary of such for models with several inputs; or a list of samples that differ
+                in length, which become the inputs x and mask.
+            y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept; other labels are numbered in order,
+                and are the names of the classes.
+            partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
+                returns one array of rows per client; by default iid, or the groups.
+            clients: Number of clients; by default 10, or the number of groups.
+            test: Global test set (x, y), or the share of the samples that is held out for it, or which samples are,
+                booleans [N]. With groups those of each client are also its own test set.
+            seed: Seed of the partition.
+            client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
+                from the test set with the client's class distribution.
+            transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
+            classes: Number of classes, if y holds class indices of which some may be absent; found in the data if None.
+            names: Names of the classes, in order.
+            public: Samples (x, y) that all parties hold.
+            title: Name of the data in records.
+            layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
+                become float32, or "tokens", which stay integers; one for each entry of a dictionary. By default it is
+                inferred, and x is refused if it can be read in several ways.
+            groups: Client of each sample, [N], numbers or words, for data with natural clients.
+            group_names: Names of the groups, if these are numbers 0, 1, 2 ….
+            test_groups: Client of each sample of a test set (x, y), likewise: these are the client's own test samples.
+            missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
+                clients and add one indicator column per such feature.
+            augment: Augmentation in place of the transform's, such as "flip".
+            normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
+                each feature or channel over all clients.
+            resize: Height and width that images are resized to on the compute device (bicubic), as a pretrained model
+                needs them; by default they keep their size.
+            objective: What y holds: "multiclass" or "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
+                for each label, [N, L]) or "regression" (numbers, [N] or [N, T]).
+
+        Returns:
+            The federation.
+
+        Raises:
+            BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
+        """
+        options = ArrayOptions(
+            transform, classes, names, public, title, layout, missing, augment, normalize, resize, objective
+        )
+        pair, share = builders.pair_or_share(test)
+        converted = options.convert({"training": (x, y)}, pair)
+        train, held, client_names = converted.parts[0], converted.test, None
+        rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
+        if isinstance(rule, Natural):
+            rows, client_names = rows_of_groups(groups, group_names, len(train.y), clients)
+        else:
+            require(groups is None, f"groups: they decide the clients, leave partition={rule} out (or groups)")
+            if share is not None:
+                train, held = builders.split_test(train, share, objective, seed)
+            rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
+        made = options.assemble(cls, converted, train, rows, test=held, client_names=client_names, partition=str(rule))
+        if isinstance(rule, Natural) and share is not None:
+            made = made.hold_out(share, seed)
+        if test_groups is not None:
+            if client_names is None or pair is None or held is None:
+                raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
+            own_rows = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
+            made = replace(made, client_test=own_rows, client_test_from="test")
+        return options.prepare(made.with_client_test(client_test, seed))
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        partition: PartitionLike | None = None,
+        clients: int | None = None,
+        test: Any = None,
+        *,
+        inputs: str | Sequence[str] | None = None,
+        label: str = "label",
+        encode: str | Tokenizer | None = None,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        layout: LayoutLike = None,
+        **settings: Any,
+    ) -> Self:
+        """Create a federation from a data set of PyTorch, Hugging Face or pandas.
+
+        Args:
+            dataset: A torch `Dataset` or `DataLoader` of (sample, label) pairs or of dictionaries, a Hugging Face
+                `Dataset`, a pandas `DataFrame`, or a `DatasetDict` (or dictionary) of such with the parts train and,
+                if there is one, test.
+            partition: A partition or its name, see `from_arrays`; "natural(column)" takes the clients that a column
+                names. A test set with this column gives the clients their own test samples.
+            clients: Number of clients; by default 10, or those of the column.
+            test: Test set, see `from_arrays`, or a data set, or the name of a part of a `DatasetDict` or of a column
+                that holds 1 for test samples.
+            inputs: Column of the samples, or several, for models with several inputs. By default all columns of a
+                data frame or dictionary but those of label and client, and the only one of a Hugging Face data set.
+            label: Column of the labels.
+            encode: How texts become inputs: a tokenizer, which is any function from a text to its token ids, or an
+                encoder by name, such as "hashing(2048)". Texts of different lengths are filled up, with a mask.
+            categories: Categories of columns of a data frame, where the data may lack some; see `TableColumns`.
+            layout: Meaning of the inputs, see `from_arrays`.
+            **settings: Further arguments of `from_arrays`.
+
+        Returns:
+            The federation.
+
+        Raises:
+            BadInput: If a column is not there, or the data can't be read or partitioned.
+        """
+        train, held = sources.split(dataset, "the data")
+        mark = None
+        if isinstance(test, str) and isinstance(dataset, Mapping):
+            require(test in dataset, f"test: the data has no part {test!r}; it has {', '.join(map(str, dataset))}")
+            held = dataset[test]
+        elif isinstance(test, str):
+            mark = test
+        elif test is not None:
+            held = test
+        rule = None if partition is None else parse_partition(partition)
+        column = rule.column if isinstance(rule, Natural) and "groups" not in settings else None
+        missing = preprocessing.allows_missing(settings.get("missing", "refuse"))
+        reader = Reader(Reading(inputs, label, encode, categories, missing, column, mark), [train])
+        part = builders.read_data(reader, train, "the data")
+        given: dict[str, Any] = {"names": part.names, "layout": builders.merge_layouts(layout, part.layout)}
+        if part.groups is not None:
+            given |= {"groups": part.groups, "group_names": part.group_names}
+        if mark is not None:
+            require(
+                part.mark is not None,
+                f"test: {mark!r} names a column or a part, which a torch Dataset does not have",
+            )
+            held = builders.test_mask(part.mark, f"column {mark!r}")
+        if held is not None and not isinstance(held, int | float | tuple | np.ndarray):
+            test_part = builders.read_test(reader, held)
+            held = (test_part.x, test_part.y)
+            if test_part.groups is not None:
+                given["test_groups"] = test_part.groups
+        return cls.from_arrays(part.x, part.y, rule, clients, held, **{**given, **settings})
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Iterable[Any] | Mapping[str, Any],
+        test: Pair | float | None = None,
+        seed: int = 0,
+        client_test: str | float | ClientTest | None = None,
+        *,
+        inputs: str | Sequence[str] | None = None,
+        label: str = "label",
+        encode: str | Tokenizer | None = None,
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Create a federation from data that is already split.
+
+        Args:
+            clients: The data of each client, by name or in a list: a pair (x, y), which may be empty, or a data set,
+                see `from_dataset`. A client with its own test set has (x, y, x_test, y_test), or a dictionary of the
+                data sets train and test, such as a `DatasetDict`; together they are the global test set.
+            test: Global test set (x, y), or the share of each client's samples that is held out for it; this share
+                is also the client's own test set.
+            seed: Seed of the clients' test sets.
+            client_test: Test set of each client, see `from_arrays`.
+            inputs: Columns of data sets that are inputs, see `from_dataset`.
+            label: Column of the labels.
+            encode: Tokenizer or encoder of texts, see `from_dataset`.
+            categories: Categories of columns of data frames; by default those of all clients together.
+            **settings: Further arguments of `from_arrays`: transform, classes, names, public, title, layout, missing,
+                augment, normalize, resize and objective.
+
+        Returns:
+            The federation.
+
+        Raises:
+            BadInput: If the clients' data is empty or inconsistent.
+        """
+        require(
+            isinstance(clients, Iterable),
+            f"clients is {type(clients).__name__}: give a list or dictionary of the clients' data",
+        )
+        named = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
+        require(
+            len(set(map(str, named))) == len(named),
+            f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own",
+        )
+        options = ArrayOptions(**settings)
+        split = {f"client {name}": sources.split(source, f"client {name}") for name, source in named.items()}
+        missing = preprocessing.allows_missing(options.missing)
+        reader = Reader(Reading(inputs, label, encode, categories, missing), [train for train, _ in split.values()])
+        parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
+        tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
+        require(
+            not tests or (test is None and client_test is None),
+            "test and client_test: these clients have their own test sets, leave both out",
+        )
+        pair, share = builders.pair_or_share(test)
+        known = next((part.layout for part in parts.values() if part.layout is not None), None)
+        class_names = next((part.names for part in parts.values() if part.names is not None), None)
+        options = replace(
+            options, names=options.names or class_names, layout=builders.merge_layouts(options.layout, known)
+        )
+        converted = options.convert(
+            {what: (part.x, part.y) for what, part in parts.items()},
+            {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
+        )
+        made = options.assemble(
+            cls,
+            converted,
+            concatenate(converted.parts),
+            builders.consecutive_rows([len(part.y) for part in parts.values()]),
+            test=converted.test,
+            client_names=tuple(named) if isinstance(clients, Mapping) else None,
+        )
+        if tests:
+            own_rows = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
+            made = replace(made, client_test=own_rows, client_test_from="test")
+        if share is not None:
+            made = made.hold_out(share, seed)
+        return options.prepare(made.with_client_test(client_test, seed))
 
     @classmethod
     def from_npz(
@@ -76,30 +497,33 @@ class Federation(FromDatasets):
         Raises:
             BadInput: If the file can't be read or its parts do not go together.
         """
-        held = federation_file.read(Path(path), size, encode)
-        default = Natural() if "site" in held.arrays else "iid"
+        contents = federation_file.read(Path(path), size, encode)
+        default = Natural() if "site" in contents.arrays else "iid"
         rule = parse_partition(default if partition is None else partition)
-        if held.saved and settings.get("objective") == held.objective:
+        if contents.saved and settings.get("objective") == contents.objective:
             del settings["objective"]
+        unchanged = rule == Natural() and test is None and layout is None and settings.keys() <= _PREPARATION
         try:
-            if held.saved and rule == Natural() and test is None and layout is None and settings.keys() <= _ON_TOP:
-                return cls._restored(held, clients, **settings)
+            if contents.saved and unchanged:
+                return cls._restored(contents, clients, **settings)
             if isinstance(rule, Natural):
-                groups, group_names = held.column(rule.column)
-                if groups is None:
-                    raise BadInput(f"partition {rule}: it has no array {rule.column!r} that names each sample's client")
+                groups, group_names = contents.column(rule.column)
+                require(
+                    groups is not None,
+                    f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
+                )
                 settings |= {"groups": groups, "group_names": group_names}
-            given = {"names": held.class_names, "title": Path(path).stem, **settings}
-            given.setdefault("objective", held.objective)
-            chosen = held.mask(test) if isinstance(test, str) else held.test if test is None else test
-            return cls.from_arrays(held.x, held.y, rule, clients, chosen, layout=layout or held.layout, **given)
+            chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
+            given: dict[str, Any] = {"names": contents.class_names, "title": Path(path).stem}
+            given |= {"objective": contents.objective, "layout": layout or contents.layout}
+            return cls.from_arrays(contents.x, contents.y, rule, clients, chosen, **{**given, **settings})
         except BadInput as error:
             raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     @classmethod
     def _restored(
         cls,
-        held: federation_file.Contents,
+        contents: federation_file.Contents,
         clients: int | None,
         seed: int = 0,
         client_test: str | float | ClientTest | None = None,
@@ -107,10 +531,9 @@ class Federation(FromDatasets):
         normalize: str | None = None,
         resize: int | None = None,
     ) -> Self:
-        """Return a federation that was saved, with changes on top."""
-        made = cls(**federation_file.restore(held))
-        if clients not in (None, len(made)):
-            raise BadInput(f"clients: the file has {len(made)}, not {clients}; set clients={len(made)} ({DEFAULT})")
+        """Return a federation that was saved, prepared in another way."""
+        made = cls(**federation_file.restore(contents))
+        _check_count(clients, len(made), "the file has")
         return preprocessing.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
 
     @classmethod
@@ -132,11 +555,12 @@ class Federation(FromDatasets):
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, "layout": "nchw", **settings}
         if found.clients is None:
             return cls.from_arrays(found.parts[0].x, found.parts[0].y, **settings)
-        if str(rule := settings.pop("partition", None) or "natural") != "natural":
-            raise BadInput(f"partition: {rule} does not fit, the folders in {path} are clients; set partition=natural")
-        if (clients := settings.pop("clients", None)) not in (None, len(found.parts)):
-            count = len(found.parts)
-            raise BadInput(f"clients: {path} holds {count}, not {clients}; set clients={count} ({DEFAULT})")
+        rule = str(settings.pop("partition", None) or "natural")
+        require(
+            rule == "natural",
+            f"partition: {rule} does not fit, the folders in {path} are clients; set partition=natural",
+        )
+        _check_count(settings.pop("clients", None), len(found.parts), f"{path} holds")
         return cls.from_clients(dict(zip(found.clients, found.parts, strict=True)), **settings)
 
     @classmethod
@@ -150,7 +574,7 @@ class Federation(FromDatasets):
         client_test: str | float | ClientTest | None = None,
         augment: str | None = None,
         normalize: str | None = None,
-        samples: int | None = None,
+        subset: int | None = None,
         test_samples: int | None = None,
         download: bool = True,
         public: str | Dataset | Callable[[], Any] | None = None,
@@ -172,7 +596,7 @@ class Federation(FromDatasets):
             client_test: Test set of each client, see `from_arrays`.
             augment: Augmentation; by default that of the data set.
             normalize: Normalization; by default that of the data set; see `from_arrays`.
-            samples: Number of training samples to keep, stratified by class.
+            subset: Number of training samples to keep, stratified by class.
             test_samples: Number of test samples to keep, stratified by class.
             download: Whether downloads are allowed.
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
@@ -190,45 +614,125 @@ class Federation(FromDatasets):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        common = {"seed": seed, "client_test": client_test}
-        common |= {"augment": augment, "normalize": normalize, "resize": resize}
         if datasets.is_path(source):
-            if public is not None or test_samples is not None:
-                raise BadInput(
-                    "public and test_samples are for registered data sets; give public=(x, y) in from_arrays"
-                )
-            made = cls._from_path(Path(str(source)), partition, clients, {**common, **settings})
+            require(
+                public is None and test_samples is None,
+                "public and test_samples are for registered data sets; give public=(x, y) in from_arrays",
+            )
+            settings |= {"seed": seed, "client_test": client_test}
+            settings |= {"augment": augment, "normalize": normalize, "resize": resize}
+            made = cls._from_path(Path(str(source)), partition, clients, settings)
             if not with_test:
                 made = replace(made, test=None, client_test=None)
-            return made if samples is None else made.subset(samples, seed)
+            return made if subset is None else made.subset(subset, seed)
         objective = settings.pop("objective", "multiclass")
-        if settings:
-            raise BadInput(f"{next(iter(settings))}: this is for files and folders, {source} is a registered data set")
+        require(
+            not settings,
+            f"{next(iter(settings), '')}: this is for files and folders, {source} is a registered data set",
+        )
         entry = datasets.get(source)  # type: ignore[arg-type]  # no path
         datasets.check_objective(entry, objective)
         other = None if public is None else datasets.get(public)
         train, test, shared = datasets.parts(
-            entry, data_dir, download, samples, test_samples, other, public_samples, seed, with_test
+            entry, data_dir, download, subset, test_samples, other, public_samples, seed, with_test
         )
         rule = parse_partition("iid" if partition is None else partition)
-        made = cls._assembled(
+        made = cls(
             train,
-            rule.split(train.y.numpy(), entry.classes, CLIENTS if clients is None else clients, seed),
-            Classes(entry.classes, entry.names),
+            rule.split(train.y.numpy(), entry.classes, builders.CLIENTS if clients is None else clients, seed),
+            entry.classes,
             test=test,
+            transform=entry.transform,
             public=shared,
+            names=entry.names,
             title=entry.name,
             partition=str(rule),
-            transform=entry.transform,
             objective=objective,
         )
         return preprocessing.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
+
+    @classmethod
+    def _from_path(
+        cls, path: Path, partition: PartitionLike | None, clients: int | None, settings: dict[str, Any]
+    ) -> Self:
+        settings = {name: value for name, value in settings.items() if value is not None}
+        if not path.is_dir():
+            return cls.from_npz(path, partition, clients, **settings)
+        for name in ("encode", "layout"):
+            require(name not in settings, f"{name}: this is for .npz files, {path} is a folder of images")
+        return cls.from_folder(path, partition=partition, clients=clients, **settings)
+
+    # -- modified copies --------------------------------------------------------------------------
+    def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
+        """Return the federation with a test set for each client; see `Federation.from_arrays`.
+
+        Args:
+            client_test: A share of the client's samples, or `matched`.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy, or the federation itself without `client_test`.
+        """
+        return splits.with_client_test(self, client_test, seed)
+
+    def with_validation(self, share: float | None, seed: int = 0) -> Self:
+        """Return the federation with a share of each client's training samples taken apart for validation.
+
+        Args:
+            share: Share of each client's training samples; None: none.
+            seed: Seed of the choice, which is made by key for each client.
+
+        Returns:
+            A copy, or the federation itself where there is nothing to do.
+
+        Raises:
+            BadInput: If the share leaves no client a validation sample.
+        """
+        return splits.with_validation(self, share, seed)
+
+    def subset(self, n: int, seed: int = 0) -> Self:
+        """Return the federation with only n training (and client test) samples, stratified by class.
+
+        Args:
+            n: Number of samples.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy.
+        """
+        return self.take(stratified(self.strata, n, seed))
+
+    def take(self, kept: Rows) -> Self:
+        """Return the federation with only these rows of its training set.
+
+        Args:
+            kept: Rows of `train`, each once.
+
+        Returns:
+            A copy.
+        """
+        return splits.take(self, kept)
+
+    def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
+        """Return the federation with some samples of each client as its test set, and all of these as the global one.
+
+        Args:
+            test: Share of each client's samples, stratified by class, or which rows of `train` to hold out.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy.
+
+        Raises:
+            BadInput: If no training or no test samples are left.
+        """
+        return splits.hold_out(self, test, seed)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.
 
         Means and deviations that came from all clients' samples (`normalize="standard"`, `missing="mean"`) are computed
-        anew without that client's, which are in no part of the training data any more.
+        again without that client's, which are in no part of the training data any more.
 
         Args:
             client: Number of the client.
@@ -239,8 +743,9 @@ class Federation(FromDatasets):
         Raises:
             BadInput: If there is no such client, it has no samples, or no other client has any.
         """
-        return leave_out(self, client)
+        return splits.leave_out(self, client)
 
+    # -- files ------------------------------------------------------------------------------------
     def save(self, path: str | PathLike[str]) -> None:
         """Write the federation to an .npz file, from which `load` makes the same.
 
@@ -250,20 +755,57 @@ class Federation(FromDatasets):
         Raises:
             BadInput: If it does not, or there is no such folder.
         """
-        if Path(path).suffix != ".npz":
-            raise BadInput(f"{path}: a federation is saved as an .npz file; give a name that ends in .npz")
-        if not Path(path).absolute().parent.is_dir():
-            raise BadInput(f"{path}: there is no such folder; make it first")
+        require(
+            Path(path).suffix == ".npz", f"{path}: a federation is saved as an .npz file; give a name that ends in .npz"
+        )
+        require(Path(path).absolute().parent.is_dir(), f"{path}: there is no such folder; make it first")
         federation_file.save(Path(path), self)
 
-    @classmethod
-    def _from_path(
-        cls, path: Path, partition: PartitionLike | None, clients: int | None, settings: dict[str, Any]
-    ) -> Self:
-        settings = {name: value for name, value in settings.items() if value is not None}
-        if path.is_dir():
-            for name in ("encode", "layout"):
-                if name in settings:
-                    raise BadInput(f"{name}: this is for .npz files, {path} is a folder of images")
-            return cls.from_folder(path, partition=partition, clients=clients, **settings)
-        return cls.from_npz(path, partition, clients, **settings)
+    def fingerprint(self) -> str:
+        """Return 16 characters that two federations share if each client trains and tests on the same rows in both."""
+        return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
+
+    def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
+        """Write the rows of each client to a file for `load_partition`.
+
+        Args:
+            path: File to write.
+            **arrays: Further arrays to keep in the file, by name.
+        """
+        more = {"class_names": self.names, "client_names": self.client_names, **arrays}
+        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition, more)
+
+    def load_partition(self, path: str | PathLike[str]) -> Self:
+        """Return this data with the clients of a file written by `save_partition`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            A copy.
+
+        Raises:
+            BadInput: If the file can't be read or does not fit the data.
+        """
+        rows, local, client_test_from, text = partition_file.load(Path(path))
+        limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
+        for own, what in [*((r, "train") for r in rows), *((r, client_test_from) for r in local or [])]:
+            if own.size and (own.min() < 0 or own.max() >= limit[what]):
+                raise BadInput(f"{path}: row {own.max()} is not in the {what} data of {limit[what]} samples")
+        names = self.client_names if self.client_names is not None and len(self.client_names) == len(rows) else None
+        return replace(
+            self,
+            rows=rows,
+            client_test=local,
+            client_test_from=client_test_from,
+            partition=text,
+            client_names=names,
+        )
+
+
+def _sample_type(data: Samples) -> Any:
+    return shape_of(data.x), type_of(data.x)
+
+
+def _check_count(clients: int | None, count: int, holds: str) -> None:
+    require(clients in (None, count), f"clients: {holds} {count}, not {clients}; set clients={count} ({DEFAULT})")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
-from fedhead.data.federation.client_data import ClientData
 from fedhead.data.inputs import arrays, encoders, labels, named_inputs, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.encoders import Encoded
@@ -30,6 +29,9 @@ from fedhead.data.partitions import partition_file
 from fedhead.data.sources import images
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `save`
 
@@ -209,7 +211,7 @@ def _names(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
 
 
 # -- whole federations --------------------------------------------------------------------------------
-def save(path: Path, federation: ClientData) -> None:
+def save(path: Path, federation: Federation) -> None:
     """Write a federation to a file from which `restore` makes the same."""
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
@@ -298,7 +300,7 @@ def _missing(held: dict[str, NDArray[Any]]) -> dict[str, MissingValues]:
 
 
 def restore(contents: Contents) -> dict[str, Any]:
-    """Return the parts of a federation that `save` wrote, as arguments of `ClientData`."""
+    """Return the parts of a federation that `save` wrote, as arguments of `Federation`."""
     held = contents.arrays
     try:
         local, validation = (

@@ -1,29 +1,31 @@
-"""Preprocessing whose numbers come from the clients' training data, as sums that add up over clients."""
+"""Preprocessing fitted to the clients' training data, from sums that add up over clients."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import Inputs, tensors_of
-from fedhead.data.federation.client_data import ClientData
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table
+from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table, unfill_inputs
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
-F = TypeVar("F", bound=ClientData)
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+
+F = TypeVar("F", bound="Federation")
+PARTS = ("train", "test", "public")  # a federation's samples
 
 
 def allows_missing(missing: str) -> bool:
     """Return whether missing values are allowed, or raise `BadInput` if the setting is neither "refuse" nor "mean"."""
-    if missing not in ("refuse", "mean"):
-        raise BadInput(f"missing: {missing!r} is unknown, it is refuse or mean")
+    require(missing in ("refuse", "mean"), f"missing: {missing!r} is unknown, it is refuse or mean")
     return missing == "mean"
 
 
@@ -61,17 +63,14 @@ def fill_missing(federation: F) -> F:
     """
     x = _training(federation)
     named = x if isinstance(x, dict) else {"": x}
-    found = {name: MissingValues.find(t) for name, t in named.items() if is_table(t)}
-    if not found:
-        raise BadInput(
-            f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}'
-        )
-
-    def fill(data: Samples | None) -> Samples | None:
-        return None if data is None else Samples(fill_inputs(data.x, found), data.y)
-
-    filled = {name: fill(getattr(federation, name)) for name in ("train", "test", "public")}
-    return replace(federation, missing=found, **filled)  # type: ignore[arg-type]  # the training data is there
+    missing = {name: MissingValues.find(t) for name, t in named.items() if is_table(t)}
+    require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
+    filled = {
+        part: Samples(fill_inputs(samples.x, missing), samples.y)
+        for part in PARTS
+        if (samples := getattr(federation, part)) is not None
+    }
+    return replace(federation, missing=missing, **filled)  # type: ignore[arg-type]  # samples alone
 
 
 def standardize(federation: F) -> F:
@@ -84,11 +83,45 @@ def standardize(federation: F) -> F:
         BadInput: If the samples are tokens, or were filled up to one length.
     """
     x = _training(federation)
-    if all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)):
-        raise BadInput("normalize: standard is for numbers, the samples are tokens")
-    if isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point():
-        raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
+    require(
+        not all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)),
+        "normalize: standard is for numbers, the samples are tokens",
+    )
+    padded = isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point()
+    require(not padded, "normalize: standard would count what samples were filled up with; normalize them first")
     return replace(federation, transform=transform_each(x, _standard, federation.transform))
+
+
+def is_fitted(federation: Federation) -> bool:
+    """Return whether the transform or the filling of missing values was computed from the clients' samples."""
+    return bool(federation.missing) or _is_standardized(federation)
+
+
+def refit(before: Federation, made: F) -> F:
+    """Compute the means and deviations of a federation again from its own training samples.
+
+    Args:
+        before: The federation whose means and deviations they are now.
+        made: The federation that was made of it, with fewer training samples.
+    """
+    standard = _is_standardized(before)
+    if standard:
+        made = replace(made, transform=made.transform.replace(None, "unit"))
+    if before.missing:
+        unfilled = {
+            part: Samples(unfill_inputs(samples.x, before.missing), samples.y)
+            for part in PARTS
+            if (samples := getattr(made, part)) is not None
+        }
+        made = fill_missing(replace(made, missing={}, **unfilled))  # type: ignore[arg-type]  # samples alone
+    return standardize(made) if standard else made
+
+
+def _is_standardized(federation: Federation) -> bool:
+    try:
+        return standardize(federation).transform == federation.transform
+    except BadInput:  # tokens, or samples that were filled up to one length
+        return False
 
 
 def _standard(x: Tensor, given: Transform) -> Transform:
@@ -106,7 +139,7 @@ def _standard(x: Tensor, given: Transform) -> Transform:
     return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype, given.resize)
 
 
-def _training(federation: ClientData) -> Inputs:
-    """The inputs that the clients train on."""
+def _training(federation: Federation) -> Inputs:
+    """Return the inputs that the clients train on."""
     rows = np.sort(np.concatenate(federation.rows))
     return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x

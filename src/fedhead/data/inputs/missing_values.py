@@ -1,4 +1,4 @@
-"""Missing values (NaN) of a table: what they are filled with, kept so that new samples are encoded alike."""
+"""Missing values (NaN) of tables and what they are filled with."""
 
 from __future__ import annotations
 
@@ -64,3 +64,10 @@ def fill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
     if isinstance(x, Tensor):
         return missing[""](x) if "" in missing and missing[""].fits(x) else x
     return {name: missing[name](t) if name in missing and missing[name].fits(t) else t for name, t in x.items()}
+
+
+def unfill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
+    """Return inputs as they were before `fill_inputs`."""
+    if isinstance(x, Tensor):
+        return missing[""].undo(x) if "" in missing else x
+    return {name: missing[name].undo(t) if name in missing else t for name, t in x.items()}

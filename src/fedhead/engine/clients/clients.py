@@ -21,7 +21,6 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_check import checked_tree
-from fedhead.data.federation.client_data import ClientData
 from fedhead.data.pool import Pool
 from fedhead.data.transforms.augment import Transform
 from fedhead.engine.clients import local_schedule
@@ -80,7 +79,7 @@ class Clients:
         self.assign = experiment.assignment(len(federation))
         templates = [_template(model, self.device, dtype) for model in experiment.models]
         # features that are kept take the place of samples, and have no transform
-        parts: ClientData = federation
+        parts = federation
         transform = federation.transform
         cache = experiment.schedule.cache_features
         if cache is not None and len(federation.train.y):

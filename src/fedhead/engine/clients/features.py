@@ -24,7 +24,7 @@ from fedhead.core.system.log import warn_once
 from fedhead.core.training import random
 from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, shape_of, tensors_of, to_dtype
-from fedhead.data.federation.client_data import ClientData
+from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
@@ -32,7 +32,7 @@ from fedhead.models.dropout import KeyedDropout, dropout_key
 from fedhead.models.module_digest import module_digest
 from fedhead.models.split_model import SplitModel
 
-F = TypeVar("F", bound=ClientData)
+F = TypeVar("F", bound=Federation)
 MEMORY = "memory"
 BATCH = {"cuda": 2048, "cpu": 64}  # samples at once; halved where they do not fit in memory
 Advance = Callable[[int], None]  # is told how many more samples are done
@@ -125,7 +125,7 @@ class FeatureExtractor:
         return found.to(self._like.dtype)
 
 
-def with_features(federation: ClientData, models: Sequence[SplitModel], cache: str, bf16: bool) -> ClientData:
+def with_features(federation: Federation, models: Sequence[SplitModel], cache: str, bf16: bool) -> Federation:
     """Return a federation's samples with the features h of a frozen extractor in place of their inputs.
 
     Args:

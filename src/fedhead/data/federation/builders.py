@@ -1,0 +1,141 @@
+"""Parts of a federation's constructors: the test set, the partition and the columns of data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.parameters import check
+from fedhead.core.system.errors import require
+from fedhead.data.federation import preprocessing
+from fedhead.data.inputs import targets
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.conversion import Converted, Pair, convert
+from fedhead.data.inputs.named_inputs import LayoutLike
+from fedhead.data.partitions.allocation import Rows, stratified_share
+from fedhead.data.partitions.client_test_sets import SHARE
+from fedhead.data.partitions.partition import IID, Partition
+from fedhead.data.partitions.partition_registry import FromFunction
+from fedhead.data.sources.sources import Part, Reader, torch_part
+from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
+
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+
+CLIENTS = 10  # of a random partition, where no number is given
+F = TypeVar("F", bound="Federation")
+
+
+@dataclass(frozen=True)
+class ArrayOptions:
+    """Arguments that `Federation.from_arrays` and `Federation.from_clients` share."""
+
+    transform: AnyTransform | None = None
+    classes: int | None = None
+    names: Sequence[str] | None = None
+    public: Pair | None = None
+    title: str = "your data"
+    layout: LayoutLike = None
+    missing: str = "refuse"
+    augment: str | None = None
+    normalize: str | None = None
+    resize: int | None = None
+    objective: str = "multiclass"
+
+    def convert(self, parts: Mapping[str, Pair], test: Pair | Mapping[str, Pair] | None) -> Converted:
+        """Convert the training and test data; see `fedhead.data.inputs.conversion.convert`."""
+        missing = preprocessing.allows_missing(self.missing)
+        return convert(parts, test, self.public, self.names, self.classes, self.layout, missing, self.objective)
+
+    def assemble(self, cls: type[F], converted: Converted, train: Samples, rows: list[Rows], **parts: Any) -> F:
+        """Return a federation of converted samples."""
+        return cls(
+            train,
+            rows,
+            converted.classes.count,
+            transform=default_transform(train.x) if self.transform is None else self.transform,
+            public=converted.public,
+            names=converted.classes.names,
+            title=self.title,
+            objective=self.objective,
+            **parts,
+        )
+
+    def prepare(self, federation: F) -> F:
+        """Fill missing values and set the transform."""
+        return preprocessing.prepare(federation, self.missing, self.augment, self.normalize, self.resize)
+
+
+def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
+    """Return a given test set, or the share or the mask of the samples to hold out for one."""
+    if isinstance(test, int | float):
+        return None, check("test", test, SHARE)
+    if isinstance(test, np.ndarray) and test.dtype == bool:
+        return None, test
+    return test, None
+
+
+def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str, seed: int) -> tuple[Samples, Samples]:
+    """Split samples into training and test samples, by a share of each class or by a mask."""
+    if isinstance(share, float):
+        kept, chosen = stratified_share(strata(train, objective), share, seed)
+    else:
+        kept, chosen = np.flatnonzero(~share), np.flatnonzero(share)
+    return train.take(kept), train.take(chosen)
+
+
+def partition_rows(
+    train: Samples, rule: Partition, classes: int, clients: int | None, objective: str, seed: int
+) -> list[Rows]:
+    """Return the rows of each client; a rule that distributes classes is refused where there are none."""
+    has_classes = targets.objective_of(objective).has_classes
+    require(
+        has_classes or isinstance(rule, FromFunction | IID),
+        f"partition: {rule} distributes classes, and objective={objective} has none: use iid, groups (natural "
+        "clients), or a function of your own",
+    )
+    y = train.y.numpy() if isinstance(rule, FromFunction) else strata(train, objective)
+    return rule.split(y, classes, CLIENTS if clients is None else clients, seed)
+
+
+def strata(train: Samples, objective: str) -> NDArray[np.int64]:
+    """Return the class of each sample, by which shares are stratified; 0 where there are no classes."""
+    has_classes = targets.objective_of(objective).has_classes
+    return train.y.numpy() if has_classes else np.zeros(len(train.y), np.int64)
+
+
+def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:
+    """Return the rows of clients whose samples follow one another."""
+    return [np.arange(end - size, end, dtype=np.int64) for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
+
+
+def read_data(reader: Reader, source: Any, what: str) -> Part:
+    """Read a data set; one of no known kind is indexed like a torch `Dataset`."""
+    if not (hasattr(source, "column_names") or hasattr(source, "columns")):
+        return torch_part(source, reader.reading)
+    return reader.read(source, what)
+
+
+def read_test(reader: Reader, source: Any) -> Part:
+    """Read a test set, with its clients where it has their column."""
+    column, known = reader.reading.client, getattr(source, "columns", getattr(source, "column_names", ()))
+    if column is not None and column not in known:
+        reader = reader.without_clients()
+    return read_data(reader, source, "the test data")
+
+
+def test_mask(values: Any, what: str) -> NDArray[np.bool_]:
+    """Return which samples are test samples, from a column of 0 and 1."""
+    require(np.isin(values, (0, 1)).all(), f"test: {what} must hold 0 for training and 1 for test samples")
+    return np.asarray(values, bool)
+
+
+def merge_layouts(layout: LayoutLike, known: Any) -> LayoutLike:
+    """Return the user's layout, completed by the reader's for encoded columns."""
+    if isinstance(layout, Mapping) and isinstance(known, Mapping):
+        return {**known, **layout}
+    return layout if layout is not None else known or None
