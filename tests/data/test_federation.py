@@ -305,7 +305,7 @@ def test_wrong_partition_files_are_refused(tmp_path):
     with pytest.raises(BadInput, match="not a partition"):
         fed.load_partition(path)
     fed.save_partition(path)
-    with pytest.raises(BadInput, match="is not in the train data of 30"):
+    with pytest.raises(BadInput, match="its training rows are not among its 30 samples"):
         Federation.from_arrays(x[:30], y[:30], clients=3).load_partition(path)
 
 

@@ -173,7 +173,7 @@ def test_sounds(path):
         ({"site": np.full(24, 7)}, "label 7 is outside the 3"),
         ({"y": np.full(24, 3)}, "label 3 is outside the 3 classes"),
         ({"x": np.zeros((24, 2), np.int64)}, "can be read in several ways"),
-        ({"layout": np.array("rows")}, "layout 'rows' is unknown"),
+        ({"layout": np.array("rows")}, "layout: 'rows' is unknown"),
         ({"x": np.zeros(9, np.uint8), "offsets": np.array([0, 5, 3, 9])}, "offsets must rise from 0 to the length 9"),
         ({"x": np.zeros(9, np.uint8), "offsets": np.array([0, 5])}, "offsets must rise"),
         ({"x": np.zeros(9, np.uint8), "offsets": np.array([0.0, 9.0])}, "offsets must rise"),

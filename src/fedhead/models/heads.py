@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedhead.core.components.component_check import check_function
 from fedhead.core.components.parameters import parameters
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import require, user_code
 from fedhead.core.training import random
 
 HeadLike = str | Callable[..., nn.Module]  # what names a head in Python: its text, class or function
@@ -65,11 +65,11 @@ class ChosenHead(NamedTuple):
         given = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
         with user_code(f"head {self.name}"):
             made = self.builder(features, classes, **{**given, **self.parameters})
-        if not isinstance(made, nn.Module):
-            raise BadInput(f"head {self.name} made {type(made).__name__}, not a torch module")
+        require(isinstance(made, nn.Module), f"head {self.name} made {type(made).__name__}, not a torch module")
         outputs = getattr(made, "out_features", classes)
-        if outputs != classes:
-            raise BadInput(f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
+        require(
+            outputs == classes, f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many"
+        )
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
             if not hasattr(made, word):
                 setattr(made, word, value)
@@ -120,13 +120,12 @@ def etf(classes: int, dim: int, key: int) -> Tensor:
     an orthonormal basis of the space orthogonal to 1, I − 11ᵀ/C = BBᵀ and V = √(C/(C−1)) (UB) Bᵀ, where UB has C−1
     orthonormal columns: drawing those directly gives the same frames and serves d = C−1 as well.
     """
-    if classes < 2:
-        raise BadInput(f"a simplex ETF needs at least 2 classes, not {classes}")
-    if dim < classes - 1:
-        raise BadInput(
-            f"an ETF of {classes} classes needs at least {classes - 1} dimensions (C-1), not {dim}: "
-            f"C vectors with pairwise cosines -1/(C-1) do not fit into fewer; set dim={classes} (the default)"
-        )
+    require(classes >= 2, f"a simplex ETF needs at least 2 classes, not {classes}")
+    require(
+        dim >= classes - 1,
+        f"an ETF of {classes} classes needs at least {classes - 1} dimensions (C-1), not {dim}: "
+        f"C vectors with pairwise cosines -1/(C-1) do not fit into fewer; set dim={classes} (the default)",
+    )
     draw = torch.randn(dim, classes - 1, generator=random.generator(key), dtype=torch.float64)
     q, r = torch.linalg.qr(draw)
     q = q * r.diagonal().sign()  # QR leaves the columns' signs to the library: fix them

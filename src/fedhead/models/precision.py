@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from fedhead.core.system.errors import unknown
+from fedhead.core.system.errors import require_known
 from fedhead.core.system.log import warn_once
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -18,8 +18,7 @@ def check_precision(name: str) -> None:
     Raises:
         BadInput: The name is none of `PRECISIONS`.
     """
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
+    require_known("precision", name, PRECISIONS)
 
 
 def set_precision(name: str, where: torch.device | None = None) -> bool:

@@ -18,7 +18,7 @@ from fedhead.core.components.component_syntax import Call
 from fedhead.core.components.parameters import check, check_all, parameters
 from fedhead.core.components.ranges import Above, AtLeast, Below
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training import random
 from fedhead.models.check import fix
 from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
@@ -213,8 +213,10 @@ def build(
         odd = "dim" if dim is not None else "projected"
         has = "linear" if chosen is None else chosen.name
         raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {has!r}")
-    if dim is not None and not projected:
-        raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
+    require(
+        dim is None or projected,
+        f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension",
+    )
     with seeded(random.key(seed, "init")):
         made = entry.make(input_shape, classes, params)
         if isinstance(made, SplitModel):
@@ -271,8 +273,10 @@ def _body(model: SplitModel) -> FeatureExtractor:
 
 
 def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
-    if model.classes != classes:
-        raise BadInput(f"model {name!r} has {model.classes} classes, the data has {classes}: let it take `classes`")
+    require(
+        model.classes == classes,
+        f"model {name!r} has {model.classes} classes, the data has {classes}: let it take `classes`",
+    )
     return model
 
 
@@ -316,14 +320,13 @@ def image(name: str, shape: Shape, least: int, resize: int | None = None) -> tup
     Raises:
         BadInput: If inputs are not images, or too small.
     """
-    if len(shape) != 3:
-        raise BadInput(f"model {name!r} takes images of (channels, height, width), not inputs of {tuple(shape)}")
+    require(len(shape) == 3, f"model {name!r} takes images of (channels, height, width), not inputs of {tuple(shape)}")
     channels, height, width = (int(side) for side in shape)
-    if min(height, width) < least:
-        raise BadInput(
-            f"model {name!r} can't take {height}x{width} images: it needs at least {least}x{least}; "
-            f"for smaller ones use 'digitscnn', 'resnet20' or 'mlp', or resize them: resize: {resize or least}"
-        )
+    require(
+        min(height, width) >= least,
+        f"model {name!r} can't take {height}x{width} images: it needs at least {least}x{least}; "
+        f"for smaller ones use 'digitscnn', 'resnet20' or 'mlp', or resize them: resize: {resize or least}",
+    )
     return channels, height, width
 
 

@@ -7,7 +7,7 @@ import difflib
 
 from torch import fx, nn
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.models.check import fix
 from fedhead.models.huggingface import use_plain_attention
@@ -38,16 +38,20 @@ def split(module: nn.Module, classifier: str | None = None, projection: str | No
     >>> model.features, model.classes
     (32, 10)
     """
-    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
-        raise BadInput(f"{type(module).__name__} has lazy layers without weights: run one batch through it first")
+    require(
+        not any(nn.parameter.is_lazy(p) for p in module.parameters()),
+        f"{type(module).__name__} has lazy layers without weights: run one batch through it first",
+    )
     classifier = _last_linear(module) if classifier is None else classifier
     body = copy.deepcopy(module)
     use_plain_attention(body)
     head = _find(body, classifier, "classifier")
     _refuse_odd_classifier(body, classifier, head)
     projection_module = None if projection is None else _find(body, projection, "projection")
-    if projection is not None and _overlap(classifier, projection):
-        raise BadInput(f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules")
+    require(
+        projection is None or not _overlap(classifier, projection),
+        f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules",
+    )
     body = _replace(body, classifier, Placeholder())
     if projection is not None:
         body = _replace(body, projection, Placeholder())
@@ -103,8 +107,7 @@ def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifie
     for part, module in (("extractor", extractor), ("projection", projection), ("classifier", classifier)):
         for name, parameter in module.named_parameters() if module is not None else ():
             before = owners.setdefault(id(parameter), part)
-            if before != part:
-                raise BadInput(f"parameter {name!r} of the {part} is tied to the {before}: give each part its own")
+            require(before == part, f"parameter {name!r} of the {part} is tied to the {before}: give each part its own")
 
 
 class _Tracer(fx.Tracer):
@@ -127,11 +130,17 @@ def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str |
     calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
     last = next(node for node in graph.nodes if node.op == "output").args[0]
     name = type(extractor).__name__
-    if classifier not in calls:
-        raise BadInput(f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
-    if last is not calls[classifier]:
-        raise BadInput(f"classifier {classifier!r} is not the last layer applied in {name}: name the last Linear layer")
+    require(
+        classifier in calls,
+        f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits",
+    )
+    require(
+        last is calls[classifier],
+        f"classifier {classifier!r} is not the last layer applied in {name}: name the last Linear layer",
+    )
     if projection is None:
         return
-    if projection not in calls or calls[classifier].args != (calls[projection],):
-        raise BadInput(f"projection {projection!r} of {name} does not feed classifier {classifier!r} directly")
+    require(
+        projection in calls and calls[classifier].args == (calls[projection],),
+        f"projection {projection!r} of {name} does not feed classifier {classifier!r} directly",
+    )

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 
 A = TypeVar("A")
 
@@ -104,8 +104,7 @@ def check_class(found: Any, name: str, base: type[A], *, needs: Collection[str] 
             f"one of the class {type(found).__name__}" if isinstance(found, base) else f"of type {type(found).__name__}"
         )
         raise BadInput(f"{name} is {what}, not a class: name a subclass of fedhead.{kind}")
-    if not issubclass(found, base):
-        raise BadInput(f"{name} is no {kind.lower()}: let {found.__name__} inherit from fedhead.{kind}")
+    require(issubclass(found, base), f"{name} is no {kind.lower()}: let {found.__name__} inherit from fedhead.{kind}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise BadInput(f"{name} is abstract: {found.__name__} still has to define {missing}")
@@ -125,8 +124,11 @@ def _check_fields(found: type, name: str, base: type, defaults: bool) -> None:
         if fields and "__dataclass_fields__" not in vars(cls):
             raise BadInput(f"{name}: {cls.__name__} has the field {fields[0]!r}: put @dataclass(frozen=True) above it")
     for field in dataclasses.fields(typing.cast(Any, found)):
-        if defaults and field.init and field.default is field.default_factory is dataclasses.MISSING:
-            raise BadInput(f"{name}: the field {field.name!r} of {found.__name__} has no default value: give it one")
+        lacks_default = field.init and field.default is field.default_factory is dataclasses.MISSING
+        require(
+            not (defaults and lacks_default),
+            f"{name}: the field {field.name!r} of {found.__name__} has no default value: give it one",
+        )
 
 
 def _public_name(base: type) -> str:
@@ -145,8 +147,10 @@ def _check_hook(cls: type, word: str, hook: Any, name: str) -> None:
     if own is hook:
         return
     if not inspect.isfunction(own):
-        if not callable(getattr(cls, word)):
-            raise BadInput(f"{name}: {cls.__name__}.{word} is {type(own).__name__}, it must be a function")
+        require(
+            callable(getattr(cls, word)),
+            f"{name}: {cls.__name__}.{word} is {type(own).__name__}, it must be a function",
+        )
         return
     wanted = list(inspect.signature(hook).parameters)
     try:

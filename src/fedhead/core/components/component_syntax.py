@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedhead.core.components.parameters import check_all, parameters, required
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require_known
 from fedhead.core.system.text import printable
 
 _TOKEN = re.compile(r"""\s*('[^']*'|"[^"]*"|[\[\](),=]|[^\s\[\](),='"]+|$)""")
@@ -117,8 +117,7 @@ def policy_arguments(text: str, kind: str, target: type, field: str, policies: C
         BadInput: If the text can't be read so, or there is no such policy.
     """
     call = read_call(text, kind)
-    if call.name not in policies:
-        raise unknown(f"policy of {kind}", call.name, policies)
+    require_known(f"policy of {kind}", call.name, policies)
     hints = {word: hint for word, hint in parameters(target).items() if word != field}
     needed = [word for word in required(target) if word != field]
     return {field: call.name, **call.arguments(kind, hints, needed)}

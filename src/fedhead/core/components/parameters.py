@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from fedhead.core.components.ranges import Range
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.system.text import printable
 
 T = TypeVar("T")
@@ -63,11 +63,9 @@ def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **
     """
     hints = {name: hint for name, hint in parameters(cls).items() if name not in given}
     for name in entries:
-        if name not in hints:
-            raise unknown(what, name, hints)
+        require_known(what, name, hints)
     for name in required(cls):
-        if name in hints and name not in entries:
-            raise BadInput(f"the {what} {name!r} is missing")
+        require(name not in hints or name in entries, f"the {what} {name!r} is missing")
     return cls(**given, **{name: check(name, value, hints[name]) for name, value in entries.items()})
 
 
@@ -105,8 +103,7 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
     """
     for word in given:
         if word not in hints:
-            if not hints:
-                raise BadInput(f"{prefix}{word}: {owner} takes no parameters")
+            require(hints, f"{prefix}{word}: {owner} takes no parameters")
             raise unknown(f"parameter of {owner}", word, hints)
     return {word: check(f"{prefix}{word}", value, hints[word]) for word, value in given.items()}
 

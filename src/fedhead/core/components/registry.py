@@ -24,7 +24,7 @@ from fedhead.core.components.component_check import check_class, name_of
 from fedhead.core.components.component_syntax import Call, read_call
 from fedhead.core.components.loading import load_object
 from fedhead.core.components.parameters import parameters
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, unknown
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -255,11 +255,11 @@ class Registry(Mapping[str, T], Generic[T]):
         entries = [entry for entry in self._entry_points(name) if held is None or entry.value != _place(held)]
         claims = [f"{_place(held)} ({_owner(held)})"] if held is not None else []
         claims += [f"{entry.value} ({entry.dist.name if entry.dist else 'unknown package'})" for entry in entries]
-        if len(claims) > 1:
-            raise BadInput(
-                f"the {self.kind} name {name!r} belongs to two: {' and '.join(claims)}; "
-                "write the one that you mean as module:Name, or uninstall the other's package"
-            )
+        require(
+            len(claims) <= 1,
+            f"the {self.kind} name {name!r} belongs to two: {' and '.join(claims)}; "
+            "write the one that you mean as module:Name, or uninstall the other's package",
+        )
         if entries:
             try:
                 value = entries[0].value
@@ -267,8 +267,7 @@ class Registry(Mapping[str, T], Generic[T]):
             except BadInput as error:
                 raise BadInput(f"{claims[0]}, entry point {name!r}: {error}") from error
         if held is None:
-            if name.endswith(".py"):
-                raise BadInput(f"{self.kind} {name!r}: say what the file holds, as in {name}:Name")
+            require(not name.endswith(".py"), f"{self.kind} {name!r}: say what the file holds, as in {name}:Name")
             raise unknown(self.kind, name, [*self._held, *(entry.name for entry in self._entry_points())])
         return held, _module_of(held), None
 

@@ -65,6 +65,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
 
 
+def require_known(kind: str, name: str, names: Iterable[str]) -> str:
+    """Return a name, or raise the error of `unknown` if it is not among those that there are."""
+    names = list(names)
+    if name not in names:
+        raise unknown(kind, name, names)
+    return name
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's type and the first line of its text, if it has one.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from fedhead.core.system.errors import BadInput, Unreadable
+from fedhead.core.system.errors import BadInput, Unreadable, require
 
 
 def refuse_special(path: Path) -> None:
@@ -23,8 +23,7 @@ def refuse_special(path: Path) -> None:
         raise Unreadable(f"{path}: can't be read ({error.strerror})") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise BadInput(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
-    if not stat.S_ISREG(mode):
-        raise BadInput(f"{path}: not a regular file; leave it out or give another one")
+    require(stat.S_ISREG(mode), f"{path}: not a regular file; leave it out or give another one")
 
 
 def read_text(path: Path) -> str:

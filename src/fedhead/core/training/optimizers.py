@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhead.core.components.parameters import Checked
 from fedhead.core.components.ranges import Above, AtLeast, Below
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require_known
 from fedhead.core.tree.tree import Tree
 
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
@@ -310,8 +310,7 @@ def make_optimizer(
     >>> make_optimizer("sgd", 0.1, momentum=0.9)
     SGD(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
     """
-    if name not in OPTIMIZERS:
-        raise unknown("optimizer", str(name), OPTIMIZERS)
+    require_known("optimizer", str(name), OPTIMIZERS)
     if name == "sgd":
         if nesterov and not momentum:
             raise BadInput("nesterov: it needs momentum, such as momentum=0.9")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.parameters import Checked, parameters, required
 from fedhead.core.components.ranges import AtLeast
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require_known
 from fedhead.core.training import random
 
 Count = Annotated[int, AtLeast(1)]
@@ -63,8 +63,7 @@ def read(value: int | tuple[int, ...] | str, name: str) -> int | tuple[int, ...]
     if not isinstance(value, str):
         return value
     call = read_call(value, name)
-    if call.name != "uniform":
-        raise unknown(f"form of {name}", call.name, ["uniform"])
+    require_known(f"form of {name}", call.name, ["uniform"])
     return Uniform(**call.arguments(name, parameters(Uniform), required(Uniform)))
 
 

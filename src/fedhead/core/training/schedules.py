@@ -14,7 +14,7 @@ from typing import Annotated
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.parameters import Checked, parameters, required
 from fedhead.core.components.ranges import Above, AtLeast, AtMost
-from fedhead.core.system.errors import unknown
+from fedhead.core.system.errors import require_known
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def make_schedule(text: str | None) -> Schedule:
     Step(size=30, gamma=0.1)
     """
     call = read_call(text or "constant", "lr_schedule")
-    if call.name not in SCHEDULES:
-        raise unknown("lr_schedule", call.name, SCHEDULES)
+    require_known("lr_schedule", call.name, SCHEDULES)
     kind = SCHEDULES[call.name]
     return kind(**call.arguments("lr_schedule", parameters(kind), required(kind)))
 

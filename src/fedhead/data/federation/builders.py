@@ -128,12 +128,6 @@ def read_test(reader: Reader, source: Any) -> Part:
     return read_data(reader, source, "the test data")
 
 
-def test_mask(values: Any, what: str) -> NDArray[np.bool_]:
-    """Return which samples are test samples, from a column of 0 and 1."""
-    require(np.isin(values, (0, 1)).all(), f"test: {what} must hold 0 for training and 1 for test samples")
-    return np.asarray(values, bool)
-
-
 def merge_layouts(layout: LayoutLike, known: Any) -> LayoutLike:
     """Return the user's layout, completed by the reader's for encoded columns."""
     if isinstance(layout, Mapping) and isinstance(known, Mapping):

@@ -18,8 +18,9 @@ from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import describe, map_inputs, model_types, shape_of, type_of
 from fedhead.data.federation import builders, federation_file, preprocessing, splits
 from fedhead.data.federation.builders import ArrayOptions
-from fedhead.data.inputs import arrays, targets
+from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples as Samples
+from fedhead.data.inputs.arrays import to_mask
 from fedhead.data.inputs.conversion import Pair, concatenate
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.named_inputs import LayoutLike
@@ -31,7 +32,7 @@ from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of
 from fedhead.data.partitions.partition import Dirichlet, Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
-from fedhead.data.sources import datasets, sources
+from fedhead.data.sources import datasets, sample_file, sources
 from fedhead.data.sources.datasets import Dataset
 from fedhead.data.sources.sources import Reader, Reading
 from fedhead.data.transforms.augment import Transform
@@ -109,31 +110,24 @@ class Federation:
 
     def __post_init__(self) -> None:
         targets.objective_of(self.objective)
-        if not self.rows:
-            raise BadInput("a federation needs at least one client")
+        require(self.rows, "a federation needs at least one client")
         for what, given, count in (
             ("names", self.names, self.classes),
             ("client_names", self.client_names, len(self.rows)),
         ):
             if given is not None:
                 object.__setattr__(self, what, tuple(str(name) for name in given))
-                if len(given) != count:
-                    raise BadInput(f"{what}: {len(given)} names were given, {count} are needed")
-        for what, data in (("training data", self.train), ("test data", self.test)):
-            if data is not None and len(data.y) and self.has_classes:
-                arrays.check_classes(data, self.classes, what)
-            elif data is not None and len(data.y) and data.y.shape[1:] != (self.classes,):
-                raise BadInput(f"{what}: y has shape {tuple(data.y.shape)}, it must be [N, {self.classes}]")
-        if self.test is not None and _sample_type(self.test) != _sample_type(self.train):
-            raise BadInput(
-                f"test samples of shape {describe(self.test.x)} do not match training samples of "
-                f"{describe(self.train.x)}"
+                require(len(given) == count, f"{what}: {len(given)} names were given, {count} are needed")
+        for what, samples in (("training", self.train), ("test", self.test), ("public", self.public)):
+            if samples is None:
+                continue
+            require(
+                _sample_type(samples) == _sample_type(self.train),
+                f"{what} samples of shape {describe(samples.x)} do not match training samples of "
+                f"{describe(self.train.x)}: a model can't take both",
             )
-        if self.public is not None and _sample_type(self.public) != _sample_type(self.train):
-            raise BadInput(
-                f"public samples of shape {describe(self.public.x)} do not match the clients', "
-                f"{describe(self.train.x)}: their models can't take both"
-            )
+            if what != "public" and len(samples.y):
+                targets.check_targets(samples.y, self.classes, self.objective, f"{what} data")
         check_kind(self.transform, shape_of(self.train.x))
 
     # -- properties -------------------------------------------------------------------------------
@@ -372,7 +366,7 @@ class Federation:
                 part.mark is not None,
                 f"test: {mark!r} names a column or a part, which a torch Dataset does not have",
             )
-            held = builders.test_mask(part.mark, f"column {mark!r}")
+            held = to_mask(part.mark, f"column {mark!r}")
         if held is not None and not isinstance(held, int | float | tuple | np.ndarray):
             test_part = builders.read_test(reader, held)
             held = (test_part.x, test_part.y)
@@ -497,7 +491,7 @@ class Federation:
         Raises:
             BadInput: If the file can't be read or its parts do not go together.
         """
-        contents = federation_file.read(Path(path), size, encode)
+        contents = sample_file.read(Path(path), size, encode)
         default = Natural() if "site" in contents.arrays else "iid"
         rule = parse_partition(default if partition is None else partition)
         if contents.saved and settings.get("objective") == contents.objective:
@@ -523,7 +517,7 @@ class Federation:
     @classmethod
     def _restored(
         cls,
-        contents: federation_file.Contents,
+        contents: sample_file.Contents,
         clients: int | None,
         seed: int = 0,
         client_test: str | float | ClientTest | None = None,
@@ -789,9 +783,8 @@ class Federation:
         """
         rows, local, client_test_from, text = partition_file.load(Path(path))
         limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
-        for own, what in [*((r, "train") for r in rows), *((r, client_test_from) for r in local or [])]:
-            if own.size and (own.min() < 0 or own.max() >= limit[what]):
-                raise BadInput(f"{path}: row {own.max()} is not in the {what} data of {limit[what]} samples")
+        partition_file.check_rows(rows, limit["train"], f"{path}: its training rows")
+        partition_file.check_rows(local, limit[client_test_from], f"{path}: its test rows")
         names = self.client_names if self.client_names is not None and len(self.client_names) == len(rows) else None
         return replace(
             self,

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.core.tree.inputs import Inputs, map_inputs
 
@@ -72,8 +72,8 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
     (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
     """
     tensor = to_tensor(x, what)
-    if tensor.ndim > 1 and len(tensor) and not tensor[0].numel():
-        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: its samples hold no numbers; give at least one each")
+    shape = tuple(tensor.shape)
+    require(0 not in shape[1:], f"{what} has shape {shape}: its samples hold no numbers; give at least one each")
     if layout is None:
         layout = infer_layout(tensor, what)
     return _arrange(tensor, check_layout(layout), what, missing)
@@ -86,10 +86,9 @@ def stored_layout(x: Inputs) -> Any:
     return {torch.uint8: "nchw", torch.int64: "tokens"}.get(x.dtype, "features")
 
 
-def check_layout(layout: str) -> str:
+def check_layout(layout: str, prefix: str = "") -> str:
     """Return a layout, or raise `BadInput` if there is none of that name."""
-    if layout not in LAYOUTS:
-        raise BadInput(f"layout: {layout!r} is unknown, it is one of {', '.join(LAYOUTS)}")
+    require(layout in LAYOUTS, f"{prefix}layout: {layout!r} is unknown, it is one of {', '.join(LAYOUTS)}")
     return layout
 
 
@@ -156,24 +155,22 @@ def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) 
 
 def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
     """Bring a tensor of a known layout to the stored form."""
-    if tensor.ndim == 0 or len(tensor) == 0:
-        raise BadInput(f"{what} is empty: give at least one sample")
-    if tensor.ndim == 1:
-        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: it needs one row per sample, such as [N, features]")
+    shape = tuple(tensor.shape)
+    require(tensor.ndim and len(tensor), f"{what} is empty: give at least one sample")
+    require(tensor.ndim > 1, f"{what} has shape {shape}: it needs one row per sample, such as [N, features]")
     if layout == "tokens":
         return _tokens(tensor, what)
     if layout in _IMAGES:
         axes = _IMAGES[layout]
-        if tensor.ndim != len(axes):
-            wanted = ", ".join(layout.upper())
-            raise BadInput(f'{what} has shape {tuple(tensor.shape)}, layout="{layout}" is for [{wanted}]')
+        wanted = ", ".join(layout.upper())
+        require(tensor.ndim == len(axes), f'{what} has shape {shape}, layout="{layout}" is for [{wanted}]')
         tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
         if not tensor.is_floating_point():
             low, high = int(tensor.min()), int(tensor.max())
-            if low < 0 or high > 255:
-                raise BadInput(
-                    f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them first, or give floats"
-                )
+            require(
+                low >= 0 and high <= 255,
+                f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them first, or give floats",
+            )
             return tensor.to(torch.uint8).contiguous()
     elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
         logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
@@ -181,10 +178,9 @@ def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
 
 
 def _tokens(tensor: Tensor, what: str) -> Tensor:
-    if tensor.is_floating_point():
-        raise BadInput(f"{what} holds {tensor.dtype}, tokens are whole numbers: give integers")
-    if int(tensor.min()) < 0:
-        raise BadInput(f"{what} holds the token {int(tensor.min())}: tokens count from 0")
+    require(not tensor.is_floating_point(), f"{what} holds {tensor.dtype}, tokens are whole numbers: give integers")
+    lowest = int(tensor.min())
+    require(lowest >= 0, f"{what} holds the token {lowest}: tokens count from 0")
     return tensor.to(torch.int64).contiguous()
 
 
@@ -195,49 +191,59 @@ def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
         bad &= ~stored.flatten(1).isnan()
     if bad.any():
         row = int(bad.any(dim=1).nonzero()[0])
+        kind, fix = "NaN or infinite numbers", 'clean the data (or missing="mean" for NaN in tables)'
         if tensor[row].isfinite().all():
-            raise BadInput(f"{what} holds numbers beyond float32, first in sample {row}: scale the data")
-        fix = 'clean the data (or missing="mean" for NaN in tables; with fedhead oneshot --missing mean)'
-        raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {row}: {fix}")
+            kind, fix = "numbers beyond float32", "scale the data"
+        raise BadInput(f"{what} holds {kind}, first in sample {row}: {fix}")
     return stored
 
 
-def check_classes(data: Samples, classes: int, what: str) -> None:
-    """Raise `BadInput` if a label is outside 0 … classes-1."""
-    low, high = int(data.y.min()), int(data.y.max())
-    if low < 0 or high >= classes:
-        wrong = low if low < 0 else high
-        raise BadInput(f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
+def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
+    """Return a user's values as an array on the CPU.
 
+    Args:
+        value: Array, tensor or list.
+        what: Name of the data in error messages.
+        noun: What its entries are called there.
 
-def refuse_mask(value: Any, what: str) -> None:
-    """Raise `BadInput` for a masked array of NumPy that hides values, which would be used otherwise."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+    Raises:
+        BadInput: If the entries differ in shape, or a masked array hides some, which would be used otherwise.
+    """
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return np.asarray(value.double() if value.dtype == torch.bfloat16 else value)
+    masked = isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)
+    require(not masked, f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise BadInput(f"{what} can't be read as one array: its {noun} differ in shape") from error
 
 
 def to_tensor(value: Any, what: str) -> Tensor:
     """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
-        if tensor.is_complex() or tensor.dtype == torch.bool:
-            raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
+        numbers = not tensor.is_complex() and tensor.dtype != torch.bool
+        require(numbers, f"{what} holds {tensor.dtype}: give integers or floats")
         return tensor
-    refuse_mask(value, what)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # rows of different lengths
-        raise BadInput(f"{what} can't be read as one array: its samples differ in shape") from error
+    array = to_array(value, what)
     kind = array.dtype.kind
-    if kind not in "uif":
-        raise BadInput(
-            f"{what} can't be read as an array of numbers (its dtype is {array.dtype}): give integers or floats"
-        )
+    require(
+        kind in "uif",
+        f"{what} can't be read as an array of numbers (its dtype is {array.dtype}): give integers or floats",
+    )
     if kind == "f" and array.dtype.itemsize > 8:
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
             array = array.astype(np.float64)  # torch has no long double
     elif kind == "u" and array.dtype != np.uint8:
-        if array.size and array.max() > sys.maxsize:
-            raise BadInput(f"{what} holds {array.max()}, which is beyond 64-bit integers")
+        largest = array.max(initial=0)
+        require(largest <= sys.maxsize, f"{what} holds {largest}, which is beyond 64-bit integers")
         array = array.astype(np.int64)  # torch supports few unsigned types
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), copy=True, order="C"))
+
+
+def to_mask(values: Any, what: str) -> NDArray[np.bool_]:
+    """Return which samples are for testing, from a column of 0 and 1."""
+    require(np.isin(values, (0, 1)).all(), f"test: {what} must hold 0 for training and 1 for test samples")
+    return np.asarray(values, bool)

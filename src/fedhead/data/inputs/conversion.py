@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import describe, map_inputs, shape_of, tensors_of, type_of
 from fedhead.data.inputs import labels, named_inputs, padding, targets
 from fedhead.data.inputs.arrays import Samples
@@ -55,8 +55,9 @@ def convert(
     tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
     given = {**parts, **tests, **({} if public is None else {"public": public})}
     for name, pair in given.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadInput(f"{name} is {type(pair).__name__}: give a pair (x, y)")
+        require(
+            isinstance(pair, tuple | list) and len(pair) == 2, f"{name} is {type(pair).__name__}: give a pair (x, y)"
+        )
     has_classes = targets.objective_of(objective).has_classes
     ys: dict[str, Any] = {
         name: labels.read(y, f"{name} y") if has_classes else targets.read(y, objective, f"{name} y")
@@ -123,6 +124,8 @@ def _check_binary(found: Classes, objective: str) -> None:
 def _find_classes(
     ys: Sequence[Any], names: Sequence[Any] | None, classes: int | None, others: Sequence[Any]
 ) -> Classes:
-    if len({y.dtype.kind == "U" for y in ys}) > 1:
-        raise BadInput("some clients have words as labels, others numbers: give all the same labels")
+    require(
+        len({y.dtype.kind == "U" for y in ys}) <= 1,
+        "some clients have words as labels, others numbers: give all the same labels",
+    )
     return Classes.find(labels.union(ys), names, classes, others)

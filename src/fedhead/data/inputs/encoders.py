@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.parameters import parameters
 from fedhead.core.components.ranges import Above, AtLeast, AtMost
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import require, require_known
 from fedhead.core.system.log import logger
 from fedhead.core.system.packages import package_folder
 from fedhead.data.inputs.arrays import Layout
@@ -127,8 +127,7 @@ def next_character(
     ends = np.append(np.flatnonzero(np.diff(client[row])) + 1, len(row))
     starts = [np.arange(begin, end - length, length) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
     start = np.concatenate(starts)
-    if not len(start):
-        raise BadInput(f"encode: no client has a text of more than {length} characters; give a smaller length")
+    require(len(start), f"encode: no client has a text of more than {length} characters; give a smaller length")
     return NextCharacters(tokens[start[:, None] + np.arange(length)], tokens[start + length], row[start], codes)
 
 
@@ -203,16 +202,13 @@ def encode_sounds(sounds: Sequence[NDArray[Any]], rate: int, encoder: str | None
     Raises:
         BadInput: If there is no such encoder of sounds, or its parameters are wrong.
     """
-    if rate < 1:
-        raise BadInput(f"rate: {rate} steps per second are too few for sounds")
+    require(rate >= 1, f"rate: {rate} steps per second are too few for sounds")
     return _encode(SOUND, "sound", encoder, sounds, rate)
 
 
 def _encode(known: dict[str, Callable[..., Encoded]], kind: str, encoder: str | None, *samples: Any) -> Encoded:
     call = read_call(encoder or next(iter(known)), "encode")
-    if call.name not in known:
-        raise unknown(f"encoder of {kind}", call.name, known)
-    function = known[call.name]
+    function = known[require_known(f"encoder of {kind}", call.name, known)]
     hints = dict(list(parameters(function).items())[len(samples) :])
     if encoder is None:
         logger.info("%s is encoded by %s", kind, call.name)

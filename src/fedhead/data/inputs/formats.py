@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput, Unreadable
+from fedhead.core.system.errors import BadInput, Unreadable, require
 from fedhead.core.system.npy_header import read_npy_header
 from fedhead.core.system.special_files import refuse_special
 
@@ -92,16 +92,18 @@ def read_bytes(path: Path, md5: str | None = None) -> bytes:
         if whole[:2] == b"\x1f\x8b":
             with gzip.open(path) as file:
                 whole = file.read(_UNPACKED + 1)
-            if len(whole) > _UNPACKED:
-                raise BadInput(f"{path}: more than {_UNPACKED >> 30} GiB when unpacked; no data set of this format is")
+            require(
+                len(whole) <= _UNPACKED,
+                f"{path}: more than {_UNPACKED >> 30} GiB when unpacked; no data set of this format is",
+            )
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path}: truncated or corrupt ({error}); delete it and fetch it again") from None
     except OSError as error:
         raise BadInput(f"{path}: can't be read ({error.strerror or error})") from None
-    if md5 is not None and hashlib.md5(whole, usedforsecurity=False).hexdigest() != md5:
-        raise BadInput(
-            f"{path}: its checksum is not the published {md5}: truncated or altered; delete and fetch it again"
-        )
+    require(
+        md5 is None or hashlib.md5(whole, usedforsecurity=False).hexdigest() == md5,
+        f"{path}: its checksum is not the published {md5}: truncated or altered; delete and fetch it again",
+    )
     return whole
 
 
@@ -116,8 +118,7 @@ def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
         raise BadInput(f"{path}: refused or corrupt: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise BadInput(f"{path}: truncated or corrupt ({type(error).__name__}); delete it and fetch it again") from None
-    if not isinstance(held, dict):
-        raise BadInput(f"{path}: not one of CIFAR's batches (it holds a {type(held).__name__})")
+    require(isinstance(held, dict), f"{path}: not one of CIFAR's batches (it holds a {type(held).__name__})")
     return {
         key.encode() if isinstance(key, str) else key: value.value if isinstance(value, _Array) else value
         for key, value in held.items()
@@ -149,22 +150,26 @@ def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArr
         raise BadInput(f"{path}: not one of CIFAR's batches (it lacks {error})") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: not one of CIFAR's batches ({error})") from None
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape != (len(y), 3072):
-        raise BadInput(f"{path}: {data.shape} {data.dtype} images and {len(y)} labels do not make a CIFAR batch")
+    require(
+        data.dtype == np.uint8 and data.ndim == 2 and (data.shape == (len(y), 3072)),
+        f"{path}: {data.shape} {data.dtype} images and {len(y)} labels do not make a CIFAR batch",
+    )
     return data.reshape(-1, 3, 32, 32), y
 
 
 def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
     """Read the array of bytes in an idx or idx.gz file."""
     whole = read_bytes(path, md5)
-    if len(whole) < 4 or whole[:3] != b"\0\0\x08" or whole[3] > 4 or len(whole) < 4 + 4 * whole[3]:
-        raise BadInput(f"{path}: not an idx file of bytes")
+    require(
+        not (len(whole) < 4 or whole[:3] != b"\x00\x00\x08" or whole[3] > 4 or (len(whole) < 4 + 4 * whole[3])),
+        f"{path}: not an idx file of bytes",
+    )
     shape = [int(side) for side in np.frombuffer(whole, ">i4", count=whole[3], offset=4)]
     start = 4 + 4 * whole[3]
-    if len(whole) - start != math.prod(shape) or any(side < 0 for side in shape):
-        raise BadInput(
-            f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}"
-        )
+    require(
+        len(whole) - start == math.prod(shape) and (not any(side < 0 for side in shape)),
+        f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}",
+    )
     return np.frombuffer(whole, np.uint8, offset=start).reshape(shape)
 
 
@@ -191,8 +196,10 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
             with zipfile.ZipFile(file) as archive:
                 entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
                 size = sum(entry.file_size for entry in entries.values())
-                if size > _memory():
-                    raise BadInput(f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory")
+                require(
+                    size <= _memory(),
+                    f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory",
+                )
                 wanted = entries if only is None else {name: entries[name] for name in entries if name == only}
                 return {name: _member(archive, entry) for name, entry in wanted.items()}
     except MemoryError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,9 +15,9 @@ from torch import Tensor
 
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, AtMost
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
-from fedhead.data.inputs.arrays import refuse_mask
+from fedhead.data.inputs.arrays import to_array
 
 MOST = 1 << 20  # classes: a table of clients and classes must fit into memory
 Count = Annotated[int, AtLeast(1), AtMost(MOST)]  # of classes
@@ -79,17 +81,18 @@ class Classes:
             check("classes", count, Count)
         words = None if names is None else tuple(str(name) for name in names)
         if words is not None:
-            _refuse_repeated(words)
-            if count is not None and count != len(words):
-                raise BadInput(f"classes: {count} do not match the {len(words)} names")
+            repeated = [repr(name) for name, times in Counter(words).items() if times > 1]
+            require(not repeated, f"names: {', '.join(repeated)} names two classes")
+            require(count is None or count == len(words), f"classes: {count} do not match the {len(words)} names")
         if y.dtype.kind == "U":
             found = np.array(words) if words is not None else np.unique(y)
             return cls(len(found), tuple(map(str, found)), found)
         if words is not None or count is not None:
             return cls(count or len(words or ()), words)
         found = np.unique(y)
-        if len(found) > MOST:
-            raise BadInput(f"y holds {len(found):,} different labels, at most {MOST:,} classes can be told apart")
+        require(
+            len(found) <= MOST, f"y holds {len(found):,} different labels, at most {MOST:,} classes can be told apart"
+        )
         everything = np.unique(np.concatenate([y, *(o for o in others if o.dtype.kind == "i")]))
         if np.array_equal(everything, np.arange(len(everything))):
             return cls(len(everything))
@@ -107,20 +110,17 @@ class Classes:
         Raises:
             BadInput: If a label is none of the classes'.
         """
-        if self.values is None:
-            if y.dtype.kind == "U" and len(y):
-                raise BadInput(
-                    f"{what} holds words such as {str(y[0])!r}, the training labels are numbers: give numbers"
-                )
-            if len(y) and (y.min() < 0 or y.max() >= self.count):
-                wrong = y.min() if y.min() < 0 else y.max()
-                raise BadInput(f"{what}: label {wrong} is outside the {self.count} classes 0 … {self.count - 1}")
-            return torch.from_numpy(y.astype(np.int64))
+        words, known_words = y.dtype.kind == "U", self.values is not None and self.values.dtype.kind == "U"
+        kinds = ("words", "numbers") if words else ("numbers", "words")
+        require(
+            words == known_words or not len(y),
+            f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels",
+        )
         if not len(y):
             return torch.zeros(0, dtype=torch.int64)
-        if (y.dtype.kind == "U") != (self.values.dtype.kind == "U"):
-            kinds = ("words", "numbers") if y.dtype.kind == "U" else ("numbers", "words")
-            raise BadInput(f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
+        if self.values is None:
+            check_range(y, self.count, what)
+            return torch.from_numpy(y.astype(np.int64))
         order = np.argsort(self.values)
         place = np.searchsorted(self.values, y, sorter=order).clip(max=self.count - 1)
         index = order[place]
@@ -130,6 +130,19 @@ class Classes:
                 "give names=[…] with all classes, or correct it"
             )
         return torch.from_numpy(index.astype(np.int64))
+
+
+def check_range(y: Any, classes: int, what: str) -> None:
+    """Raise `BadInput` if a class index is outside 0 … classes-1.
+
+    Args:
+        y: Class indices, an array or tensor of at least one.
+        classes: Number of classes.
+        what: Name of the labels in error messages.
+    """
+    low, high = int(y.min()), int(y.max())
+    wrong = low if low < 0 else high
+    require(0 <= wrong < classes, f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
 
 
 def read(y: Any, what: str = "y") -> NDArray[Any]:
@@ -142,34 +155,25 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
     Raises:
         BadInput: If a label is missing, not whole or too large, or there is not one label per sample.
     """
-    if isinstance(y, Tensor):
-        y = y.detach().cpu()
-        y = (y.double() if y.is_floating_point() else y).numpy()
-    refuse_mask(y, what)
-    try:
-        array = np.asarray(y)
-    except ValueError as error:
-        raise BadInput(f"{what} can't be read as one array: its labels differ in shape") from error
+    array = to_array(y, what, "labels")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1:
-        raise BadInput(
-            f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
-            "state objective=multilabel or objective=regression"
-        )
+    require(
+        array.ndim == 1,
+        f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
+        "state objective=multilabel or objective=regression",
+    )
     if array.dtype.kind == "O":
         array = _objects(array, what)
     if array.dtype.kind == "S":
-        array = _decoded(array, what)
-    if array.dtype.kind == "f":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError:
+            raise BadInput(f"{what} holds bytes that are no UTF-8 text: give words or numbers") from None
+    if array.dtype.kind in "fu":
         return _whole(array, what)
-    if array.dtype.kind == "u" and len(array) and int(array.max()) >= 2**63:
-        raise BadInput(f"{what} holds the label {array.max()}, which is too large: give class indices 0, 1, 2 …")
-    if array.dtype.kind in "bui":
-        return array.astype(np.int64)
-    if array.dtype.kind != "U":
-        raise BadInput(f"{what} holds {array.dtype}: give class indices or names")
-    return array
+    require(array.dtype.kind in "biU", f"{what} holds {array.dtype}: give class indices or names")
+    return array if array.dtype.kind == "U" else array.astype(np.int64)
 
 
 def union(ys: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -178,17 +182,14 @@ def union(ys: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Python objects as integers, floats or words."""
-    values = list(array)
-    if (row := next((i for i, value in enumerate(values) if _missing(value)), None)) is not None:
-        raise _missing_label(what, row)
-    if all(isinstance(value, int | float | np.number | np.bool_) for value in values):
-        try:
-            fractional = any(isinstance(value, float | np.floating) for value in values)
-            return np.array(values, np.float64 if fractional else np.int64)
-        except OverflowError:
-            raise BadInput(f"{what} holds a label that is too large: give class indices 0, 1, 2 …") from None
-    return np.array([v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in values], np.str_)
+    """Convert Python objects to integers, floats or words."""
+    missing = np.array([_missing(value) for value in array], bool)
+    _refuse_missing(missing, what)
+    if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
+        return np.array([v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in array], np.str_)
+    whole = all(isinstance(value, int | np.integer | np.bool_) for value in array)
+    within = all(abs(value) < 2**63 for value in array)
+    return np.array([value if within else math.inf for value in array], np.int64 if whole and within else np.float64)
 
 
 def _missing(value: Any) -> bool:
@@ -198,33 +199,24 @@ def _missing(value: Any) -> bool:
         return True
 
 
-def _decoded(array: NDArray[Any], what: str) -> NDArray[Any]:
-    try:
-        return np.char.decode(array, "utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(f"{what} holds bytes that are no UTF-8 text: give words or numbers") from None
-
-
 def _whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
-    if (nan := np.isnan(array)).any():
-        raise _missing_label(what, int(nan.argmax()))
-    if (odd := array != np.rint(array)).any():
-        raise BadInput(
-            f"{what} holds {array[odd][0]:g}, labels must be whole: give class indices 0, 1, 2 …, "
-            "or state objective=regression"
-        )
-    if (large := ~(np.abs(array) <= _LARGEST)).any():
-        raise BadInput(f"{what} holds the label {array[large][0]:g}, which is too large: give class indices 0, 1, 2 …")
+    """Convert floats and unsigned integers to integers."""
+    _refuse_missing(np.isnan(array), what)
+    large = ~(np.abs(array) <= (_LARGEST if array.dtype.kind == "f" else np.iinfo(np.int64).max))
+    for wrong, problem, fix in (
+        (array != np.rint(array), "labels must be whole", ", or state objective=regression"),
+        (large, "which is too large", ""),
+    ):
+        if wrong.any():
+            label = array[wrong][0]
+            shown = f"{label:g}" if array.dtype.kind == "f" else str(label)
+            raise BadInput(f"{what} holds the label {shown}, {problem}: give class indices 0, 1, 2 …{fix}")
     return array.astype(np.int64)
 
 
-def _missing_label(what: str, row: int) -> BadInput:
-    return BadInput(f"{what} has no label for sample {row} (NaN or None): leave samples without a label out")
-
-
-def _refuse_repeated(names: tuple[str, ...]) -> None:
-    if len(set(names)) < len(names):
-        raise BadInput(f"names: {next(n for n in names if names.count(n) > 1)!r} names two classes")
+def _refuse_missing(missing: NDArray[np.bool_], what: str) -> None:
+    row = int(missing.argmax()) if len(missing) else 0
+    require(not missing.any(), f"{what} has no label for sample {row} (NaN or None): leave samples without a label out")
 
 
 def _few(names: Sequence[str], most: int = 8) -> str:

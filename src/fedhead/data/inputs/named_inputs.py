@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.core.tree.inputs import Inputs, shape_of
 from fedhead.data.inputs import arrays, padding
@@ -42,14 +42,12 @@ def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inp
         if isinstance(layout, Mapping):
             raise BadInput(f"layout gives one per name ({', '.join(layout)}), but {what} is one array: give one layout")
         return arrays.inputs(x, layout, what, missing)
-    if not x:
-        raise BadInput(f"{what} is an empty dictionary: give at least one named array")
+    require(x, f"{what} is an empty dictionary: give at least one named array")
     known = infer(x, layout, what)
     made = {str(name): _entry(value, known[str(name)], f"{what}[{name!r}]", missing) for name, value in x.items()}
     sizes = {name: len(t) for name, t in made.items()}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise BadInput(f"{what}: its entries differ in their number of samples ({listed})")
+    listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    require(len(set(sizes.values())) == 1, f"{what}: its entries differ in their number of samples ({listed})")
     return made
 
 
@@ -63,8 +61,8 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
         return arrays.infer_layout(x, what) if layout is None else layout
     names = [str(name) for name in x]
     given = dict(layout) if isinstance(layout, Mapping) else dict.fromkeys(names, layout)
-    if strange := [name for name in given if name not in names]:
-        raise BadInput(f"layout: {what} has no entry {strange[0]!r}, it has {', '.join(names)}")
+    for name in given:
+        require(name in names, f"layout: {what} has no entry {name!r}, it has {', '.join(names)}")
     return {str(name): given.get(str(name)) or _inferred(str(name), value, what) for name, value in x.items()}
 
 

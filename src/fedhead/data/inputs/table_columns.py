@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ class TableColumns:
         """
         given = dict(categories or {})
         names = [str(name) for name in frames[0].columns] if inputs is None else list(inputs)
-        if strange := [name for name in given if name not in names]:
-            raise BadInput(f"categories: {strange[0]!r} is none of the columns {', '.join(names)}")
-        if not names:
-            raise BadInput("the table has no columns of inputs besides label, client and test mark: give some")
+        for name in given:
+            require(name in names, f"categories: {name!r} is none of the columns {', '.join(names)}")
+        require(names, "the table has no columns of inputs besides label, client and test mark: give some")
         found = {
             name: _categories(name, [_column(f, name) for f in frames], given.get(name), missing) for name in names
         }
@@ -119,23 +118,26 @@ class TableColumns:
         return np.concatenate(parts, 1)
 
     def _one_hot(self, name: str, column: pd.Series[Any], values: tuple[Any, ...], what: str) -> NDArray[np.float32]:
-        place = {value: i for i, value in enumerate(values)}
-        made = np.zeros((len(column), len(values)), np.float32)
-        for row, (value, empty) in enumerate(zip(column.tolist(), column.isna().tolist(), strict=True)):
-            if empty and not self.missing:
-                raise BadInput(
-                    f'{what}: column {name!r} has no value in row {row}: fill it, or give missing="mean", for which '
-                    "this is a category"
-                )
-            if empty and None not in place:
-                continue
-            if not empty and value not in place:
-                raise BadInput(
-                    f"{what}: column {name!r} holds the category {value!r} in row {row}, which the training data does "
-                    f"not have: give categories={{{name!r}: […]}} with all of them"
-                )
-            made[row, place[None if empty else value]] = 1
-        return made
+        import pandas as pd
+
+        empty = column.isna().to_numpy()
+        categories = [value for value in values if value is not None]
+        codes = pd.Index(categories, dtype=object).get_indexer_for(column.astype(object))
+        strange = ~empty & (codes < 0)
+        if not self.missing and empty.any():
+            raise BadInput(
+                f'{what}: column {name!r} has no value in row {empty.argmax()}: fill it, or give missing="mean", for '
+                "which this is a category"
+            )
+        if strange.any():
+            row = int(strange.argmax())
+            raise BadInput(
+                f"{what}: column {name!r} holds the category {column.iloc[row]!r} in row {row}, which the training "
+                f"data does not have: give categories={{{name!r}: […]}} with all of them"
+            )
+        codes[empty] = values.index(None) if None in values else -1
+        one_hot: NDArray[np.bool_] = codes[:, None] == np.arange(len(values))
+        return one_hot.astype(np.float32)
 
 
 _NUMBER = object()  # in place of a category, where a column is numbers
@@ -147,11 +149,9 @@ def is_frame(source: Any) -> bool:
 
 
 def _column(frame: pd.DataFrame, name: str, what: str = "the table") -> pd.Series[Any]:
-    if name not in frame.columns:
-        raise BadInput(f"{what} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    require(name in frame.columns, f"{what} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
     column = frame[name]
-    if column.ndim != 1:
-        raise BadInput(f"{what} has two columns of the name {name!r}: rename one")
+    require(column.ndim == 1, f"{what} has two columns of the name {name!r}: rename one")
     return column
 
 
@@ -177,14 +177,16 @@ def _categories(
                 "categories, or leave it out by inputs=[…]"
             )
         values = list(dict.fromkeys(every))
-        if len({isinstance(value, str) for value in values}) > 1:
-            raise BadInput(f"column {name!r} holds both words and numbers: give one kind")
-        values.sort()
-    if len(values) > MOST:
-        raise BadInput(
-            f"column {name!r} has {len(values):,} different values, more than {MOST:,} categories: leave it out by "
-            "inputs=[…], or read it as text by encode=…"
+        require(
+            len({isinstance(value, str) for value in values}) <= 1,
+            f"column {name!r} holds both words and numbers: give one kind",
         )
+        values.sort()
+    require(
+        len(values) <= MOST,
+        f"column {name!r} has {len(values):,} different values, more than {MOST:,} categories: leave it out by "
+        "inputs=[…], or read it as text by encode=…",
+    )
     return (*values, *([None] if missing and any(column.isna().any() for column in full) else []))
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, require_known
 from fedhead.core.training.objectives import OBJECTIVES, Objective
-from fedhead.data.inputs.arrays import refuse_mask, to_tensor
-from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.arrays import to_array, to_tensor
+from fedhead.data.inputs.labels import Classes, check_range
+
+NUMBERS = "numbers, [N] or [N, T]"
 
 
 def objective_of(name: str | None) -> type[Objective]:
     """Return the objective of a name, or raise `BadInput` if there is none; None is that of classes."""
     if name is None:
         return OBJECTIVES["multiclass"]
-    if not isinstance(name, str) or name not in OBJECTIVES:
-        raise unknown("objective", str(name), OBJECTIVES)
-    return OBJECTIVES[name]
+    return OBJECTIVES[require_known("objective", str(name), OBJECTIVES)]
 
 
 def read(y: Any, objective: str, what: str = "y") -> Tensor:
@@ -35,27 +35,19 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
     Raises:
         BadInput: If a target is missing, not finite, or no label; it names the place.
     """
-    refuse_mask(y, what)
-    try:
-        array = np.asarray(y) if not isinstance(y, Tensor) else y
-    except ValueError as error:
-        raise BadInput(f"{what} can't be read as one array: its targets differ in shape") from error
-    if isinstance(array, np.ndarray) and array.dtype.kind == "O":
+    array = to_array(y, what, "targets")
+    if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)  # None becomes NaN, which is named below
         except (TypeError, ValueError):
-            raise BadInput(
-                f"{what} holds {type(array.flat[0]).__name__}: objective={objective} needs numbers"
-            ) from None
-    if array.dtype in (np.bool_, torch.bool):
-        array = torch.as_tensor(array).to(torch.uint8)
-    found = to_tensor(array, what).double()
-    if objective == "multilabel" and (found.ndim != 2 or 0 in found.shape[1:]):
-        raise BadInput(
-            f"{what} has shape {tuple(found.shape)}: objective=multilabel needs 0 or 1 for each label, [N, L]"
-        )
-    if found.ndim not in (1, 2) or 0 in found.shape[1:]:
-        raise BadInput(f"{what} has shape {tuple(found.shape)}: objective=regression needs numbers, [N] or [N, T]")
+            kind = type(array.flat[0]).__name__
+            raise BadInput(f"{what} holds {kind}: objective={objective} needs numbers") from None
+    found = to_tensor(array.astype(np.uint8) if array.dtype == bool else array, what).double()
+    axes, needs = ((2,), "0 or 1 for each label, [N, L]") if objective == "multilabel" else ((1, 2), NUMBERS)
+    require(
+        found.ndim in axes and 0 not in found.shape[1:],
+        f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}",
+    )
     found = found.reshape(len(found), -1)
     if len(bad := (~found.float().isfinite()).nonzero()):
         raise BadInput(
@@ -81,13 +73,22 @@ def columns(ys: Sequence[Tensor], names: Sequence[Any] | None, count: int | None
     """
     width = ys[0].shape[1]
     for y, name in zip(ys, what, strict=True):
-        if y.shape[1] != width:
-            raise BadInput(f"{name} y has {y.shape[1]} columns, {what[0]} y has {width}: all need the same")
-    if count is not None and count != width:
-        raise BadInput(f"classes: {count} do not match the {width} columns of y")
-    if names is not None and len(names) != width:
-        raise BadInput(f"names: {len(names)} names were given, y has {width} columns")
-    return Classes(width, None if names is None else tuple(map(str, names)))
+        own = y.shape[1]
+        require(own == width, f"{name} y has {own} columns, {what[0]} y has {width}: all need the same")
+    require(count in (None, width), f"classes: {count} do not match the {width} columns of y")
+    words = None if names is None else tuple(map(str, names))
+    given = len(words or ())
+    require(words is None or given == width, f"names: {given} names were given, y has {width} columns")
+    return Classes(width, words)
+
+
+def check_targets(y: Tensor, classes: int, objective: str, what: str) -> None:
+    """Raise `BadInput` if stored labels or targets do not fit the number of classes, labels or numbers."""
+    if objective_of(objective).has_classes:
+        check_range(y, classes, what)
+    else:
+        fits = y.shape[1:] == (classes,)
+        require(fits, f"{what}: y has shape {tuple(y.shape)}, it must be [N, {classes}]")
 
 
 def _word(value: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import require, user_code
 
 Tokenizer = Callable[[str], Any]
 
@@ -36,8 +36,10 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
 
 def _some(found: list[Any]) -> list[Any]:
     """Return the ids of all texts, of which one must have some."""
-    if found and not any(len(ids) for ids in found):
-        raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
+    require(
+        not found or any(len(ids) for ids in found),
+        "encode: the tokenizer returns no token for any text; it must return the ids of the tokens",
+    )
     return found
 
 
@@ -48,9 +50,9 @@ def _ids(value: Any, row: int) -> Any:
         ids = np.zeros(0, object)
     if ids.ndim == 2 and len(ids) == 1:  # return_tensors="pt" gives a batch of one text
         ids = ids[0]
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise BadInput(
-            f"encode: the tokenizer returns {type(value).__name__} for text {row}; it must return the ids of the "
-            "tokens, whole numbers"
-        )
+    require(
+        ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iu"),
+        f"encode: the tokenizer returns {type(value).__name__} for text {row}; it must return the ids of the "
+        "tokens, whole numbers",
+    )
     return ids.astype(np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.core.training import random
 
 Rows = NDArray[np.int64]
@@ -83,8 +83,7 @@ def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
     Raises:
         BadInput: If n is not in 1 … N.
     """
-    if not 1 <= n <= len(y):
-        raise BadInput(f"samples: {n} must be between 1 and {len(y)}, the size of the data set")
+    require(1 <= n <= len(y), f"samples: {n} must be between 1 and {len(y)}, the size of the data set")
     order = random.permutation(random.key(seed, "subset"), len(y))
     quota = apportion(np.bincount(y) / len(y), n)
     return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)
@@ -105,7 +104,6 @@ def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Row
         BadInput: If one of them would be empty.
     """
     size = round(share * len(y))
-    if not 0 < size < len(y):
-        raise BadInput(f"test: a share of {share} of {len(y)} samples leaves one part empty; give test=(x, y)")
+    require(0 < size < len(y), f"test: a share of {share} of {len(y)} samples leaves one part empty; give test=(x, y)")
     chosen = stratified(y, size, seed)
     return np.setdiff1d(np.arange(len(y)), chosen), chosen

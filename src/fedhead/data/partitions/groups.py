@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import labels
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.partitions.allocation import Rows
@@ -29,16 +29,16 @@ def rows_of_groups(
     Raises:
         BadInput: If the groups do not fit the samples or the number of clients.
     """
-    if groups is None:
-        raise BadInput("partition natural: this data names no clients; give groups, or use iid or dirichlet(alpha)")
+    require(
+        groups is not None, "partition natural: this data names no clients; give groups, or use iid or dirichlet(alpha)"
+    )
     read = labels.read(groups, "groups")
-    if len(read) != samples:
-        raise BadInput(f"groups has {len(read)} entries, there are {samples} samples: they must match")
+    require(len(read) == samples, f"groups has {len(read)} entries, there are {samples} samples: they must match")
     found = Classes.find(read, names, None)
-    if clients is not None and clients != found.count:
-        raise BadInput(
-            f"clients: the data has {found.count} groups, not {clients}; set clients={found.count} ({DEFAULT})"
-        )
+    require(
+        clients is None or clients == found.count,
+        f"clients: the data has {found.count} groups, not {clients}; set clients={found.count} ({DEFAULT})",
+    )
     index = found.encode(read, "groups").numpy()
     order = np.argsort(index, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])
@@ -60,8 +60,9 @@ def test_rows_of_groups(
         BadInput: If the groups do not fit the samples, or name a client that has no training samples.
     """
     read = labels.read(groups, "test_groups")
-    if len(read) != samples:
-        raise BadInput(f"test_groups has {len(read)} entries, there are {samples} test samples: they must match")
+    require(
+        len(read) == samples, f"test_groups has {len(read)} entries, there are {samples} test samples: they must match"
+    )
     place = {str(k) if names is not None else name: k for k, name in enumerate(client_names)}
     if strange := next((value for value in map(str, read) if value not in place), None):
         raise BadInput(f"test_groups holds {strange!r}, which is none of the clients {', '.join(client_names[:8])} …")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.components.parameters import Checked, check
 from fedhead.core.components.ranges import Above, AtLeast
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
 from fedhead.data.partitions.allocation import Rows, apportion, assign_rows, log_gamma, softmax
 
@@ -42,8 +42,9 @@ class Partition(Checked):
         """
         y = np.asarray(y)
         check("clients", clients, Annotated[int, AtLeast(1)])
-        if clients > len(y):
-            raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
+        require(
+            clients <= len(y), f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients"
+        )
         if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
@@ -115,11 +116,11 @@ class CappedDirichlet(Partition):
     tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        if self.minimum * clients > len(y):
-            raise BadInput(
-                f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
-                f"{self.minimum * clients} samples, there are {len(y)}; use fewer clients or a smaller minimum"
-            )
+        require(
+            self.minimum * clients <= len(y),
+            f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
+            f"{self.minimum * clients} samples, there are {len(y)}; use fewer clients or a smaller minimum",
+        )
         sizes = np.bincount(y, minlength=classes)
         draws_at_once = 100  # draws at a time; fixed, since it determines the random stream
         for _ in range(math.ceil(self.tries / draws_at_once)):
@@ -191,8 +192,7 @@ class Skewed(Partition):
 
     def check(self, held: int, clients: int) -> None:
         """Raise `BadInput` if the data has fewer classes than each client needs, or some class would have no client."""
-        if self.per_client > held:
-            raise BadInput(f"partition {self}: the data holds only {held} classes; use skewed({held})")
+        require(self.per_client <= held, f"partition {self}: the data holds only {held} classes; use skewed({held})")
         if self.per_client * clients < held:
             need = math.ceil(held / clients)
             raise BadInput(
@@ -237,12 +237,12 @@ class Natural(Partition):
 
 def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
     """The rows in rising order, after a check that every sample was assigned to exactly one client."""
-    if len(assigned) != clients:
-        raise BadInput(f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
+    require(
+        len(assigned) == clients, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}"
+    )
     rows = [np.sort(np.asarray(own)) for own in assigned]
     odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
-    if odd is not None:
-        raise BadInput(f"partition {rule}: the rows of client {odd} are no list of whole numbers")
+    require(odd is None, f"partition {rule}: the rows of client {odd} are no list of whole numbers")
     every = np.concatenate(rows).astype(np.int64)
     if len(every) and (every.min() < 0 or every.max() >= samples):
         raise BadInput(f"partition {rule}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")

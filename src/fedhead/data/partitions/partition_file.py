@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import Unreadable
+from fedhead.core.system.errors import Unreadable, require
 from fedhead.data.inputs.formats import read_npz
 from fedhead.data.partitions.allocation import Rows
 
@@ -76,6 +76,13 @@ def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
     if not stops.size or stops[0] < 0 or stops[-1] != len(rows) or (np.diff(stops) < 0).any():
         raise IndexError(f"{ends} must rise to the {len(rows)} rows of {values}")
     return [part.astype(np.int64) for part in np.split(rows, stops[:-1])]
+
+
+def check_rows(clients: list[Rows] | None, limit: int, what: str) -> None:
+    """Raise `BadInput` if a client has a row outside 0 … limit-1."""
+    rows = np.concatenate(clients or [np.zeros(0, np.int64)])
+    fits = not len(rows) or (rows.min() >= 0 and rows.max() < limit)
+    require(fits, f"{what} are not among its {limit} samples")
 
 
 def write(path: Path, **entries: NDArray[Any]) -> None:

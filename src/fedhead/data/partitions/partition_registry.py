@@ -19,7 +19,7 @@ from fedhead.core.components.component_syntax import Call
 from fedhead.core.components.parameters import parameters, required
 from fedhead.core.components.ranges import Above, AtLeast
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import require, user_code
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.partitions.partition import (
     IID,
@@ -135,8 +135,9 @@ def _dirichlet(
     """One of five partitions by the Dirichlet distribution."""
     if form == "capped":
         return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
-    if minimum is not None:
-        raise BadInput(f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)")
+    require(
+        minimum is None, f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)"
+    )
     forms: dict[str, Callable[[float], Partition]] = {
         "plain": Dirichlet,
         "equal": EqualDirichlet,

@@ -19,7 +19,7 @@ import torch
 
 from fedhead.core.components.component_check import check_function, first_docline
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.tree.inputs import shape_of
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples, inputs
@@ -99,8 +99,10 @@ class Dataset:
             raise BadInput(
                 f"{self.name}: {len(data.y)} {part} samples under {root}, {expected} expected: files are missing"
             )
-        if shape_of(data.x) != self.shape:
-            raise BadInput(f"{self.name}: samples under {root} have shape {shape_of(data.x)}, not {self.shape}")
+        require(
+            shape_of(data.x) == self.shape,
+            f"{self.name}: samples under {root} have shape {shape_of(data.x)}, not {self.shape}",
+        )
         return data
 
 
@@ -157,8 +159,10 @@ def parts(
         shared = public.part("test", data_dir, download)
         return train, test, shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
     held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
-    if len(held) == len(train.y):
-        raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name} for the clients")
+    require(
+        len(held) != len(train.y),
+        f"public_samples: {public_samples} leaves no training samples of {entry.name} for the clients",
+    )
     return train.take(np.setdiff1d(np.arange(len(train.y)), held)), test, train.take(held)
 
 
@@ -173,8 +177,9 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     """Return the data set of a user's function, which is called once."""
     with user_code(f"dataset {name}"):
         made = function()
-    if not isinstance(made, tuple) or len(made) != 4:
-        raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
+    require(
+        isinstance(made, tuple) and len(made) == 4, f"dataset {name}: the function must return (x, y, x_test, y_test)"
+    )
     try:
         found = convert({"training": made[:2]}, test=made[2:], layout=getattr(function, "layout", None))
     except BadInput as error:
@@ -313,10 +318,12 @@ for _dataset in (
 
 def check_objective(entry: Dataset, objective: str) -> None:
     """Raise `BadInput` if a registered data set, whose labels are classes, can't be used with an objective."""
-    if not targets.objective_of(objective).has_classes:
-        raise BadInput(
-            f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "
-            "Python by Federation.from_arrays"
-        )
-    if objective == "binary" and entry.classes != 2:
-        raise BadInput(f"objective=binary is for 2 classes, {entry.name} has {entry.classes}: use objective=multiclass")
+    require(
+        targets.objective_of(objective).has_classes,
+        f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "
+        "Python by Federation.from_arrays",
+    )
+    require(
+        objective != "binary" or entry.classes == 2,
+        f"objective=binary is for 2 classes, {entry.name} has {entry.classes}: use objective=multiclass",
+    )

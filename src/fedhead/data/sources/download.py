@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 
 
 class Remote(NamedTuple):
@@ -54,8 +54,10 @@ def fetch(
         _download(dataset, files, remote, root)
     if remote.md5 is not None:
         with open(archive, "rb") as file:
-            if hashlib.file_digest(file, "md5").hexdigest() != remote.md5:
-                raise BadInput(f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again")
+            require(
+                hashlib.file_digest(file, "md5").hexdigest() == remote.md5,
+                f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again",
+            )
     _unpack(archive, into or root)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.formats import read_npz
@@ -44,8 +44,7 @@ def decode(root: Path, names: Sequence[str], size: int | None = None, channels: 
     Raises:
         BadInput: If the folder or its images can't be read.
     """
-    if not root.is_dir():
-        raise BadInput(f"{root}: no such folder")
+    require(root.is_dir(), f"{root}: no such folder")
     listed = [
         (picture, c) for c, name in enumerate(names) if (root / name).is_dir() for picture in pictures(root / name)
     ]
@@ -56,8 +55,7 @@ def decode_list(
     root: Path, listed: Sequence[tuple[Path, int]], size: int | None = None, channels: int | None = None
 ) -> Samples:
     """Read image files and their classes as samples; see `decode`."""
-    if not listed:
-        raise BadInput(f"{root}: no PNG, JPEG or WebP images in its class folders")
+    require(listed, f"{root}: no PNG, JPEG or WebP images in its class folders")
     files = [images.Source(str(path), path) for path, _ in listed]
     with _progress(f"decoding {root.name}", len(listed)) as advance:
         x = images.decode(files, size, channels, advance)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import formats
 from fedhead.data.inputs.arrays import Samples, inputs
 from fedhead.data.sources import image_folders
@@ -105,8 +105,10 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
     found = [_find(places, name) for name in names]
     if None in found:
-        if (root / UNION).is_file() and not download:
-            raise BadInput(f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union")
+        require(
+            not (root / UNION).is_file() or download,
+            f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union",
+        )
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
         found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
     x, y = (formats.idx(path) for path in found if path is not None)
@@ -125,8 +127,7 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
         raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
     held = formats.read_npz(path)
     for key in ("images", "labels", "source_bits"):
-        if key not in held:
-            raise BadInput(f"{path}: no array {key!r} in it")
+        require(key in held, f"{path}: no array {key!r} in it")
     chosen = ((held["source_bits"] & _LETTERS_TEST) != 0) == (part == "test")
     return _pair(held["images"][chosen], held["labels"][chosen].astype(np.int64) - 1, path)
 
@@ -164,8 +165,10 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
-    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-        raise BadInput(f"{where}: images {x.shape} and labels {y.shape} do not belong together")
+    require(
+        x.ndim == 3 and y.ndim == 1 and (len(x) == len(y)),
+        f"{where}: images {x.shape} and labels {y.shape} do not belong together",
+    )
     return Samples(inputs(x, "nhw"), torch.from_numpy(y.astype(np.int64)))
 
 
@@ -175,6 +178,5 @@ def _find(places: list[Path], name: str) -> Path | None:
 
 
 def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise BadInput(f"{path}: missing; the archive next to it is incomplete, delete it and fetch it again")
+    require(path.exists(), f"{path}: missing; the archive next to it is incomplete, delete it and fetch it again")
     return path

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import encoders
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.table_columns import TableColumns, is_frame
@@ -32,10 +32,11 @@ class Reading:
 
     def __post_init__(self) -> None:
         names = self.names
-        if names is not None and not names:
-            raise BadInput("inputs is an empty list: name at least one column, or leave it out")
-        if names is not None and self.label in names:
-            raise BadInput(f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out")
+        require(names is None or names, "inputs is an empty list: name at least one column, or leave it out")
+        require(
+            names is None or self.label not in names,
+            f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out",
+        )
 
     @property
     def names(self) -> list[str] | None:
@@ -66,8 +67,7 @@ def split(source: Any, what: str) -> tuple[Any, Any]:
         BadInput: If a dictionary has no training part.
     """
     if isinstance(source, Mapping):
-        if "train" not in source:
-            raise BadInput(f"{what} is a dictionary of {', '.join(map(str, source))}: it needs a part 'train'")
+        require("train" in source, f"{what} is a dictionary of {', '.join(map(str, source))}: it needs a part 'train'")
         return source["train"], source.get("test")
     if isinstance(source, tuple | list) and len(source) == 4:
         return tuple(source[:2]), tuple(source[2:])
@@ -124,8 +124,7 @@ class Reader:
         known = [str(name) for name in (source.columns if frame else source.column_names)]
 
         def column(name: str) -> Any:
-            if name not in known:
-                raise BadInput(f"{what} has no column {name!r}; it has {', '.join(known)}")
+            require(name in known, f"{what} has no column {name!r}; it has {', '.join(known)}")
             return source[name].to_numpy() if frame else list(source[name])
 
         def class_names(name: str | None) -> Sequence[str] | None:
@@ -157,14 +156,13 @@ class Reader:
         layout: dict[str, str] = {}
         for name, values in columns.items():
             if any(isinstance(value, str) for value in values):
-                _refuse_no_text(values, name)
-                x, kind = encode_texts(list(values), self.reading.encode, name)
-                if isinstance(x, Mapping) and len(columns) > 1:
-                    raise BadInput(
-                        f"encode: the tokenizer returns {', '.join(x)}, and there are other inputs beside {name!r}: "
-                        "tokenize before, as in dataset.map(…), and name the columns in inputs=[…]"
-                    )
+                x, kind = encode_texts(_texts(values, name), self.reading.encode, name)
                 if isinstance(x, Mapping):
+                    require(
+                        len(columns) == 1,
+                        f"encode: the tokenizer returns {', '.join(x)}, and there are other inputs beside {name!r}: "
+                        "tokenize before, as in dataset.map(…), and name the columns in inputs=[…]",
+                    )
                     return dict(x), kind
                 layout[name] = kind
             else:
@@ -207,13 +205,14 @@ def encode_texts(texts: list[str], encode: str | Tokenizer | None, what: str) ->
     return tokenized(texts, encode), "tokens"
 
 
-def _refuse_no_text(values: Sequence[Any], name: str) -> None:
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise BadInput(
-                f"column {name!r} holds {type(value).__name__} in row {row}, where the others are texts: fill it, or "
-                "leave the sample out"
-            )
+def _texts(values: Sequence[Any], name: str) -> list[str]:
+    """Return a column of texts, or raise `BadInput` if a cell holds something else."""
+    others = [(row, type(value).__name__) for row, value in enumerate(values) if not isinstance(value, str)]
+    for row, kind in others[:1]:
+        raise BadInput(
+            f"column {name!r} holds {kind} in row {row}, where the others are texts: fill it, or leave the sample out"
+        )
+    return list(values)
 
 
 def stack(samples: Sequence[Any]) -> Any:
@@ -246,14 +245,12 @@ class Folder(NamedTuple):
 
 def folder(path: Path, size: int | None) -> Folder:
     """Read a folder of class folders, or of client folders with class folders, optionally inside train and test."""
-    if not path.is_dir():
-        raise BadInput(f"{path}: no such folder")
+    require(path.is_dir(), f"{path}: no such folder")
     inner = {d.name: d for d in image_folders.subfolders(path)}
     held = inner.get("test") or inner.get("val")
     top = inner["train"] if "train" in inner and held else path
     roots = image_folders.subfolders(top)
-    if not roots:
-        raise BadInput(f"{path}: no folders in it; it needs one folder of images per class")
+    require(roots, f"{path}: no folders in it; it needs one folder of images per class")
     by_client = all(image_folders.subfolders(root) for root in roots)
     where = roots if by_client else [top]
     names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))

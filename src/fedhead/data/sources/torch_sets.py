@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.tree.inputs import map_inputs
 
 BATCH = 32  # samples that are collated at a time, where a loader does not say
@@ -35,12 +35,10 @@ def samples(source: Any, label: str, inputs: Sequence[str] | None) -> tuple[Any,
         BadInput: If it has no length, is empty, or yields something else.
     """
     rows = list(_rows(source))
-    if not rows:
-        raise BadInput("the Dataset is empty: give at least one sample")
+    require(rows, "the Dataset is empty: give at least one sample")
     if all(isinstance(row, Mapping) for row in rows):
         return _named(rows, label, inputs)
-    if not all(isinstance(row, tuple | list) and len(row) == 2 for row in rows):
-        raise BadInput(PAIRS)
+    require(all(isinstance(row, tuple | list) and len(row) == 2 for row in rows), PAIRS)
     xs = [row[0] for row in rows]
     if all(isinstance(x, Mapping) for x in xs):
         return {name: [x[name] for x in xs] for name in _selected(xs, inputs or list(xs[0]))}, [row[1] for row in rows]
@@ -82,8 +80,10 @@ def _rows(source: Any) -> Iterable[Any]:
 
 def _indices(loader: DataLoader[Any]) -> Sequence[int]:
     """Return which samples a loader takes, in order."""
-    if isinstance(loader.sampler, WeightedRandomSampler) or getattr(loader.sampler, "replacement", False):
-        raise BadInput("the DataLoader draws samples with replacement: give the Dataset itself")
+    require(
+        not isinstance(loader.sampler, WeightedRandomSampler) and (not getattr(loader.sampler, "replacement", False)),
+        "the DataLoader draws samples with replacement: give the Dataset itself",
+    )
     everything = range(len(loader.dataset))  # type: ignore[arg-type]  # one with a length
     if loader.batch_size is None and loader.batch_sampler is not None:  # the user's own batches
         return sorted({int(i) for batch in loader.batch_sampler for i in batch})
@@ -95,8 +95,10 @@ def _indices(loader: DataLoader[Any]) -> Sequence[int]:
 def _items(dataset: Any, indices: Sequence[int] | None = None) -> Iterable[Any]:
     if isinstance(dataset, IterableDataset):
         return iter(dataset)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise BadInput(f"{type(dataset).__name__} is not a torch Dataset with a length: give one that can be indexed")
+    require(
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
+        f"{type(dataset).__name__} is not a torch Dataset with a length: give one that can be indexed",
+    )
     return (dataset[i] for i in (range(len(dataset)) if indices is None else indices))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedhead.core.components.parameters import Checked, check
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Between
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.training import random
 from fedhead.data.transforms import color
 from fedhead.data.transforms.geometry import Grid, crop, cutout, flip, resize, resized_crop, rotate
@@ -93,8 +93,7 @@ class Transform(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.mean) != len(self.std):
-            raise BadInput(f"transform: {len(self.mean)} means but {len(self.std)} deviations")
+        require(len(self.mean) == len(self.std), f"transform: {len(self.mean)} means but {len(self.std)} deviations")
         for step in self.augment:
             name, number = _parse_step(step)
             check(f"augmentation {step}", number, {**_GRID_STEPS, **_PIXEL_STEPS}[name][2])
@@ -113,8 +112,7 @@ class Transform(Checked):
         Raises:
             BadInput: If a name is unknown.
         """
-        if normalize not in NORMALIZATIONS:
-            raise unknown("normalization", normalize, NORMALIZATIONS)
+        require_known("normalization", normalize, NORMALIZATIONS)
         mean, std = NORMALIZATIONS[normalize]
         return cls(mean, std, steps(augment))
 
@@ -165,12 +163,18 @@ class Transform(Checked):
         Raises:
             BadInput: If they can't.
         """
-        if self.augment and len(shape) != 3:
-            raise BadInput(f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}")
-        if self.resize is not None and len(shape) != 3:
-            raise BadInput(f"resize: {self.resize} is for images, the samples have shape {shape}; leave it out")
-        if len(self.mean) > 1 and (not shape or shape[0] != len(self.mean)):
-            raise BadInput(f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}")
+        require(
+            not self.augment or len(shape) == 3,
+            f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}",
+        )
+        require(
+            self.resize is None or len(shape) == 3,
+            f"resize: {self.resize} is for images, the samples have shape {shape}; leave it out",
+        )
+        require(
+            len(self.mean) <= 1 or (shape and shape[0] == len(self.mean)),
+            f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}",
+        )
         for step in self.augment:
             name, number = _parse_step(step)
             if name == "crop-reflect" and min(shape[1:]) <= number:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import Inputs, Shape
 from fedhead.data.transforms.augment import Transform
 
@@ -48,8 +48,10 @@ class NamedTransforms:
         """
         if augment is None and normalize is None and resize is None:
             return self
-        if not self.parts and augment != "none":
-            raise BadInput("augment, normalize and resize are for images, and none of the named inputs holds such")
+        require(
+            self.parts or augment == "none",
+            "augment, normalize and resize are for images, and none of the named inputs holds such",
+        )
         return NamedTransforms(
             {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
         )
@@ -75,8 +77,7 @@ class NamedTransforms:
             BadInput: If they can't.
         """
         for name, transform in self.parts.items():
-            if name not in shape:
-                raise BadInput(f"transform: the samples have no {name!r}, they have {', '.join(shape)}")
+            require(name in shape, f"transform: the samples have no {name!r}, they have {', '.join(shape)}")
             transform.check(shape[name])
 
     def __call__(self, x: Mapping[str, Tensor], key: Tensor | None = None) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ import pandas as pd
 from fedhead.core.components.loading import load_object
 from fedhead.core.system.errors import BadInput, user_code
 from fedhead.core.tree.inputs import shape_of
-from fedhead.data.federation import federation_file
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import labels, targets
 from fedhead.data.inputs.arrays import Samples
@@ -21,7 +20,7 @@ from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import prepare_like
 from fedhead.data.partitions.allocation import Rows
-from fedhead.data.sources import image_folders
+from fedhead.data.sources import image_folders, sample_file
 from fedhead.data.sources.image_folders import pictures
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem
@@ -101,7 +100,7 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     if path.is_dir() or path.suffix == ".csv":
         return _checked(_images(path, spec, size), spec, source), None
     if path.suffix == ".npz":
-        contents = federation_file.read(path, size, spec.recipe.get("encode"))
+        contents = sample_file.read(path, size, spec.recipe.get("encode"))
         x, test, layout = contents.x, contents.test, contents.layout
         y = contents.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
     elif ":" in source and not path.exists():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.packages import package_folder
 from fedhead.models.architectures.blocks import GlobalPool
 from fedhead.models.architectures.efficientnet import BLOCKS
@@ -78,8 +78,7 @@ def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> FeatureExtracto
     the three channels.
     """
     channels, _, _ = image("efficientnet_lite0", shape, least=32, resize=224)
-    if channels not in (1, 3):
-        raise BadInput(f"model 'efficientnet_lite0' takes images of 1 or 3 channels, not {channels}")
+    require(channels in (1, 3), f"model 'efficientnet_lite0' takes images of 1 or 3 channels, not {channels}")
     layers: list[nn.Module] = [*_conv(3, 32, 3, stride=2), nn.ReLU6()]
     before = 32
     for expansion, width, count, kernel, first in BLOCKS:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.system.errors import BadInput, first_line
+from fedhead.core.system.errors import BadInput, first_line, require
 from fedhead.models.pretrained.pretrained import fix_batch_norm
 from fedhead.models.registry import Shape
 from fedhead.models.split_model import SplitModel
@@ -32,8 +32,11 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
             "pip install 'fedhead[hf]'"
         ) from error
     path = Path(name).expanduser()
-    if (name.startswith((".", "/", "~")) or name.endswith(".json")) and not path.exists():
-        raise BadInput(f"model hf:{name}: there is no such folder or file; give a model's folder, or its config.json")
+    is_path = name.startswith((".", "/", "~")) or name.endswith(".json")
+    require(
+        path.exists() or not is_path,
+        f"model hf:{name}: there is no such folder or file; give a model's folder, or its config.json",
+    )
     where = str(path) if path.exists() else name
 
     def build(shape: Shape | Mapping[str, Shape], classes: int, pretrained: bool = True) -> SplitModel:

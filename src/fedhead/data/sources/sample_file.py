@@ -1,0 +1,197 @@
+"""Samples in an .npz file: inputs, labels, and further arrays such as the client of each sample.
+
+See docs/data.md for the arrays. Any .npz file with x and y can be read, with or without clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.components.component_syntax import read_call
+from fedhead.core.system.errors import BadInput, require
+from fedhead.data.inputs import arrays, encoders, labels
+from fedhead.data.inputs.encoders import Encoded
+from fedhead.data.inputs.formats import read_npz
+from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.named_inputs import LayoutLike
+from fedhead.data.inputs.tokenize import Tokenizer, tokenized
+from fedhead.data.sources import images
+
+SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Contents of a file."""
+
+    path: Path
+    x: NDArray[Any] | dict[str, NDArray[Any]]  # [N, …], or several by name
+    y: NDArray[Any]
+    layout: LayoutLike  # of x, where the file states it
+    test: tuple[Any, Any] | None
+    arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
+
+    @property
+    def saved(self) -> bool:
+        """Whether `Federation.save` wrote the file."""
+        return SAVED in self.arrays
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if the file has some; y holds class indices then."""
+        return names_of(self.arrays, "class_names")
+
+    @property
+    def objective(self) -> str:
+        """What y holds, where the file states it; classes otherwise."""
+        return str(self.arrays.get("objective", "multiclass"))
+
+    def labels(self, named: bool) -> NDArray[Any]:
+        """Return y, as the names of the classes if `named` and the file has names."""
+        names = self.class_names
+        if not named or names is None:
+            return self.y
+        index = Classes(len(names)).encode(labels.read(self.y), f"{self.path}: y")
+        return np.array([names[i] for i in index.tolist()])
+
+    def column(self, name: str) -> tuple[NDArray[Any] | None, tuple[str, ...] | None]:
+        """Return an array with one entry per sample, and the names of its values, from NAME and NAME_names."""
+        if name not in self.arrays:
+            return None, None
+        found = self.arrays[name]
+        require(
+            found.shape == (len(self.y),),
+            f"{self.path}: {name} has shape {found.shape}, there are {len(self.y)} samples",
+        )
+        return found, names_of(self.arrays, f"{name}_names")
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return an array of 0 and 1 with one entry per sample, such as that which marks the test samples."""
+        found, _ = self.column(name)
+        if found is None:
+            known = ", ".join(key for key, value in self.arrays.items() if value.shape == (len(self.y),))
+            raise BadInput(f"test: {self.path} has no array {name!r}; it has {known}")
+        return arrays.to_mask(found, f"{name} of {self.path}")
+
+
+def read(path: Path, size: int | None = None, encode: str | Tokenizer | None = None) -> Contents:
+    """Read a file of samples.
+
+    Args:
+        path: The .npz file.
+        size: Resizes encoded images to size × size.
+        encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
+
+    Raises:
+        BadInput: If the file is not there, or what is in it does not go together.
+    """
+    held = read_npz(path)
+    if {"text", "offsets", "site"} <= held.keys() and "y" not in held:
+        return _next_characters(path, held, encode)
+    if (named := named_arrays(held, "x")) and "y" in held:
+        test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
+        stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
+        return Contents(path, named, held["y"], stated, test, held)
+    source = "text" if "text" in held and "x" not in held else "x"
+    for key in (source, "y"):
+        require(key in held, f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
+    require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
+    x, layout = _inputs(path, held, source, size, encode)
+    tests = [key for key in ("x_test", "y_test") if key in held]
+    require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
+    return Contents(path, x, held["y"], layout, (held["x_test"], held["y_test"]) if tests else None, held)
+
+
+def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays PREFIX.NAME by their names."""
+    return {key.removeprefix(f"{prefix}."): value for key, value in held.items() if key.startswith(f"{prefix}.")}
+
+
+def _inputs(
+    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
+) -> tuple[NDArray[Any], str | None]:
+    """Return the inputs of one shape, and their layout where the file states it."""
+    x = held[source]
+    if "offsets" in held:
+        made = _of_any_length(path, _pieces(path, x, held["offsets"]), held, source, size, encode)
+        return made.x, made.layout
+    require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {path} has none")
+    if "layout" in held:
+        return x, arrays.check_layout(str(held["layout"]), f"{path}: ")
+    if "scale" in held:
+        scale = held["scale"]
+        require(
+            x.ndim > 1 and scale.shape == x.shape[1:2],
+            f"{path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}",
+        )
+        factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
+        return x.astype(np.float32) * factor, "features"
+    named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
+    return x, "features" if named else None
+
+
+def _of_any_length(
+    path: Path,
+    pieces: list[NDArray[Any]],
+    held: dict[str, NDArray[Any]],
+    source: str,
+    size: int | None,
+    encode: str | Tokenizer | None,
+) -> Encoded:
+    """Return texts, sounds or encoded images as inputs of one shape."""
+    if source == "text":
+        texts = []
+        for i, piece in enumerate(pieces):
+            try:
+                texts.append(piece.tobytes().decode("utf-8"))
+            except UnicodeDecodeError:
+                raise BadInput(f"{path}: the text of sample {i} is not UTF-8") from None
+        if encode is not None and not isinstance(encode, str):
+            return Encoded(tokenized(texts, encode), "tokens")
+        return encoders.encode_texts(texts, encode)
+    if encode is not None and not isinstance(encode, str):
+        raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
+    if "rate" in held:
+        return encoders.encode_sounds(pieces, int(held["rate"]), encode)
+    kind = held[source].dtype
+    require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
+    encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
+    return Encoded(images.decode(encoded, size), "nchw")
+
+
+def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut an array at its offsets."""
+    is_vector = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu" and x.ndim == 1
+    ends = offsets.astype(np.int64) if is_vector else offsets
+    require(
+        is_vector and ends[0] == 0 and ends[-1] == len(x) and (np.diff(ends) >= 0).all(),
+        f"{path}: offsets must rise from 0 to the length {len(x)} of the array that they cut",
+    )
+    return np.split(x, ends[1:-1])
+
+
+def _next_characters(path: Path, held: dict[str, NDArray[Any]], encode: str | Tokenizer | None) -> Contents:
+    """Return windows of each client's texts, whose labels are the characters that follow; other arrays go with them."""
+    call = read_call(encode if isinstance(encode, str) else "", "encode")
+    require(
+        call.name == "next_character",
+        f"{path}: texts without labels y; give encode=next_character(80) to predict the next character",
+    )
+    pieces = _pieces(path, held["text"], held["offsets"])
+    sizes = np.array([len(piece) for piece in pieces])
+    sites = held["site"].shape
+    require(sites == sizes.shape, f"{path}: site has shape {sites}, there are {len(sizes)} texts")
+    length = call.arguments("encode", {"length": encoders.Length}).get("length", 80)
+    found = encoders.next_character(held["text"], np.repeat(np.arange(len(sizes)), sizes), held["site"], length)
+    columns = {name: value[found.row] for name, value in held.items() if value.shape == sizes.shape}
+    names = np.array([chr(code) for code in found.codes])
+    return Contents(path, found.x, found.y, "tokens", None, {**held, **columns, "class_names": names})
+
+
+def names_of(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
+    return tuple(str(name) for name in held[key]) if key in held else None
