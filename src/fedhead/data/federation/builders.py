@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import require
 from fedhead.data.federation import preprocessing
+from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import Converted, Pair, convert
@@ -23,11 +24,8 @@ from fedhead.data.partitions.partition_registry import FromFunction
 from fedhead.data.sources.sources import Part, Reader, torch_part
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
-if TYPE_CHECKING:
-    from fedhead.data.federation.federation import Federation
-
 CLIENTS = 10  # of a random partition, where no number is given
-F = TypeVar("F", bound="Federation")
+F = TypeVar("F", bound=FederationData)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
+from fedhead.data.federation import splits
+from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs import arrays, labels, named_inputs, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.missing_values import MissingValues
@@ -20,18 +22,15 @@ from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, name
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 
-if TYPE_CHECKING:
-    from fedhead.data.federation.federation import Federation
 
-
-def save(path: Path, federation: Federation) -> None:
+def save(path: Path, federation: FederationData) -> None:
     """Write a federation to a file from which `restore` makes the same."""
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
     for rows in (federation.rows, owned, federation.validation or []):
         for k, own in enumerate(rows):
             site[own] = k
-    held = federation.take(np.flatnonzero(site >= 0))
+    held = splits.take(federation, np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
         SAVED: 1,

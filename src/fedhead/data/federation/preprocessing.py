@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import Inputs, tensors_of
+from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table, unfill_inputs
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
-if TYPE_CHECKING:
-    from fedhead.data.federation.federation import Federation
-
-F = TypeVar("F", bound="Federation")
+F = TypeVar("F", bound=FederationData)
 PARTS = ("train", "test", "public")  # a federation's samples
 
 
@@ -92,12 +90,12 @@ def standardize(federation: F) -> F:
     return replace(federation, transform=transform_each(x, _standard, federation.transform))
 
 
-def is_fitted(federation: Federation) -> bool:
+def is_fitted(federation: FederationData) -> bool:
     """Return whether the transform or the filling of missing values was computed from the clients' samples."""
     return bool(federation.missing) or _is_standardized(federation)
 
 
-def refit(before: Federation, made: F) -> F:
+def refit(before: FederationData, made: F) -> F:
     """Compute the means and deviations of a federation again from its own training samples.
 
     Args:
@@ -117,7 +115,7 @@ def refit(before: Federation, made: F) -> F:
     return standardize(made) if standard else made
 
 
-def _is_standardized(federation: Federation) -> bool:
+def _is_standardized(federation: FederationData) -> bool:
     try:
         return standardize(federation).transform == federation.transform
     except BadInput:  # tokens, or samples that were filled up to one length
@@ -139,7 +137,7 @@ def _standard(x: Tensor, given: Transform) -> Transform:
     return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype, given.resize)
 
 
-def _training(federation: Federation) -> Inputs:
+def _training(federation: FederationData) -> Inputs:
     """Return the inputs that the clients train on."""
     rows = np.sort(np.concatenate(federation.rows))
     return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x

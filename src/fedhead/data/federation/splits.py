@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,14 +14,12 @@ from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
 from fedhead.core.tree.inputs import map_inputs
 from fedhead.data.federation import preprocessing
+from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.partitions.client_test_sets import SHARE, ClientTest, Fraction, parse
 
-if TYPE_CHECKING:
-    from fedhead.data.federation.federation import Federation
-
-F = TypeVar("F", bound="Federation")
+F = TypeVar("F", bound=FederationData)
 
 
 def with_client_test(federation: F, client_test: str | float | ClientTest | None, seed: int) -> F:
@@ -129,7 +127,7 @@ def leave_out(federation: F, client: int) -> F:
     return preprocessing.refit(federation, take(rest, kept))
 
 
-def _samples_of(federation: Federation, client: int) -> Samples:
+def _samples_of(federation: FederationData, client: int) -> Samples:
     """Return all samples of a client, those held out for testing and validation among them."""
     test_rows = None if federation.client_test is None else federation.client_test[client]
     rows = [federation.rows[client]]
