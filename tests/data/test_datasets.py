@@ -13,13 +13,13 @@ from PIL import Image
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import formats
-from fedhead.data.sources import datasets, download, image_folders, readers
+from fedhead.data.sources import datasets, download, image_folders, standard_datasets
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Data sets without the sizes and checksums of the real files."""
-    monkeypatch.setattr(readers, "MD5", {})
+    monkeypatch.setattr(standard_datasets, "MD5", {})
     for name, entry in datasets.DATASETS.items():
         if name != "digits":
             monkeypatch.setitem(datasets.DATASETS._held, name, dataclasses.replace(entry, sizes=None))
@@ -98,7 +98,7 @@ def test_checksums_are_held_to(tmp_path):
 
 
 def test_too_few_samples_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MD5", {})
+    monkeypatch.setattr(standard_datasets, "MD5", {})
     write_cifar(tmp_path / "cifar-10-batches-py/test_batch", 10, b"labels", 10)
     with pytest.raises(BadInput, match=r"10 test samples under .* 10000 expected"):
         datasets.get("cifar10").part("test", tmp_path, download=False)
@@ -176,7 +176,7 @@ def test_mnist_alike(tmp_path, small, monkeypatch, name, folder, suffix):
 
 
 def test_fashion_mnist_of_debian(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(readers, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(standard_datasets, "DEBIAN", tmp_path / "debian")
     for prefix in ("train", "t10k"):
         write_idx(tmp_path / "debian" / f"{prefix}-images-idx3-ubyte.gz", np.zeros((10, 28, 28)))
         write_idx(tmp_path / "debian" / f"{prefix}-labels-idx1-ubyte.gz", np.arange(10))
@@ -197,7 +197,9 @@ def test_emnist_letters_are_set_upright(tmp_path, small):
 def test_emnist_letters_from_the_union_file(tmp_path):
     bits = np.array([8, 4, 12, 1, 32], np.uint8)  # Letters train, Letters test, both, ByClass test, Balanced train
     x = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
-    np.savez(tmp_path / readers.UNION, images=x, labels=np.array([1, 2, 3, 26, 5], np.uint8), source_bits=bits)
+    np.savez(
+        tmp_path / standard_datasets.UNION, images=x, labels=np.array([1, 2, 3, 26, 5], np.uint8), source_bits=bits
+    )
     train, test = datasets.get("emnist-letters-union").load(tmp_path, download=False)
     assert test.y.tolist() == [1, 2]
     assert train.y.tolist() == [0, 25, 4]
@@ -286,7 +288,7 @@ def test_missing_and_offline_names_file_folder_and_source(tmp_path, monkeypatch,
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(pooch, "retrieve", offline)
-    monkeypatch.setattr(readers, "DEBIAN", tmp_path / "no debian")
+    monkeypatch.setattr(standard_datasets, "DEBIAN", tmp_path / "no debian")
     with pytest.raises(BadInput, match=r"(?s)not found in .*no route to host.*https?://.*--data") as caught:
         datasets.get(name).load(tmp_path)
     assert str(tmp_path) in str(caught.value)
@@ -302,7 +304,7 @@ def test_an_archive_is_unpacked_and_checked(tmp_path, small, monkeypatch):
         tar.add(tmp_path / "made/cifar-100-python", "cifar-100-python")
     with pytest.raises(BadInput, match="its checksum is not eb9058c"):
         datasets.get("cifar100").load(root, download=False)
-    monkeypatch.setattr(readers, "CIFAR100", download.Remote(readers.CIFAR100.url))
+    monkeypatch.setattr(standard_datasets, "CIFAR100", download.Remote(standard_datasets.CIFAR100.url))
     train, _ = datasets.get("cifar100").load(root, download=False)
     assert len(train.y) == 100
     (root / "cifar-100-python/train").unlink()

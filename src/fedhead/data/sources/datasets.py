@@ -12,29 +12,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedhead.core.components.component_check import check_function, first_docline
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.tree.inputs import shape_of
 from fedhead.data.inputs import targets
-from fedhead.data.inputs.arrays import Samples, inputs
+from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import convert
 from fedhead.data.partitions.allocation import stratified
-from fedhead.data.sources import dataset_cache, readers
-from fedhead.data.sources.digits import load_digits
-from fedhead.data.sources.readers import Part
-from fedhead.data.transforms.augment import Transform
+from fedhead.data.sources import dataset_cache
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-_DIGITS = tuple("0123456789")
-_LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+Part = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
@@ -94,11 +87,12 @@ class Dataset:
         """
         root = folder(data_dir)
         data = dataset_cache.read((self.name, root, part), lambda: self.read(root, part, download))
-        if self.sizes is not None and len(data.y) != self.sizes[part == "test"]:
-            expected = self.sizes[part == "test"]
-            raise BadInput(
-                f"{self.name}: {len(data.y)} {part} samples under {root}, {expected} expected: files are missing"
-            )
+        count = len(data.y)
+        expected = count if self.sizes is None else self.sizes[part == "test"]
+        require(
+            count == expected,
+            f"{self.name}: {count} {part} samples under {root}, {expected} expected: files are missing",
+        )
         require(
             shape_of(data.x) == self.shape,
             f"{self.name}: samples under {root} have shape {shape_of(data.x)}, not {self.shape}",
@@ -121,18 +115,6 @@ def is_path(name: Any) -> bool:
     if isinstance(name, PathLike):
         return True
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
-
-
-def dataset(name: str) -> Callable[[C], C]:
-    """Register a data set under a name.
-
-    Args:
-        name: The name, for recipes and the command line.
-
-    Returns:
-        A decorator of functions that return `(x, y, x_test, y_test)`.
-    """
-    return DATASETS.decorator(name)
 
 
 def parts(
@@ -199,121 +181,10 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     )
 
 
-C = TypeVar("C")
-DATASETS = Registry[Dataset]("dataset", "fedhead.datasets", _checked)
+DATASETS = Registry[Dataset]("dataset", "fedhead.datasets", _checked, home=["fedhead.data.sources.standard_datasets"])
 """The data sets by name."""
-
-
-def _digits(root: Path, part: Part, download: bool) -> Samples:
-    """scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
-    x, y = load_digits()
-    everything = Samples(
-        inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), "nhw"), torch.from_numpy(y.astype(np.int64))
-    )
-    test = stratified(y, 360, seed=0)
-    return everything.take(test if part == "test" else np.setdiff1d(np.arange(len(y)), test))
-
-
-for _dataset in (
-    Dataset(
-        "digits",
-        10,
-        (1, 8, 8),
-        Transform((0.3053,), (0.376,)),
-        "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
-        "https://scikit-learn.org/stable/datasets/toy_dataset.html",
-        _digits,
-        _DIGITS,
-        (1437, 360),
-    ),
-    Dataset(
-        "cifar10",
-        10,
-        (3, 32, 32),
-        Transform.named("cifar", "cifar10"),
-        "60,000 color photographs of 10 kinds of things, 32x32",
-        readers.CIFAR10.url,
-        readers.cifar10,
-        _CIFAR10,
-        (50_000, 10_000),
-    ),
-    Dataset(
-        "cifar100",
-        100,
-        (3, 32, 32),
-        Transform.named("cifar100", "cifar100"),
-        "60,000 color photographs of 100 kinds of things, 32x32",
-        readers.CIFAR100.url,
-        readers.cifar100,
-        None,
-        (50_000, 10_000),
-    ),
-    Dataset(
-        "cinic10",
-        10,
-        (3, 32, 32),
-        Transform.named("cifar", "cinic10"),
-        "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
-        readers.CINIC10.url,
-        readers.cinic10,
-        _CIFAR10,
-        (90_000, 90_000),
-    ),
-    Dataset(
-        "tinyimagenet",
-        200,
-        (3, 64, 64),
-        Transform.named("none", "imagenet"),
-        "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
-        readers.TINY.url,
-        readers.tinyimagenet,
-        None,
-        (100_000, 10_000),
-    ),
-    Dataset(
-        "mnist",
-        10,
-        (1, 28, 28),
-        Transform.named("none", "half"),
-        "70,000 handwritten digits, 28x28",
-        readers.MNIST,
-        readers.mnist,
-        _DIGITS,
-        (60_000, 10_000),
-    ),
-    Dataset(
-        "fashionmnist",
-        10,
-        (1, 28, 28),
-        Transform.named("none", "half"),
-        "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
-        readers.FASHION,
-        readers.fashionmnist,
-        _FASHION,
-        (60_000, 10_000),
-    ),
-    Dataset(
-        "emnist-letters",
-        26,
-        (1, 28, 28),
-        Transform.named("none", "half"),
-        "145,600 handwritten letters, 28x28, set upright",
-        readers.EMNIST.url,
-        readers.emnist_letters,
-        _LETTERS,
-    ),
-    Dataset(
-        "emnist-letters-union",
-        26,
-        (1, 28, 28),
-        Transform.named("none", "half"),
-        f"127,648 real EMNIST letters of {readers.UNION}: NOT the official split, classes unbalanced",
-        readers.EMNIST.url,
-        readers.emnist_letters_union,
-        _LETTERS,
-    ),
-):
-    DATASETS.register(_dataset.name, _dataset)
+dataset = DATASETS.decorator
+"""Register a data set under a name: a decorator of functions that return `(x, y, x_test, y_test)`."""
 
 
 def check_objective(entry: Dataset, objective: str) -> None:

@@ -1,9 +1,10 @@
-"""Readers of the standard data sets: where each is found in a data folder, and how it is read."""
+"""The standard data sets: where each is found in a data folder, and how it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import formats
 from fedhead.data.inputs.arrays import Samples, inputs
+from fedhead.data.partitions.allocation import stratified
 from fedhead.data.sources import image_folders
+from fedhead.data.sources.datasets import DATASETS, Dataset, Part
+from fedhead.data.sources.digits import load_digits
 from fedhead.data.sources.download import Remote, fetch, missing
+from fedhead.data.transforms.augment import Transform
 
-Part = Literal["train", "test"]
-
+Read = Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
 # The md5 of each file's contents (unpacked, for idx.gz), as published or as the published archives hold them.
 MD5: dict[str, str] = {
     "cifar-10-batches-py/data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -47,15 +51,69 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
 UNION = "emnist-letters-union.npz"
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_DIGITS, _LETTERS = tuple("0123456789"), tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_GRAY, _COLOR = (1, 28, 28), (3, 32, 32)  # shapes
+_HALF = Transform.named("none", "half")
 _LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
 
 
+def standard(name: str, description: str, source: str, **facts: Any) -> Callable[[Read], Read]:
+    """Register the reader of a standard data set; see `Dataset` for the arguments."""
+
+    def register(read: Read) -> Read:
+        DATASETS.register(name, Dataset(name=name, description=description, source=source, read=read, **facts))
+        return read
+
+    return register
+
+
+@standard(
+    "digits",
+    "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
+    "https://scikit-learn.org/stable/datasets/toy_dataset.html",
+    classes=10,
+    shape=(1, 8, 8),
+    transform=Transform((0.3053,), (0.376,)),
+    names=_DIGITS,
+    sizes=(1437, 360),
+)
+def digits(root: Path, part: Part, download: bool) -> Samples:
+    """Read scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
+    x, y = load_digits()
+    everything = Samples(
+        inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), "nhw"), torch.from_numpy(y.astype(np.int64))
+    )
+    test = stratified(y, 360, seed=0)
+    return everything.take(test if part == "test" else np.setdiff1d(np.arange(len(y)), test))
+
+
+@standard(
+    "cifar10",
+    "60,000 color photographs of 10 kinds of things, 32x32",
+    CIFAR10.url,
+    classes=10,
+    shape=_COLOR,
+    transform=Transform.named("cifar", "cifar10"),
+    names=_CIFAR10,
+    sizes=(50_000, 10_000),
+)
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
     """Read CIFAR-10's Python batches."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
     return _cifar("cifar10", "cifar-10-batches-py", names, b"labels", CIFAR10, root, download)
 
 
+@standard(
+    "cifar100",
+    "60,000 color photographs of 100 kinds of things, 32x32",
+    CIFAR100.url,
+    classes=100,
+    shape=_COLOR,
+    transform=Transform.named("cifar100", "cifar100"),
+    sizes=(50_000, 10_000),
+)
 def cifar100(root: Path, part: Part, download: bool) -> Samples:
     """Read CIFAR-100's Python files, with the 100 fine labels."""
     return _cifar("cifar100", "cifar-100-python", [part], b"fine_labels", CIFAR100, root, download)
@@ -73,11 +131,31 @@ def _cifar(
     return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
 
 
+@standard(
+    "mnist",
+    "70,000 handwritten digits, 28x28",
+    MNIST,
+    classes=10,
+    shape=_GRAY,
+    transform=_HALF,
+    names=_DIGITS,
+    sizes=(60_000, 10_000),
+)
 def mnist(root: Path, part: Part, download: bool) -> Samples:
     """Read MNIST's idx files."""
     return _idx_pair("mnist", [root / "mnist", root / "MNIST" / "raw", root], MNIST, root / "mnist", part, download)
 
 
+@standard(
+    "fashionmnist",
+    "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
+    FASHION,
+    classes=10,
+    shape=_GRAY,
+    transform=_HALF,
+    names=_FASHION,
+    sizes=(60_000, 10_000),
+)
 def fashionmnist(root: Path, part: Part, download: bool) -> Samples:
     """Read Fashion-MNIST's idx files, also from Debian's package."""
     places = [root / "fashionmnist", root / "fashion-mnist", root / "FashionMNIST" / "raw", DEBIAN]
@@ -96,6 +174,15 @@ def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Pa
     return _pair(arrays[0], arrays[1], places[0])
 
 
+@standard(
+    "emnist-letters",
+    "145,600 handwritten letters, 28x28, set upright",
+    EMNIST.url,
+    classes=26,
+    shape=_GRAY,
+    transform=_HALF,
+    names=_LETTERS,
+)
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     """Read EMNIST Letters' official idx files.
 
@@ -117,6 +204,15 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
 
 
+@standard(
+    "emnist-letters-union",
+    f"127,648 real EMNIST letters of {UNION}: NOT the official split, classes unbalanced",
+    EMNIST.url,
+    classes=26,
+    shape=_GRAY,
+    transform=_HALF,
+    names=_LETTERS,
+)
 def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     """Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
 
@@ -132,6 +228,16 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     return _pair(held["images"][chosen], held["labels"][chosen].astype(np.int64) - 1, path)
 
 
+@standard(
+    "cinic10",
+    "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
+    CINIC10.url,
+    classes=10,
+    shape=_COLOR,
+    transform=Transform.named("cifar", "cinic10"),
+    names=_CIFAR10,
+    sizes=(90_000, 90_000),
+)
 def cinic10(root: Path, part: Part, download: bool) -> Samples:
     """Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML."""
     places = [root / "cinic10", root / "CINIC-10", root / "cinic-10"]
@@ -144,6 +250,15 @@ def cinic10(root: Path, part: Part, download: bool) -> Samples:
     return image_folders.cached(folder, part, listed, 32, 3)
 
 
+@standard(
+    "tinyimagenet",
+    "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
+    TINY.url,
+    classes=200,
+    shape=(3, 64, 64),
+    transform=Transform.named("none", "imagenet"),
+    sizes=(100_000, 10_000),
+)
 def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
     """Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations."""
     folder = root / "tiny-imagenet-200"
