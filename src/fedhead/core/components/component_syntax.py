@@ -6,18 +6,19 @@ here.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedhead.core.components.parameters import check_all, parameters, required
-from fedhead.core.system.errors import BadInput, require_known
+from fedhead.core.system.errors import BadInput, require, require_known
 from fedhead.core.system.text import printable
 
-_TOKEN = re.compile(r"""\s*('[^']*'|"[^"]*"|[\[\](),=]|[^\s\[\](),='"]+|$)""")
+_WORD = re.compile(r"""'[^']*'|\"[^\"]*\"|[^\s\[\](),='\"]+""")
+_STAND_IN = re.compile(r"_(\d+)_")
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
-_CLOSING = {"[": "]", "(": ")"}
 
 
 class Call(NamedTuple):
@@ -48,16 +49,15 @@ class Call(NamedTuple):
                 range.
         """
         title = f"{kind} {self.text}"
-        if len(self.positional) > len(hints):
-            takes = ", ".join(hints) or "no values"
-            raise BadInput(f"{title}: {len(self.positional)} values are too many, {self.name} takes {takes}")
+        count, takes = len(self.positional), ", ".join(hints) or "no values"
+        require(count <= len(hints), f"{title}: {count} values are too many, {self.name} takes {takes}")
         first = dict(zip(hints, self.positional, strict=False))
-        if twice := first.keys() & self.named.keys():
-            raise BadInput(f"{title}: {min(twice)} is given twice")
+        for word in first:
+            require(word not in self.named, f"{title}: {word} is given twice")
         known = {**hints, **(named_only or {})}
         given = check_all({**first, **self.named}, known, f"{kind} {self.name}", f"{title}: ")
-        if missing := [word for word in required if word not in given]:
-            raise BadInput(f"{title}: {missing[0]} is missing, write {self.name}({', '.join(required)})")
+        for word in required:
+            require(word in given, f"{title}: {word} is missing, write {self.name}({', '.join(required)})")
         return given
 
 
@@ -80,24 +80,29 @@ def read_call(text: str, kind: str) -> Call:
     {'head': 'mine.py:Cosine(0.2)'}
     """
     text = text.strip()
-    name, opened, inside = text.partition("(")
-    name = name.strip()
+    if "(" not in text and ")" not in text:
+        return Call(text, text)
+    words: list[str] = []  # names, numbers and quoted texts, for each of which the expression has a Python name
+
+    def stand_in(match: re.Match[str]) -> str:
+        words.append(match[0])
+        return f" _{len(words) - 1}_ "
+
     try:
-        if (opened and not name) or ")" in name:
-            raise _Unreadable
-        if not opened:
-            return Call(text, name, (), {})
-        reader = _Reader(inside)
-        positional, named = reader.arguments()
-        if reader.next:
-            raise _Unreadable
-    except (_Unreadable, RecursionError):
+        call = ast.parse(_WORD.sub(stand_in, text).strip(), mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise SyntaxError
+        name = _word(call.func, words)
+        positional = tuple(_value(node, words) for node in call.args)
+        named = [(_parameter(keyword, words), _value(keyword.value, words)) for keyword in call.keywords]
+    except (SyntaxError, RecursionError, MemoryError):
         raise BadInput(
             f"{kind} {printable(repr(text), 200)} can't be read: write name or name(value, parameter=value)"
         ) from None
-    except _Twice as twice:
-        raise BadInput(f"{kind} {text}: {twice} is given twice") from None
-    return Call(text, name, tuple(positional), named)
+    for parameter, _ in named:
+        times = [other for other, _ in named].count(parameter)
+        require(times == 1, f"{kind} {text}: {parameter} is given twice")
+    return Call(text, name, positional, dict(named))
 
 
 def policy_arguments(text: str, kind: str, target: type, field: str, policies: Collection[str]) -> dict[str, Any]:
@@ -150,89 +155,29 @@ def spaced(text: str) -> str:
     return re.sub(r"""('[^']*'|"[^"]*")|\s*,\s*""", lambda found: found[1] or ", ", text)
 
 
-class _Unreadable(Exception):
-    """The text is not of the form that it must have."""
+def _word(node: ast.AST | str | None, words: list[str]) -> str:
+    """Return the word that a name in the expression stands for."""
+    name = node.id if isinstance(node, ast.Name) else node
+    if not isinstance(name, str):
+        raise SyntaxError
+    return words[int(name.strip("_"))]
 
 
-class _Twice(Exception):
-    """A parameter is given twice."""
+def _parameter(keyword: ast.keyword, words: list[str]) -> str:
+    name = _word(keyword.arg, words)
+    if not name.isidentifier():
+        raise SyntaxError
+    return name
 
 
-class _Reader:
-    """Reads values from left to right; `next` is the token ahead, empty at the end."""
-
-    def __init__(self, text: str):
-        self.text = text
-        self.next, self.start, self.end = "", 0, 0
-        self._advance()
-
-    def _advance(self) -> str:
-        """Return the token ahead, and read the one behind it."""
-        taken = self.next
-        match = _TOKEN.match(self.text, self.end)
-        if match is None:  # a quote without its end
-            raise _Unreadable
-        self.next, self.start, self.end = match[1], match.start(1), match.end(1)
-        return taken
-
-    def _expect(self, token: str) -> None:
-        if self._advance() != token:
-            raise _Unreadable
-
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Read values and named values up to the closing parenthesis."""
-        positional: list[Any] = []
-        named: dict[str, Any] = {}
-        while self.next != ")":
-            word = self.next
-            value = self.value()
-            if self.next == "=":
-                self._advance()
-                if not word.isidentifier():
-                    raise _Unreadable
-                if word in named:
-                    raise _Twice(word)
-                named[word] = self.value()
-            elif named:
-                raise _Unreadable  # a value without a name behind one with a name
-            else:
-                positional.append(value)
-            if self.next != ")":
-                self._expect(",")
-        self._advance()
-        return positional, named
-
-    def value(self) -> Any:
-        """Read one value."""
-        start, token = self.start, self._advance()
-        if token in _CLOSING:
-            return self._list(_CLOSING[token])
-        if token[:1] in ("'", '"'):
-            return token[1:-1]
-        if not token or token in "]),=":
-            raise _Unreadable
-        if self.next != "(":
-            return _scalar(token)
-        self._advance()
-        end = self.start
-        while self.next != ")":  # for its own reader: here it is only skipped
-            self.value()
-            if self.next not in (",", "=", ")"):
-                raise _Unreadable
-            if self.next != ")":
-                self._advance()
-            end = self.start
-        self._advance()
-        return self.text[start : end + 1]
-
-    def _list(self, closing: str) -> list[Any]:
-        items = []
-        while self.next != closing:
-            items.append(self.value())
-            if self.next != closing:
-                self._expect(",")
-        self._advance()
-        return items
+def _value(node: ast.AST, words: list[str]) -> Any:
+    """Return a value of the expression; a call is returned as its text, for its own reader."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item, words) for item in node.elts]
+    if isinstance(node, ast.Call):
+        return _STAND_IN.sub(lambda match: words[int(match[1])], ast.unparse(node))
+    word = _word(node, words)
+    return word[1:-1] if word[0] in "'\"" else _scalar(word)
 
 
 def _scalar(word: str) -> Any:
