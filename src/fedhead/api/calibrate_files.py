@@ -21,13 +21,12 @@ from fedhead.core.system.errors import BadInput, user_code
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.inputs import map_inputs, to_dtype
 from fedhead.core.tree.tree import Tree
-from fedhead.data.federation import federation_file
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import labels
 from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
-from fedhead.data.sources import datasets, sources
+from fedhead.data.sources import datasets, sample_file, sources
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models import MODELS, load
@@ -195,7 +194,7 @@ def load_model_and_data(
 def _site(path: Path, names: Sequence[str] | None) -> Federation:
     """Read a site's samples as a federation of one; labels are the model's classes, some of which it may lack."""
     if path.is_file():
-        held = federation_file.read(path)
+        held = sample_file.read(path)
         read = labels.read(held.y, f"{path}: y")
         if read.dtype.kind == "U" and names is None:
             raise BadInput(
