@@ -69,7 +69,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-MAY_BE_ABSENT = ("metrics", "environment", "result", "partition")
+MAY_BE_ABSENT = ("metrics", "result", "partition")
 
 
 @pytest.mark.parametrize("special", [fifo, device, circle, folder])

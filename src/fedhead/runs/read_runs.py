@@ -96,14 +96,14 @@ def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     Raises:
         BadInput: If a folder does not exist, or contains something but no run, or all are empty, or a run is damaged.
     """
-    found = [load_run(place) for place in run_folders(paths)]
-    if not found:
-        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
-    return found
+    runs, broken = find_runs(paths)
+    for reason in broken.values():
+        raise BadInput(reason)
+    return runs
 
 
 def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
-    """Load runs as `load_runs` does; one that is damaged, or of a version that this one can't read, is named.
+    """Load runs as `load_runs` does; one that is damaged, or of another schema, is named.
 
     Raises:
         BadInput: As `load_runs`; if no run at all can be read, with what is wrong with the first.
@@ -114,10 +114,9 @@ def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
             found.runs.append(load_run(place))
         except BadInput as error:
             found.broken[place] = str(error)
-    if found.broken and not found.runs:
-        raise BadInput(next(iter(found.broken.values())))
     if not found.runs:
-        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
+        empty = f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*"
+        raise BadInput(next(iter(found.broken.values()), empty))
     return found
 
 
@@ -128,26 +127,20 @@ def load_run(place: Path) -> Run:
         BadInput: If it is damaged.
     """
     folder = RunFolder.open(place)
-    run = Run(
+    rows, result = folder.metrics(), folder.result()
+    if result is not None and len(rows) < (trained := result.get("trained_rounds", folder.recipe.rounds)):
+        there = f"{len(rows)} of {trained} rounds"
+        raise BadInput(f"{place / METRICS} holds {there}, though the run is finished: it was cut")
+    return Run(
         place,
         folder.recipe,
-        folder.metrics(),
-        folder.result(),
+        rows,
+        result,
         folder.diverged,
         folder.partition.counts(),
         folder.partition.class_names(),
         folder.environment(),
     )
-    _check_whole(run)
-    return run
-
-
-def _check_whole(run: Run) -> None:
-    """Refuse a finished run that lacks rounds: its numbers would be of an earlier one."""
-    trained = (run.result or {}).get("trained_rounds", run.recipe.rounds)
-    if run.finished and isinstance(trained, int) and len(run.rows) < trained:
-        there = f"{len(run.rows)} of {trained} rounds"
-        raise BadInput(f"{run.path / METRICS} holds {there}, though the run is finished: it was cut")
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:

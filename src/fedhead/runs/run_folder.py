@@ -231,20 +231,15 @@ class RunFolder:
         return last, state, rows
 
     def extend(self, recipe: Recipe) -> None:
-        """Let the run go on to more rounds or further stages, and record that it does.
+        """Extend the run by more rounds or further stages, and record it.
 
         The last rounds so far are from then on like others: their evaluation stays only where that of a longer run
         would be.
 
         Args:
             recipe: The run's recipe with more rounds or stages.
-
-        Raises:
-            BadInput: If another process did so meanwhile.
         """
         old = self.recipe
-        if RunFolder.open(self.path).recipe != old:
-            raise BadInput(f"{self.path} was changed by another process: try again")
         entry = resume_rules.entry(old, recipe)
         earlier = self.environment().get("extended", [])
         if earlier[-1:] != [entry]:  # a process was killed here before
