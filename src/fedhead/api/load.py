@@ -16,7 +16,6 @@ import torch
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
-from fedhead.api.record import Record
 from fedhead.api.result import Result
 from fedhead.api.result_list import Results
 from fedhead.api.trained import TrainedState
@@ -79,22 +78,7 @@ def load(
         BadInput: If the folder holds no run.
     """
     folder = RunFolder.open(Path(path))
-    found = folder.result() or {}
-    rows = folder.metrics()
-    record = Record(
-        recipe=folder.recipe,
-        rows=rows,
-        stage_rows=found.get("stages", {}),
-        executor=str(folder.environment().get("executor", "")),
-        preparing=float(found.get("preparing") or 0.0),
-        compiled_from=folder.environment().get("compiled_from"),
-        counts=folder.partition.counts(),
-        class_names=folder.partition.class_names(),
-        client_names=folder.partition.client_names(),
-        path=folder.path,
-        state=read_runs.Run(folder.path, folder.recipe, rows, folder.result(), folder.diverged).state,
-        split=folder.partition.fingerprint(),
-    )
+    record = read_runs.load_run(folder.path)
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
     given = _Given(federation, models, method, tuple(stages), tuple(uploads), optimizer, data, device)
     return Result(record, lambda: _trained(folder, record, given))
@@ -117,7 +101,7 @@ class _Given(NamedTuple):
     device: str
 
 
-def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
+def _trained(folder: RunFolder, record: read_runs.Run, given: _Given) -> TrainedState:
     """Open a folder's checkpoint; the data is not read yet, if the folder says what its samples look like."""
     number, state = reopen.checkpoint_state(folder)
     begun = folder.environment()
@@ -151,7 +135,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
 
 
 def _without_data(
-    experiment: Experiment, begun: Mapping[str, Any], record: Record, device: torch.device
+    experiment: Experiment, begun: Mapping[str, Any], record: read_runs.Run, device: torch.device
 ) -> Clients | None:
     """Return a run's clients without their samples; None where the method needs more, or the folder says too little."""
     if "inputs" not in begun or record.counts is None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedhead.api import frames
 from fedhead.api.comparison import Comparison, paired
@@ -16,59 +11,27 @@ from fedhead.core.system import html
 from fedhead.core.system.errors import BadInput
 from fedhead.metrics.records import Row, RunMetrics
 from fedhead.recipes.recipe import Recipe
+from fedhead.runs.read_runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
     from fedhead.report.page.inline import Report
-    from fedhead.runs.read_runs import Run
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is known of a run without its weights.
-
-    Args:
-        recipe: Its settings; components that were given as objects are named.
-        rows: The records of the rounds.
-        stage_rows: The records of the stages, by name.
-        executor: Name of the executor, or of the transport.
-        preparing: Seconds that training waited for compiling.
-        compiled_from: From which round on the steps were compiled; None: they never were.
-        counts: Training samples by client and class; None if the run was stopped before it split its data.
-        class_names: Names of the classes, if they have such.
-        client_names: Names of the clients, if they have such.
-        path: The run folder, if the run has one.
-        state: "finished", or how far it came.
-        split: Fingerprint of the split (`Federation.fingerprint`), if the data was split.
-    """
-
-    recipe: Recipe
-    rows: list[Row]
-    stage_rows: dict[str, Row]
-    executor: str
-    preparing: float = 0.0
-    compiled_from: int | None = None
-    counts: NDArray[np.int64] | None = None
-    class_names: Sequence[str] | None = None
-    client_names: Sequence[str] | None = None
-    path: Path | None = None
-    state: str = "finished"
-    split: str | None = None
 
 
 class RecordedResult(RunMetrics):
     """What a run measured.
 
     Args:
-        record: Settings and records of the run.
+        record: Recipe and records of the run.
     """
 
-    def __init__(self, record: Record):
+    def __init__(self, record: Run):
         self.record = record
-        self.rows, self.executor = record.rows, record.executor
-        self.preparing, self.compiled_from = record.preparing, record.compiled_from
+        self.rows, self.executor = record.rows, str(record.environment.get("executor", ""))
+        self.preparing = float((record.result or {}).get("preparing") or 0.0)
+        self.compiled_from = record.environment.get("compiled_from")
         self.last_rounds = record.recipe.last_rounds
 
     @property
@@ -84,12 +47,12 @@ class RecordedResult(RunMetrics):
     @property
     def path(self) -> Path | None:
         """The run folder, if the run has one."""
-        return self.record.path
+        return self.record.folder
 
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
-        return self.record.state == "finished"
+        return self.record.finished
 
     @property
     def history(self) -> pd.DataFrame:
@@ -146,19 +109,7 @@ class RecordedResult(RunMetrics):
         """
         from fedhead.report.page.inline import Report
 
-        return Report([self.as_run()])
-
-    def as_run(self) -> Run:
-        """Return the run as reports take it."""
-        from fedhead.runs.read_runs import Run, load_run
-
-        if self.path is not None:
-            return load_run(self.path)
-        record, final = self.record, self._final_rows()
-        last = {name: value for row in final for name, value in row.items() if value is not None}
-        result = {**last, "preparing": record.preparing, "stages": record.stage_rows}
-        names = None if record.class_names is None else tuple(record.class_names)
-        return Run(Path("unsaved"), record.recipe, self.rows, result, counts=record.counts, class_names=names)
+        return Report([self.record])
 
     def compare(self, other: RecordedResult, level: float = 0.95) -> Comparison:
         """Compare the clients' own accuracies with those of another run, client by client.

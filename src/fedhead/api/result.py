@@ -15,7 +15,7 @@ from torch import nn
 
 from fedhead.algorithm.stage import Stage
 from fedhead.api import frames
-from fedhead.api.record import Record, RecordedResult
+from fedhead.api.record import RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
 from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
@@ -33,6 +33,8 @@ from fedhead.metrics.predictions import Predictions, client_predictions
 from fedhead.metrics.records import StageResult
 from fedhead.metrics.registry import MetricFunction
 from fedhead.recipes.recipe import Recipe
+from fedhead.runs.read_runs import Run
+from fedhead.runs.run_writer import final_metrics
 from fedhead.stages import STAGES
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Result(RecordedResult):
         last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
     """
 
-    def __init__(self, record: Record, trained: Callable[[], TrainedState]):
+    def __init__(self, record: Run, trained: Callable[[], TrainedState]):
         super().__init__(record)
         self._open = trained
 
@@ -76,18 +78,16 @@ class Result(RecordedResult):
         transport = finished.transport
         clients = transport.clients
         federation = clients.federation
-        record = Record(
-            recipe=recipe,
-            rows=finished.rows,
-            stage_rows=finished.stage_rows,
-            executor=finished.executor,
-            preparing=finished.preparing,
-            compiled_from=finished.compiled_from,
+        record = Run(
+            path,
+            recipe,
+            finished.rows,
+            {**final_metrics(str(path or ""), recipe, finished), "stages": finished.stage_rows},
             counts=federation.counts(),
-            class_names=federation.names,
-            client_names=federation.client_names,
-            path=path,
+            class_names=None if federation.names is None else tuple(federation.names),
+            client_names=None if federation.client_names is None else tuple(federation.client_names),
             split=federation.fingerprint(),
+            environment={"executor": finished.executor, "compiled_from": finished.compiled_from},
         )
         algorithms = {stage.name: stage for stage in transport.experiment.stages}
         trained = TrainedState(

@@ -71,7 +71,7 @@ class Results(list[Result]):
         """
         from fedhead.report.page.inline import Report
 
-        return Report([result.as_run() for result in self])
+        return Report([result.record for result in self])
 
     def _repr_html_(self) -> str:
         table = self.table

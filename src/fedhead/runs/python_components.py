@@ -25,6 +25,7 @@ from fedhead.engine.experiment.experiment import Experiment
 from fedhead.methods import METHODS
 from fedhead.metrics import registry
 from fedhead.models.split_model import SplitModel
+from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.experiment import local
 from fedhead.recipes.parts import PARTS, Part, component
 from fedhead.recipes.recipe import Recipe
@@ -118,10 +119,10 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
         return
     if not stored:
         raise BadInput(f"{run} was begun by a recipe: resume it with fedhead run … --out {run} --resume")
-    for name in [*stored, *given]:
-        if stored.get(name) != given.get(name):
-            was, now = (words.get(name, "named by the recipe") for words in (stored, given))
-            raise BadInput(f"{run} was begun with another {name}: it was {was} and is now {now}; {GIVE_AGAIN}")
+    named = dict.fromkeys([*stored, *given], "named by the recipe")
+    if others := differences({**named, **stored}, {**named, **given}):
+        texts = describe(others, "another {key}: it was {old} and is now {new}")
+        raise BadInput(f"{run} was begun with {texts}; {GIVE_AGAIN}")
 
 
 def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> None:

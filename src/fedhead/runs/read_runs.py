@@ -15,34 +15,47 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.special_files import read_text
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.partition_file import PartitionFile
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG, METRICS, PARTITION
+from fedhead.runs.run_folder_schema import CONFIG, METRICS
 
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one run, read from its folder or held in memory; without weights.
+    """The records of one run, from its folder or from memory; without weights.
 
     Args:
-        path: The run folder; "unsaved" for a run that has none.
-        recipe: The recipe.
+        folder: The run folder, if the run has one.
+        recipe: The recipe; components that were given as objects are named.
         rows: The metrics of its rounds.
         result: The final results; None if the run is not finished.
         diverged: Why it has no result, if its numbers left the finite ones.
         counts: Training samples by client and class; None if it was stopped before it split its data.
         class_names: Names of the classes, if they have such.
+        client_names: Names of the clients, if they have such.
+        split: Fingerprint of the split (`Federation.fingerprint`), if the data was split.
         environment: What it ran on.
     """
 
-    path: Path
+    folder: Path | None
     recipe: Recipe
     rows: list[Row]
     result: Row | None
     diverged: str | None = None
     counts: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
+    split: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The run folder; "unsaved" if there is none."""
+        return self.folder or Path("unsaved")
+
+    @property
+    def stage_rows(self) -> dict[str, Row]:
+        """The records of the stages, by name."""
+        return (self.result or {}).get("stages") or {}
 
     @property
     def finished(self) -> bool:
@@ -64,11 +77,6 @@ class Run:
         if self.status == "diverged":
             return f"diverged ({self.diverged})"
         return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
-
-    @cached_property
-    def split(self) -> str | None:
-        """Fingerprint of the split; None if the run was stopped before it split its data."""
-        return PartitionFile(self.path / PARTITION).fingerprint()
 
     def last(self, name: str) -> Any:
         """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
@@ -139,6 +147,8 @@ def load_run(place: Path) -> Run:
         folder.diverged,
         folder.partition.counts(),
         folder.partition.class_names(),
+        folder.partition.client_names(),
+        folder.partition.fingerprint(),
         folder.environment(),
     )
 

@@ -119,13 +119,11 @@ class RunWriter(Observer):
             federation: The data whose split is stored, or compared with the stored one.
         """
         self.folder = self._existing or self._create()
-        if self.folder.recipe != self.recipe:
-            with self.folder.locked():
-                self._refuse_others()
-                self.folder.extend(self.recipe)
-                self.environment = self.folder.environment()
+        extended = self.folder.recipe != self.recipe
         with self.folder.locked():
-            self._refuse_others(self.folder.finished)
+            self._refuse_others(finished=self.folder.finished and not extended)
+            if extended:
+                self.folder.extend(self.recipe)
             if federation is not None:
                 self.folder.partition.save(federation)
                 facts = {**facts, "inputs": inputs_record.describe(federation)}
@@ -148,7 +146,7 @@ class RunWriter(Observer):
                 raise in_use(self.out, "another process began a run in it meanwhile") from error
             raise
 
-    def _refuse_others(self, finished: bool = False) -> None:
+    def _refuse_others(self, finished: bool) -> None:
         if finished or self.folder.environment() != self.environment:
             raise in_use(self.out, "another process went on in it meanwhile")
 
