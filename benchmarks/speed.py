@@ -81,7 +81,7 @@ def side(who: str, name: str, precision: str, threads: int, pipe: Connection) ->
     worker: Executor | None = select.executor("auto", simulation) if who == "fedhead" else None
     pipe.send("ready")
     while pipe.recv():
-        taken = seconds(lambda: plain_round(model, fed, job) if worker is None else worker.run(job))
+        taken = seconds(lambda: plain_round(model, fed, job) if worker is None else worker.run([job]))
         pipe.send((taken, sum(len(s[0]) for s in job.schedules), "plain" if worker is None else worker.name))
 
 

@@ -44,16 +44,16 @@ def measure(name: str, clients: int, partition: str, precision: str, samples: in
     simulation = Simulation(experiment, data, Compute(device=str(device), executor="loop", precision=precision))
     worker = select.by_name("stack", simulation, compile=True)
     jobs = simulation.jobs_of_round(1)
-    worker.run_all(jobs)
+    worker.run(jobs)
     seconds = []
     for _ in range(3):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        worker.run_all(jobs)
+        worker.run(jobs)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     steps = sum(len(schedule) for job in jobs for mine in job.schedules for schedule in mine)
-    return {"preparing": worker.preparing, "round": min(seconds), "rate": steps / min(seconds)}
+    return {"preparing": worker.report().preparing, "round": min(seconds), "rate": steps / min(seconds)}
 
 
 def main() -> None:

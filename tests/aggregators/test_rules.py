@@ -17,7 +17,7 @@ from fedhead.aggregators.geometric_median import GeometricMedian
 from fedhead.aggregators.krum import Krum, MultiKrum
 from fedhead.aggregators.trimmed_mean import TrimmedMean
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 
 HONEST = 6  # and one hostile client, which every rule withstands with its defaults
 RULES = sorted(AGGREGATORS)

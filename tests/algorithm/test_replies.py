@@ -7,8 +7,8 @@ import torch
 
 from fedhead.algorithm.phase import Replies
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree, stack
+from fedhead.core.tree.tree_rows import StackedTrees
 
 
 def test_means_and_sums_of_tensors_and_trees() -> None:

@@ -51,7 +51,7 @@ def simulate(
 
 def replies(simulation: Simulation) -> dict[int, Tree]:
     (job,) = simulation.jobs_of_round(1)
-    return dict(zip(job.clients, [reply.send for reply in simulation.executor.run(job)], strict=True))
+    return dict(zip(job.clients, [reply.send for reply in simulation.executor.train(job)], strict=True))
 
 
 def test_clipping_scales_an_update_down_to_the_norm_and_leaves_a_smaller_one_alone() -> None:

@@ -18,8 +18,8 @@ class Idle(fedhead.Executor):
 class Own(fedhead.Executor):
     """The loop under another name."""
 
-    def run(self, job: fedhead.Job) -> list[fedhead.Reply]:
-        return fedhead.Loop().run(job)
+    def train(self, job: fedhead.Job) -> list[fedhead.Reply]:
+        return fedhead.Loop().train(job)
 
 
 def net(shape: Any, width: int = 4) -> fedhead.FeatureExtractor:
@@ -79,7 +79,7 @@ def test_names_of_methods_and_stages_take_parameters() -> None:
         ({"uploads": [dict]}, "dict is no upload: let dict inherit from fedhead.Upload"),
         ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\), a metric is called with \(confusion\)"),
         ({"executor": dict}, "dict is no executor: let dict inherit from fedhead.Executor"),
-        ({"executor": Idle}, r"Idle: Idle has to define run\(self, job\)"),
+        ({"executor": Idle}, r"Idle: Idle has to define train\(self, job\)"),
     ],
 )
 def test_things_of_the_wrong_kind_are_refused(given: dict[str, Any], says: str) -> None:
@@ -100,11 +100,11 @@ def test_what_is_printed_says_how_much_there_is_and_how_well_it_went() -> None:
 
 def test_an_executor_must_answer_for_every_client() -> None:
     class Forgets(fedhead.Executor):
-        def run(self, job: fedhead.Job) -> list[fedhead.Reply]:
-            return fedhead.Loop().run(job)[1:]
+        def train(self, job: fedhead.Job) -> list[fedhead.Reply]:
+            return fedhead.Loop().train(job)[1:]
 
     federation = fedhead.Federation.load("digits", clients=3, subset=60)
-    with pytest.raises(BadInput, match="executor Forgets: run returned 2 replies for 3 clients"):
+    with pytest.raises(BadInput, match="executor Forgets: train returned 2 replies for 3 clients"):
         fedhead.run(federation, "mlp", rounds=1, executor=Forgets(), device="cpu")
 
 

@@ -28,10 +28,10 @@ class NotingLoop(fh.Loop):
         super().__init__()
         self.rounds: list[list[list[int]]] = []
 
-    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
+    def train_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
         """Note them, and train."""
         self.rounds.append([job.clients for job in jobs])
-        return super().run_all(jobs)
+        return super().train_all(jobs)
 
 
 def measured(workload: Workload, clients: int, executor: str | fh.Executor, repeats: int = 2) -> BenchmarkResult:

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_structure, tree_unflatten
 
 from fedhead.core.tree.tree import Tree, Weights, stack, total, unstack
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 
 
 def weights() -> Weights:

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import StackedTrees, tree_mean
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0,), (3,), (5, 7), (4, 3, 3, 3)])

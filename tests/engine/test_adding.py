@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import inflated
+from hostile import inflated, with_reply
 from simulations import make_experiment, make_simulation
 from small import federation, network
 
@@ -60,7 +60,7 @@ class Watching(Simulation):
         assert not any(reference() is not None for reference in self.sent) or not algorithm.adds_up
         received = super().exchange(algorithm, server, states, cohort, round)
         if self.hostile in received.replies:
-            received.replies[self.hostile] = inflated(received.replies[self.hostile], server, 0)
+            received = with_reply(received, self.hostile, inflated(received.replies[self.hostile], server, 0))
         self.asked.append(list(cohort))
         self.sent += [weakref.ref(reply.send["statistics"]["sum"]) for reply in received.replies.values()]
         return received

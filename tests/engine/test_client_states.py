@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 from fedhead.engine.states.client_states import ClientStates
 
 SCRIPT = """

@@ -129,8 +129,8 @@ def test_replies_are_aggregated_in_the_order_of_the_clients() -> None:
 
 def test_a_reply_that_is_unlike_the_others_is_refused_and_changes_nothing() -> None:
     class Odd(Loop):
-        def run(self, job: Job) -> list[Reply]:
-            *replies, last = super().run(job)
+        def train(self, job: Job) -> list[Reply]:
+            *replies, last = super().train(job)
             return [*replies, last._replace(send=last.send.replace(more=torch.zeros(1)))]
 
     made = simulate("scaffold")

@@ -12,8 +12,8 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 from fedhead.engine.experiment.callbacks import KEEP, STOP, Action, Callback
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.rounds import run_stage

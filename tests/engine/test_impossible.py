@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile import with_reply
 from simulations import make_simulation, run
 from small import federation, network
 
@@ -37,7 +38,8 @@ class Lying(Simulation):
     def exchange(self, algorithm: Algorithm, *args: Any) -> Received:
         received = super().exchange(algorithm, *args)
         if isinstance(algorithm, CCVR) or not self.stage_only:
-            received.replies[3] = received.replies[3]._replace(send=self.lie(received.replies[3].send))
+            reply = received.replies[3]
+            received = with_reply(received, 3, reply._replace(send=self.lie(reply.send)))
         return received
 
 

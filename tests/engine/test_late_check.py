@@ -20,6 +20,7 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.job import Job
+from fedhead.executors.client.reply_set import ReplySet
 from fedhead.executors.stack.stack import Stack
 
 EVENTS: list[str] = []
@@ -52,14 +53,10 @@ class Noting(fh.FedAvg):
         return new
 
 
-class Asked(Stack):
-    """A stack that notes when it is asked whether its replies are finite."""
-
-    @property
-    def replies_finite(self) -> bool:
-        """Note it."""
-        EVENTS.append("finite?")
-        return super().replies_finite
+@pytest.fixture(autouse=True)
+def _note_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plainly = ReplySet.finite
+    monkeypatch.setattr(ReplySet, "finite", lambda replies: EVENTS.append("finite?") or plainly(replies))
 
 
 def simulation(**settings: Any) -> Simulation:
@@ -67,7 +64,7 @@ def simulation(**settings: Any) -> Simulation:
     made = make_simulation(
         federation(), [network("group")], Noting(**settings), rounds=1, local=LocalTraining(epochs=1)
     )
-    return made.using(Asked())
+    return made.using(Stack())
 
 
 def test_replies_are_aggregated_before_it_is_asked_whether_they_are_finite() -> None:
@@ -90,10 +87,11 @@ def test_a_client_whose_reply_is_not_finite_is_named_whatever_the_aggregate_make
 class Spoiling(Stack):
     """A user's stack, which changes what clients keep."""
 
-    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
+    def train_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Divide by 0."""
         return [
-            [reply._replace(keep=reply.keep.map(lambda t: t / 0)) for reply in found] for found in super().run_all(jobs)
+            [reply._replace(keep=reply.keep.map(lambda t: t / 0)) for reply in found]
+            for found in super().train_all(jobs)
         ]
 
 

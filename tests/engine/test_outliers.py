@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile import with_reply
 from simulations import make_simulation, make_world, run
 from small import federation, network
 
@@ -22,7 +23,8 @@ from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import ClientReply, Received
+from fedhead.engine.rounds.transport import Received
+from fedhead.executors.client.reply_set import ClientReply
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import changed_response
 
@@ -37,8 +39,7 @@ class Lying(Simulation):
 
     def exchange(self, algorithm: Algorithm, server: Tree, *args: Any) -> Received:
         received = super().exchange(algorithm, server, *args)
-        received.replies[3] = self.lie(received.replies[3], server)
-        return received
+        return with_reply(received, 3, self.lie(received.replies[3], server))
 
 
 def simulated(lie: Change, policy: str | None, method: str = "fedavg", **settings: Any) -> FinishedRun:

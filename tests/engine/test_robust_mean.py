@@ -25,7 +25,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
@@ -95,7 +95,7 @@ def test_every_method_takes_an_aggregator_or_is_refused_by_name(name: str) -> No
 
 def test_the_median_of_a_round_is_that_of_what_the_clients_sent() -> None:
     made = simulation(CoordinateMedian(), rounds=1)
-    sent = [reply.send["model"] for job in made.jobs_of_round(1) for reply in Loop().run(job)]
+    sent = [reply.send["model"] for job in made.jobs_of_round(1) for reply in Loop().train(job)]
     run(made)
     for name, value in made.server["model"].items():
         ordered = torch.stack([each[name] for each in sent]).sort(dim=0).values

@@ -17,7 +17,7 @@ from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.observer import FinishedRun, Snapshot
-from fedhead.executors.client.base import Executor
+from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
@@ -85,9 +85,9 @@ class Watching(Loop):
     def __init__(self) -> None:
         self.rounds: list[int] = []
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         self.rounds.append(job.round)
-        return super().run(job)
+        return super().train(job)
 
 
 def test_stages_come_as_the_round_after_the_last() -> None:
@@ -99,9 +99,14 @@ def test_stages_come_as_the_round_after_the_last() -> None:
 class Preparing(Loop):
     """A loop that says it has spent a thousand seconds of each round on compiling."""
 
-    def run(self, job: Job) -> list[Reply]:
-        self.preparing += 1000.0
-        return super().run(job)
+    rounds = 0
+
+    def train(self, job: Job) -> list[Reply]:
+        self.rounds += 1
+        return super().train(job)
+
+    def report(self) -> ExecutorReport:
+        return ExecutorReport(preparing=1000.0 * self.rounds)
 
 
 def test_preparation_is_no_training() -> None:

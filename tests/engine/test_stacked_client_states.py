@@ -13,9 +13,9 @@ import torch
 
 import fedhead as fh
 from fedhead.algorithm.phase import Reply
-from fedhead.core.tree import stacked_trees
-from fedhead.core.tree.stacked_trees import StackedTrees
+from fedhead.core.tree import tree_rows
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.stacked_client_states import StackedClientStates
@@ -83,8 +83,8 @@ def test_rows_that_are_trained_do_not_share_memory_with_what_is_kept() -> None:
 def test_rounds_of_all_clients_take_no_stack_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
     fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
-    taken_apart, unstack = list[int](), stacked_trees.unstack
-    monkeypatch.setattr(stacked_trees, "unstack", lambda tree, n: taken_apart.append(n) or unstack(tree, n))
+    taken_apart, unstack = list[int](), tree_rows.unstack
+    monkeypatch.setattr(tree_rows, "unstack", lambda tree, n: taken_apart.append(n) or unstack(tree, n))
     snapshots: list[Snapshot] = []
     settings = {"rounds": 3, "momentum": 0.9, "persistent_optimizer": True, "batch_size": 8}
     run = fh.run(fed, "mlp", fh.FedAvg(), executor="stack", on_round=snapshots.append, **settings)
@@ -100,11 +100,11 @@ def test_rounds_of_all_clients_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
 class Halving(Executor):
     """Changes what clients hold and keep."""
 
-    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
+    def train_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
         for job in jobs:
             for state in job.states:
                 state["control"] = state["control"] * 0.5
-        found = super().run_all(jobs)
+        found = super().train_all(jobs)
         for replies in found:
             for reply in replies:
                 reply.keep["control"] = reply.keep["control"] * 0.5

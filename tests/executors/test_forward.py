@@ -233,9 +233,9 @@ def test_where_a_client_s_samples_do_not_fit_its_statistics_take_fewer_at_once(m
     simulation = simulate("fedavg", [network("group")])
     stage = CCVR().on_method(simulation.experiment.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
-    expected = Loop().run(job)
+    expected = Loop().train(job)
     hold_samples(monkeypatch, 2)
-    for mine, theirs in zip(ForwardExecutor().run(job), expected, strict=True):
+    for mine, theirs in zip(ForwardExecutor().train(job), expected, strict=True):
         for name, value in theirs.send["statistics"].items():
             torch.testing.assert_close(mine.send["statistics"][name], value, atol=1e-10, rtol=1e-10)
 
@@ -303,7 +303,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
         return sent["factor"].mT @ sent["factor"] if covariance == "low-rank" else sent["outer"]
 
     for job in jobs:
-        for stacked, alone in zip(ForwardExecutor(MemoryBudget(samples=12)).run(job), Loop().run(job), strict=True):
+        for stacked, alone in zip(ForwardExecutor(MemoryBudget(samples=12)).train(job), Loop().train(job), strict=True):
             for name in ("count", "sum"):
                 torch.testing.assert_close(stacked.send["statistics"][name], alone.send["statistics"][name])
             torch.testing.assert_close(whole(stacked), whole(alone), atol=1e-10, rtol=1e-10)
@@ -314,7 +314,7 @@ def test_statistics_of_a_model_that_cannot_be_stacked(caplog: pytest.LogCaptureF
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
     stage = CCVR().on_method(simulation.experiment.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
-    for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
+    for found, expected in zip(ForwardExecutor().train(job), Loop().train(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
     assert "stage ccvr: this model can't be stacked" in caplog.text
 

@@ -79,7 +79,7 @@ def test_compiled_lanes_end_where_the_loop_does(traced: bool, monkeypatch: pytes
     executor = Lanes(compile=True)
     same(trained("scaffold", executor), trained("scaffold", Loop()))
     assert 0 < len(made) <= 2
-    assert executor.compiled
+    assert executor.report().compiled
 
 
 def fails(*args: object) -> None:
@@ -95,7 +95,7 @@ def test_lanes_whose_step_can_not_be_compiled_go_on_without(
     executor = Lanes(compile=True)
     same(trained("fedavg", executor), trained("fedavg", Loop()))
     assert "expected another layout" in caplog.text
-    assert not executor.compiled
+    assert not executor.report().compiled
 
 
 def test_an_architecture_that_can_not_be_compiled_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_an_architecture_that_can_not_be_compiled_does_not_stop_the_others(monke
     executor = Lanes(compile=True)
     same(train(executor), train(Loop()))
     assert len(made) > 1
-    assert not executor.compiled  # not all
+    assert not executor.report().compiled  # not all
 
 
 def small_model(width: int) -> torch.nn.Sequential:
@@ -135,7 +135,7 @@ def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) ->
     first = len(captures)
     train_round(simulation.using(executor), 2)
     assert len(captures) == first > 1
-    assert executor.preparing > 0
+    assert executor.report().preparing > 0
 
 
 @pytest.mark.parametrize("executor", [Lanes, Loop])
@@ -159,7 +159,7 @@ def test_convolutions_on_tensor_cores_see_their_channels_last(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tensor_cores)
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
     try:
-        executor().run_all(jobs)
+        executor().train_all(jobs)
     finally:
         hook.remove()
     assert seen
@@ -211,7 +211,7 @@ def test_all_lanes_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     train_round(simulation.using(executor), 1)
     jobs = simulation.jobs_of_round(2)
     monkeypatch.setattr(Pool, "view", counted)
-    executor.run_all(jobs)
+    executor.train_all(jobs)
     steps = [len(mine[0]) for mine in jobs[0].schedules]
     width = LOCAL.batch_size * len(steps)
     assert max(passes) >= width, "all clients"

@@ -14,6 +14,7 @@ import fedhead as fh
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
@@ -112,12 +113,12 @@ class Watched(Executor):
         self.name, self.clock, self.takes, self.fails = name, clock, takes, fails
         self.jobs: list[Job] = []
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         self.jobs.append(job)
         self.clock[0] += self.takes[min(len(self.jobs), len(self.takes)) - 1]
         if self.fails:
             raise NotImplementedError("no rule for this layer")
-        return []
+        return [Reply(Tree(), Tree())] * len(job.clients)
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.finite import FiniteCheck
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.job import Job
+from fedhead.executors.client.reply_set import ReplyRows
 from fedhead.executors.stack.stack import Stack, _default_size_for, by_steps
 from fedhead.methods import METHODS
 
@@ -35,10 +36,10 @@ class Small(Stack):
         super().__init__()
         self.budget = budget
 
-    def _run_stack(self, job: Job) -> list[Reply]:
+    def _train_stack(self, job: Job) -> ReplyRows:
         if len(job.clients) > self.budget:
             raise torch.OutOfMemoryError("full")
-        return super()._run_stack(job)
+        return super()._train_stack(job)
 
 
 def simulate(stack: Stack) -> Simulation:
@@ -108,7 +109,7 @@ def test_each_architecture_has_its_own_stream_on_a_gpu(broken: bool, monkeypatch
     gpu = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda")))
 
     class Noted(Stack):
-        def run(self, job: Job) -> list[Reply]:
+        def train(self, job: Job) -> list[Reply]:
             if broken and job.round == 2:
                 raise ValueError("broken")
             events.append(f"job {job.round}")
@@ -118,11 +119,11 @@ def test_each_architecture_has_its_own_stream_on_a_gpu(broken: bool, monkeypatch
     jobs: Any = [SimpleNamespace(program=gpu, round=number) for number in (1, 2)]
     if broken:
         with pytest.raises(ValueError, match="broken"):
-            stack.run_all(jobs)
+            stack.train_all(jobs)
     else:
         for _ in range(2):  # the streams of the first round are used again
             events.clear()
-            assert [int(found[0].send["n"]) for found in stack.run_all(jobs)] == [1, 2]
+            assert [int(found[0].send["n"]) for found in stack.train_all(jobs)] == [1, 2]
         each = [(f"stream {n} waits for main", f"on stream {n}", f"job {n + 1}", f"off stream {n}") for n in (0, 1)]
         assert events[:8] == [*each[0], *each[1]]
     assert events[-2:] == ["main waits for stream 0", "main waits for stream 1"]
@@ -152,11 +153,10 @@ def test_whether_replies_are_finite_is_found_when_it_is_asked_for(monkeypatch: p
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     made = make_simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     stack = Stack()
-    stack.run_all(made.jobs_of_round(1))
+    replies = stack.run(made.jobs_of_round(1))
     assert looked == []
-    assert stack.replies_finite
-    assert stack.replies_finite
+    assert replies.finite()
+    assert replies.finite()
     assert looked == [2], "once, what is sent and what is kept"
     made.server = made.server.map(lambda t: t * float("nan"))
-    stack.run_all(made.jobs_of_round(1))
-    assert not stack.replies_finite
+    assert not stack.run(made.jobs_of_round(1)).finite()

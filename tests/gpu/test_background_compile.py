@@ -73,7 +73,7 @@ def train(simulation: Simulation, executor: Executor, compiled_from: int | None 
     for number in range(1, ROUNDS + 1):
         train_round(simulation.using(executor), number)
         if compiled_from is not None:
-            assert executor.compiled == (number >= compiled_from), number
+            assert executor.report().compiled == (number >= compiled_from), number
     return simulation
 
 
@@ -126,14 +126,14 @@ def test_another_process_compiles_while_training_goes_on(tmp_path: Path, monkeyp
     simulation = small("fedavg").using(stack)
     hits = counters["inductor"]["fxgraph_cache_hit"]
     number, begin = 0, time.monotonic()
-    while not stack.compiled and time.monotonic() - begin < 240:
+    while not stack.report().compiled and time.monotonic() - begin < 240:
         number += 1
-        before = stack.preparing
+        before = stack.report().preparing
         train_round(simulation, number)
         time.sleep(0.2)
-    changing = stack.preparing - before
+    changing = stack.report().preparing - before
     assert stack.graphs.compile, "the step could not be compiled"
-    assert stack.compiled, "the compiler was not done in four minutes"
+    assert stack.report().compiled, "the compiler was not done in four minutes"
     assert number > 1
     assert counters["inductor"]["fxgraph_cache_hit"] > hits, "what the other process compiled was not found"
     print(f"compiled from round {number} on, after {time.monotonic() - begin:.1f} s; changing over {changing:.1f} s")

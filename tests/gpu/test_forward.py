@@ -58,7 +58,7 @@ def test_statistics() -> None:
     simulation = trained("fedavg", "batch")
     stage, passes = CCVR().on_method(simulation.experiment.method), ForwardExecutor()
     (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 2)
-    for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
+    for stacked, alone in zip(passes.train(job), Loop().train(job), strict=True):
         for name, value in alone.send["statistics"].items():
             torch.testing.assert_close(stacked.send["statistics"][name], value, atol=1e-3, rtol=1e-4)
     assert not passes.budget.one_by_one

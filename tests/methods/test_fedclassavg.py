@@ -162,7 +162,7 @@ def test_only_the_classifier_crosses_the_wire() -> None:
     for job in jobs:
         assert set(job.broadcast.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
         assert all(not own for own in job.per_client)
-        for reply in Loop().run(job):
+        for reply in Loop().train(job):
             assert set(reply.send.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
             assert reply.send.nbytes == size
     traffic = train_round(simulation.using(Loop()), 1)

@@ -19,6 +19,7 @@ from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
+from fedhead.executors.client.base import ExecutorReport
 from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
@@ -35,13 +36,16 @@ class Compiling(Loop):
     name = "loop"
 
     def __init__(self, ready: int):
-        self.ready = ready
+        self.ready, self.compiled = ready, False
         self.asked: dict[int, bool | None] = {}
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+    def train_all(self, jobs: list[Job]) -> list[list[Reply]]:
         self.asked[jobs[0].round] = asked = jobs[0].compiled
         self.compiled = jobs[0].round >= self.ready if asked is None else asked
-        return super().run_all(jobs)
+        return super().train_all(jobs)
+
+    def report(self) -> ExecutorReport:
+        return ExecutorReport(compiled=self.compiled)
 
 
 class Killed(BaseException):

@@ -100,8 +100,8 @@ import fedhead as fh
 from fedhead.executors.loop import Loop
 
 class Slow(fh.Executor):
-    def run(self, job):
-        return Loop().run(job)
+    def train(self, job):
+        return Loop().train(job)
 """
 
 

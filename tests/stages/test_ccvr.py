@@ -66,7 +66,7 @@ def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     stage = CCVR().on_method(simulation.experiment.method)
     sent = []
     for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 3):
-        sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().run(job), strict=True)]
+        sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().train(job), strict=True)]
     clients, trees = zip(*sent, strict=True)
     merged = stage.merge(Replies(clients, [1.0] * len(clients), trees))
     assert simulation.task.pool is not None
@@ -128,7 +128,7 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     alone = [k for k in simulation.clients.holders if simulation.clients.assign[k] == 0]
     stage = CCVR(**SMALL).on_method(simulation.experiment.method)
     job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
-    merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().run(job)]))
+    merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().train(job)]))
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
     torch.testing.assert_close(heads[0]["classifier.weight"], expected["classifier.weight"])
 
@@ -303,7 +303,7 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     simulation = trained()
     stage = CCVR(**SMALL).on_method(simulation.experiment.method)
     jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 3)
-    replies = Loop().run(jobs[0])
+    replies = Loop().train(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}
 
     narrow = class_statistics.from_features(torch.eye(4, dtype=torch.float64), torch.arange(4) % 3, 3).tree()

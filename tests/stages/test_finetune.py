@@ -103,7 +103,7 @@ def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
     # one client with one full batch: every order of the samples gives the same two steps
     tuned = run_stage(simulation.using(Loop()), FineTune()).states[0]["tuned"]
     job = simulation.jobs(method, simulation.server, simulation.states, [0], STAGE)[0]
-    (reply,) = Loop().run(job)
+    (reply,) = Loop().train(job)
     for name, value in reply.send["model"].items():
         torch.testing.assert_close(tuned[name], value, atol=1e-12, rtol=1e-10)
 

@@ -21,7 +21,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import save_tree
 from fedhead.engine.rounds.observer import FinishedRun
-from fedhead.engine.rounds.transport import ClientReply
+from fedhead.executors.client.reply_set import ClientReply
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.fedcof import FedCOF

@@ -112,7 +112,7 @@ def test_many_clients_at_once_compute_the_same_heads(stage: PersonalHead, min_cl
     result = run_stage(simulation.using(Loop()), stage)
     downlink = make_downlink(bound, result.server, simulation.clients.holders, simulation.clients.task_of)
     (job,) = simulation.clients.work(bound, downlink, simulation.states, 1)
-    for k, reply in zip(job.clients, ForwardExecutor().run(job), strict=True):
+    for k, reply in zip(job.clients, ForwardExecutor().train(job), strict=True):
         for name, t in result.states[k][HEAD].items():
             torch.testing.assert_close(reply.keep[HEAD][name], t, rtol=1e-9, atol=1e-9)
         assert float(reply.keep[SHARE]) == float(result.states[k][SHARE])

@@ -78,8 +78,8 @@ class Cosine(nn.Linear):
 class MyLoop(fh.Executor):
     """The plain loop under another name."""
 
-    def run(self, job: fh.Job) -> list[fh.Reply]:
-        return fh.Loop().run(job)
+    def train(self, job: fh.Job) -> list[fh.Reply]:
+        return fh.Loop().train(job)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import ClientReply, Received
+from fedhead.engine.rounds.transport import Received
 from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.client.reply_set import ClientReply, ReplySet
 
 Attack = Callable[[ClientReply, Tree, int], ClientReply]  # an honest reply, the server's state, a seed
 
@@ -52,8 +53,13 @@ class HostileSimulation(Simulation):
         received = super().exchange(algorithm, server, states, cohort, round)
         for k in self._hostile & received.replies.keys():
             seed = random.key(self.task.seed, "attack", round, k)
-            received.replies[k] = self._attack(received.replies[k], server, seed)
+            received = with_reply(received, k, self._attack(received.replies[k], server, seed))
         return received
+
+
+def with_reply(received: Received, client: int, reply: ClientReply) -> Received:
+    """Return what was received with another reply of a client."""
+    return replace(received, replies=ReplySet.of({**received.replies, client: reply}))
 
 
 # -- attacks ------------------------------------------------------------------------------------------

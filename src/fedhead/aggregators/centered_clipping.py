@@ -11,7 +11,7 @@ import torch
 from fedhead.aggregators.base import Aggregator, aggregator
 from fedhead.core.components.ranges import Above, Between
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 
 
 @aggregator("centered_clipping")

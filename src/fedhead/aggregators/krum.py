@@ -11,7 +11,7 @@ from torch import Tensor
 from fedhead.aggregators.base import Aggregator, aggregator, inner_products, squared_distances
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.tree.tree import Tree
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 
 
 def krum_scores(distances: Tensor, hostile: int) -> Tensor:

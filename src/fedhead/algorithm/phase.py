@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,9 +15,8 @@ from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.training.optimizers import Optimizer
 from fedhead.core.tree import tree as trees
 from fedhead.core.tree.schema import Schema, schema
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import TreeRows, as_rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class Replies:
     sent: Sequence[Tree]
     total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
-    _sent: Sequence[Tree] = field(init=False, repr=False, compare=False)  # behind the property `sent`, see below
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -108,23 +106,16 @@ class Replies:
             BadInput: If a client sent nothing under that name or sent integers, or if there is not one weight per
                 client, with a positive sum.
         """
-        whole = self._sent  # one stack until a rule asks for single replies, which it may have changed since
-        if isinstance(whole, StackedTrees) and self.robust_mean is None and name in whole.stacked:
-            found = self._weighted_mean(name, whole.under(name), weights)
-            return found if isinstance(whole.stacked[name], Tree) else found["value"]
-        sent = self._under(name)
-        if isinstance(sent[0], Tensor):  # averaged as a tree of one
-            wrapped = [Tree({name: Tree(value=entry)}) for entry in sent]
-            return replace(self, sent=wrapped).mean(name, weights)["value"]
+        rows = self._under(name)
+        form = rows.schema() or schema(rows[0])
         if self.robust_mean is not None:
-            _check_mean(name, schema(sent[0]))
-            return self.robust_mean(name, sent)
-        return self._weighted_mean(name, sent, weights)
-
-    def _weighted_mean(self, name: str, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
-        own = [float(weight) for weight in (self.samples if weights is None else weights)]
-        _check_mean(name, sent.schema() if isinstance(sent, StackedTrees) else schema(sent[0]), len(sent), own)
-        return tree_mean(sent, own)
+            _check_mean(name, form)
+            mean = self.robust_mean(name, rows)
+        else:
+            own = [float(weight) for weight in (self.samples if weights is None else weights)]
+            _check_mean(name, form, len(rows), own)
+            mean = rows.mean(own)
+        return mean["value"] if self._rows.holds_tensor(name) else mean
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.
@@ -135,39 +126,29 @@ class Replies:
         Returns:
             The sum.
         """
-        first, *others = self._under(name)
-        if isinstance(first, Tree):
-            return trees.total([first, *others])
-        total: Tensor = first
-        for sent in others:
-            total = total + sent
+        rows = self._under(name)
+        if not self._rows.holds_tensor(name):
+            return trees.total(list(rows))
+        total: Tensor = rows[0]["value"]
+        for sent in rows[1:]:
+            total = total + sent["value"]
         return total
 
-    def _under(self, name: str) -> list[Any]:
-        """What each client sent under a name."""
-        for client, sent in zip(self.clients, self.sent, strict=True):
-            if name not in sent:
-                there = ", ".join(map(repr, sent)) or "nothing"
-                raise BadInput(
-                    f"aggregate needs {name!r}, but client {client} sent {there}: let finish return "
-                    f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
-                )
-        return [sent[name] for sent in self.sent]
+    @property
+    def _rows(self) -> TreeRows:
+        return as_rows(self.sent)
 
-
-def _single_replies(replies: Replies) -> Sequence[Tree]:
-    """Return what each client sent; the list of what came out of one stack is made when it is asked for first."""
-    if isinstance(replies._sent, StackedTrees):
-        _set_sent(replies, list(replies._sent))
-    return replies._sent
-
-
-def _set_sent(replies: Replies, sent: Sequence[Tree]) -> None:
-    object.__setattr__(replies, "_sent", sent)  # as a frozen dataclass sets its fields
-
-
-# Not in the class itself, where `dataclass` would take the property for the default of its field.
-Replies.sent = property(_single_replies, _set_sent)  # type: ignore[assignment]  # a property in place of a field
+    def _under(self, name: str) -> TreeRows:
+        """Return what each client sent under a name."""
+        try:
+            return self._rows.under(name)
+        except KeyError as error:
+            place = error.args[0]
+            there = ", ".join(map(repr, self.sent[place])) or "nothing"
+            raise BadInput(
+                f"aggregate needs {name!r}, but client {self.clients[place]} sent {there}: let finish return "
+                f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
+            ) from None
 
 
 def _check_mean(name: str, form: Schema, count: int = 0, weights: Sequence[float] = ()) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.bench.memory_floor import copy_bandwidth, floor_bytes
 from fedhead.bench.profiling import Profile, profiled
@@ -32,7 +31,7 @@ from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
-from fedhead.executors.stack.reply_stack import in_whole_stacks
+from fedhead.executors.client.reply_set import ReplySet
 from fedhead.methods import METHODS
 from fedhead.models.precision import PRECISIONS
 from fedhead.models.registry import build
@@ -224,12 +223,12 @@ def measure(
         few = loop_clients(where)
         cohort = [k for k in cohort if simulation.clients.assign[:k].count(simulation.clients.assign[k]) < few]
 
-    def train() -> Sequence[Sequence[Reply]]:
-        return worker.run_all(
+    def train() -> ReplySet:
+        return worker.run(
             simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, cohort, 1)
         )
 
-    tables = in_whole_stacks(train())  # the first time warms up, compiles and captures
+    tables = train().whole_stacks  # the first time warms up, compiles and captures
 
     def train_timed() -> float:
         if where.type == "cuda":
@@ -242,7 +241,8 @@ def measure(
     moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.clients.tasks]
     rate = len(cohort) * steps / best
     share = rate / (bandwidth / (sum(moved) / len(moved)))
-    return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, worker.preparing)
+    preparing = worker.report().preparing
+    return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, preparing)
 
 
 def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> None:

@@ -111,7 +111,7 @@ class ForwardExecutor(Executor):
     name = "stack"
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
         assert not any(job.schedules), "there is nothing to train"
         sizes, activity = [len(rows) for rows in job.rows], f"stage {job.program.algorithm.name}"
@@ -142,7 +142,7 @@ def _first(x: Inputs) -> Any:
 
 def _single(job: Job, place: int, activity: str) -> Reply:
     def run(chunk: int) -> Reply:
-        return Loop().run(replace(one, program=replace(one.program, chunk=chunk)))[0]
+        return Loop().train(replace(one, program=replace(one.program, chunk=chunk)))[0]
 
     one = job.take([place])
     return retry_with_smaller_batches(run, one.program.chunk, len(one.rows[0]), activity)[0]

@@ -25,7 +25,7 @@ class Loop(Executor):
 
     name = "loop"
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
         program = replace(job.program, channels_last=True)
         if program.pool.device.type == "cpu":

@@ -28,7 +28,7 @@ from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.stack import Stack
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
-EXECUTORS = Registry.of(Executor, needs=["run"])
+EXECUTORS = Registry.of(Executor, needs=["train"])
 """The executors by name."""
 BUILT_IN = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 for _name, _executor in BUILT_IN.items():
@@ -233,7 +233,7 @@ def seconds_per_client(worker: Executor, jobs: list[Job]) -> float:
     while len(times) < 3 or sum(times[1:]) < TIMED_FOR:
         begin = time.perf_counter()
         try:
-            worker.run_all(short)
+            worker.run(short)
         except (RuntimeError, NotImplementedError, CannotStack) as error:
             if worker.name == "loop":
                 raise

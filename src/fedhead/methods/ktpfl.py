@@ -20,7 +20,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.training.losses import distillation, mean
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation

@@ -26,7 +26,7 @@ from fedhead.core.training.batch import Batch, Output
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.core.tree.tree_mean import tree_mean
+from fedhead.core.tree.tree_rows import tree_mean
 from fedhead.models.split_model import SplitModel, classify
 from fedhead.stages.statistics_stage import StatisticsStage
 

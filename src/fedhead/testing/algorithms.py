@@ -177,7 +177,7 @@ def check_sums(trial: Trial) -> None:
     simulation = trial.train(Loop(), 1)
     cohort, method = simulation.clients.holders, simulation.experiment.method
     job = simulation.jobs(method, simulation.server, simulation.states, cohort, 2)[0]
-    sent = [reply.send for reply in Loop().run(job)]
+    sent = [reply.send for reply in Loop().train(job)]
     for name in names:
         require(name in sent[0], f"{owner}.sums names {name!r}, which finish does not send; it sends {list(sent[0])}")
     samples = [float(len(simulation.clients.federation.rows[k])) for k in cohort]

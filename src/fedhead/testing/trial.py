@@ -158,7 +158,7 @@ class PlainLoop(Executor):
         self.owner = owner
         self.sent: tuple[str, Schema] | None = None
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         """Return the replies, in the order of the job's clients."""
         return [self._client(job, k) for k in range(len(job.clients))]
 

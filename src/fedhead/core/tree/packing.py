@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 
 Buffers = dict[torch.dtype, Tensor]
 

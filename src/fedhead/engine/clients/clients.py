@@ -187,12 +187,8 @@ class Clients:
         states: ClientStates,
         round: int,
         trains: bool = True,
-        keeps_stacks: bool = False,
     ) -> list[Job]:
-        """What the clients of a downlink have to do, one job per architecture.
-
-        Batches are drawn if it `trains`; states that lie in one stack stay there if the executor `keeps_stacks`.
-        """
+        """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
         label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else local_schedule.TRAIN
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):
@@ -208,7 +204,7 @@ class Clients:
                     clients=clients,
                     broadcast=downlink.broadcast,
                     per_client=[downlink.per_client[k] for k in clients],
-                    states=states.of(clients) if keeps_stacks else [states[k] for k in clients],
+                    states=states.of(clients),
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,

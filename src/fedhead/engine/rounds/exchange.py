@@ -17,8 +17,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
@@ -29,8 +27,9 @@ from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.malloc import hand_back_memory
 from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_rows import TreeRows
 from fedhead.engine.clients.evaluation import nanmean
-from fedhead.engine.clients.server import aggregate, aggregate_replies
+from fedhead.engine.clients.server import aggregate_replies
 from fedhead.engine.policies import reply_check
 from fedhead.engine.policies.outliers import Outlier
 from fedhead.engine.policies.sampling import Cohort
@@ -41,8 +40,8 @@ from fedhead.engine.rounds.reply_selection import (
     find_inconsistent_replies,
     without_outliers,
 )
-from fedhead.engine.rounds.stacked_replies import as_stack
-from fedhead.engine.rounds.transport import AnyTransport, ClientReply, Quorum
+from fedhead.engine.rounds.transport import AnyTransport, Quorum
+from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.metrics.records import Row
 
 
@@ -78,7 +77,7 @@ def exchange(
     fewest = 1 if rule is None else rule.min_clients()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
-    counted: Mapping[int, ClientReply] = {}
+    counted = ReplySet.of({})
     failed: dict[int, FedheadError] = {}
     down, inclusion = 0, dict[int, float]()
     for attempt in range(1, quorum.attempts + 1):
@@ -94,11 +93,9 @@ def exchange(
         unlike = find_inconsistent_replies(transport, algorithm, _merged(counted, fresh))
         if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
             fresh, more, received, total = ask([k for k in (*counted, *fresh) if k not in unlike], Tree())
-            counted, faults, down = {}, faults | more, down + received
+            counted, faults, down = ReplySet.of({}), faults | more, down + received
         faults |= unlike
-        passed = _merged(counted, fresh)
-        if faults:
-            passed = {k: reply for k, reply in passed.items() if k not in faults}
+        passed = _merged(counted, fresh).without(faults)
         counted, odd, clipped = without_outliers(transport, algorithm, server, passed)
         faults |= odd
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
@@ -116,7 +113,7 @@ def exchange(
             check_after_aggregation(counted, round)
             if not finite:
                 reply_check.check_finite(new, f"{where}, the server")
-            _keep(states, counted)
+            states.keep(list(counted), counted.kept)
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
             return new, _record(transport, counted, failed, absent, clipped, down)
@@ -128,18 +125,9 @@ def exchange(
     )
 
 
-def _merged(counted: Mapping[int, ClientReply], fresh: Mapping[int, ClientReply]) -> Mapping[int, ClientReply]:
-    """All replies so far; those of one stack stay one."""
-    return {**counted, **fresh} if counted else fresh
-
-
-def _keep(states: Any, counted: Mapping[int, ClientReply]) -> None:
-    """Replace the states of the clients whose replies count, in the order of their numbers."""
-    if (stack := as_stack(counted)) is not None:
-        states.keep(list(stack), stack.kept)
-        return
-    for k in sorted(counted):
-        states[k] = counted[k].kept
+def _merged(counted: ReplySet, fresh: ReplySet) -> ReplySet:
+    """Return all replies so far; those of one stack stay one."""
+    return ReplySet.of({**counted, **fresh}) if counted else fresh
 
 
 def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
@@ -158,7 +146,7 @@ def request_replies(
     total: Tree | None,
     *,
     round: int,
-) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], int, Tree | None]:
+) -> tuple[ReplySet, dict[int, FedheadError], int, Tree | None]:
     """Ask clients, and check their replies; with a total, add them to it portion by portion.
 
     Returns:
@@ -166,7 +154,7 @@ def request_replies(
         the clients received, and the new total.
     """
     size = max(len(asked), 1) if total is None or transport.portion is None else transport.portion
-    passed: Mapping[int, ClientReply] = {}
+    passed = ReplySet.of({})
     failed: dict[int, FedheadError] = {}
     down, first = 0, None
     for begin in range(0, len(asked), size):
@@ -175,8 +163,7 @@ def request_replies(
         found, faults, first = check_replies(transport, algorithm, server, received, round, first)
         del received  # before the next portion is made
         if total is not None:
-            for k in sorted(found):
-                total, found[k] = _added(transport, algorithm, total, k, found[k])
+            total, found = _added(transport, algorithm, total, found)
             if len(asked) > size:
                 hand_back_memory()
         passed = _merged(passed, found)
@@ -184,21 +171,21 @@ def request_replies(
     return passed, failed, down, total
 
 
-def _added(
-    transport: AnyTransport, algorithm: Algorithm, total: Tree, client: int, reply: ClientReply
-) -> tuple[Tree, ClientReply]:
-    """Return the total with a reply, and what is kept of the reply."""
-    sent = decoded(transport, algorithm, {client: reply})[client]
-    return algorithm.add(total, sent), reply._replace(
-        send=algorithm.summary_for_comparison(sent), added_bytes=reply.nbytes
-    )
+def _added(transport: AnyTransport, algorithm: Algorithm, total: Tree, replies: ReplySet) -> tuple[Tree, ReplySet]:
+    """Return the total with some replies, and a digest of each of these."""
+    digests: dict[int, ClientReply] = {}
+    for k, reply in replies.items():
+        sent = decoded(transport, algorithm, {k: reply})[k]
+        total = algorithm.add(total, sent)
+        digests[k] = reply._replace(send=algorithm.summary_for_comparison(sent), added_bytes=reply.nbytes)
+    return total, ReplySet.of(digests)
 
 
 def _aggregate(
     transport: AnyTransport,
     algorithm: Algorithm,
     server: Tree,
-    replies: Mapping[int, ClientReply],
+    replies: ReplySet,
     total: Tree | None,
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
@@ -206,17 +193,16 @@ def _aggregate(
 ) -> Tree:
     task = transport.clients.task
     if total is not None:
-        order = sorted(replies)
-        added = Replies(order, [replies[k].samples for k in order], [], total)
+        added = Replies(list(replies), replies.samples, [], total)
         return _with_frozen(server, aggregate_replies(algorithm, server, added, task), task.model.frozen)
-    stack = as_stack(replies)
-    if stack is not None and not (clipped or inclusion or transport.experiment.uploads):
-        found = Replies(list(stack), stack.samples, stack.sent)
-        return _with_frozen(server, aggregate_replies(algorithm, server, found, task, rule), task.model.frozen)
-    sent = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
-    samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
-    samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
-    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule), task.model.frozen)
+    sent, samples = replies.sent, dict(zip(replies, replies.samples, strict=True))
+    if clipped or transport.experiment.uploads:
+        trees = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
+        sent = TreeRows([trees[k] for k in replies])
+    samples |= {k: outlier.samples for k, outlier in clipped.items()}
+    weights = [count / inclusion[k] if k in inclusion else count for k, count in samples.items()]
+    new = aggregate_replies(algorithm, server, Replies(list(replies), weights, sent), task, rule)
+    return _with_frozen(server, new, task.model.frozen)
 
 
 def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
@@ -232,50 +218,39 @@ def _skipped(transport: AnyTransport, where: str, cohort: Cohort) -> Row:
     why = "no client takes part" if not cohort.clients else f"only {len(cohort.clients)} clients are not late"
     why += ", the model stays as it is"
     transport.log(f"{where}: {why}")
-    return _record(transport, {}, {}, dict(cohort.dropped), {}, 0) | {"skipped": why}
+    return _record(transport, ReplySet.of({}), {}, dict(cohort.dropped), {}, 0) | {"skipped": why}
 
 
 def _record(
     transport: AnyTransport,
-    replies: Mapping[int, ClientReply],
+    replies: ReplySet,
     failed: dict[int, FedheadError],
     absent: dict[int, str],
     clipped: dict[int, Outlier],
     down: int,
 ) -> Row:
-    stack = as_stack(replies)
-    up = sum(reply.nbytes for reply in replies.values()) if stack is None else stack.sent.nbytes
-    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)} | _train_losses(transport, replies)
+    record: Row = {"bytes_up": replies.nbytes, "bytes_down": down, "participants": len(replies)}
+    record |= _train_losses(transport, replies)
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
     if absent:
         record["absent"] = {transport.client_name(k): why for k, why in absent.items()}
     if clipped:
         record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
-    each = replies.items() if stack is None else ()
-    if left_out := {transport.client_name(k): list(reply.left_out) for k, reply in each if reply.left_out}:
-        record["left_out"] = left_out
+    if replies.left_out:
+        record["left_out"] = {transport.client_name(k): list(few) for k, few in replies.left_out.items()}
     return record
 
 
-def _train_losses(transport: AnyTransport, replies: Mapping[int, ClientReply]) -> Row:
+def _train_losses(transport: AnyTransport, replies: ReplySet) -> Row:
     """Return the losses of local training, of each client and their means; nothing where no client has trained."""
-    clients, samples, values = _losses_of(replies)
-    if not values:
-        return {}
     # a client without a single step has no loss, which is NaN here
-    each = [value if math.isfinite(value) else None for value in values]
+    losses = {k: value if math.isfinite(value) else None for k, value in replies.losses().items()}
+    if not losses:
+        return {}
+    samples = [count for k, count in zip(replies, replies.samples, strict=True) if k in losses]
     return {
-        "train_loss": nanmean(each, samples),
-        "train_loss_unweighted": nanmean(each),
-        "client_train_loss": {transport.client_name(k): value for k, value in zip(clients, each, strict=True)},
+        "train_loss": nanmean(list(losses.values()), samples),
+        "train_loss_unweighted": nanmean(list(losses.values())),
+        "client_train_loss": {transport.client_name(k): value for k, value in losses.items()},
     }
-
-
-def _losses_of(replies: Mapping[int, ClientReply]) -> tuple[list[int], list[float], list[float]]:
-    """Return the clients that have trained, their numbers of samples and losses; waits once for a GPU."""
-    if (stack := as_stack(replies)) is not None:
-        return list(stack), stack.samples, stack.train_losses() or []
-    there = {k: reply for k, reply in sorted(replies.items()) if reply.train_loss is not None}
-    losses = [reply.train_loss for reply in there.values() if reply.train_loss is not None]
-    return list(there), [reply.samples for reply in there.values()], torch.stack(losses).tolist() if losses else []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
 from fedhead.core.system.errors import BadInput, Diverged, FedheadError
-from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.policies import outliers, reply_check
 from fedhead.engine.policies.outliers import Outlier
-from fedhead.engine.rounds.stacked_replies import as_stack
-from fedhead.engine.rounds.transport import AnyTransport, ClientReply, Received
+from fedhead.engine.rounds.transport import AnyTransport, Received
+from fedhead.executors.client.reply_set import ClientReply, ReplySet
 
 
 def check_replies(
@@ -23,7 +22,7 @@ def check_replies(
     received: Received,
     round: int,
     first: Schema | None = None,
-) -> tuple[MutableMapping[int, ClientReply], dict[int, FedheadError], Schema | None]:
+) -> tuple[ReplySet, dict[int, FedheadError], Schema | None]:
     """Return the replies that are as expected, why the others are not, and what the first one looked like.
 
     Args:
@@ -37,11 +36,9 @@ def check_replies(
     form = _form_of_all(transport, algorithm, server, received)
     if form is not None and first in (None, form):
         return received.replies, {}, form
-    passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
-    finite = received.finite() or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
-    for k in sorted(received.replies):
-        reply = received.replies[k]
+    finite = received.replies.finite()
+    for k, reply in received.replies.items():
         known = transport.schema(algorithm, server, k)
         try:
             reply_check.check_form(reply.send, first if known is None else known, k, round)
@@ -57,22 +54,21 @@ def check_replies(
             failed[k] = error
             continue
         first = schema(reply.send) if first is None else first
-        passed[k] = reply
-    return passed, failed, first
+    return received.replies.without(failed), failed, first
 
 
 def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
     """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
-    stack = as_stack(received.replies)
-    if stack is None or received.failures or transport.experiment.uploads:
+    replies = received.replies
+    if not replies or received.failures or transport.experiment.uploads:
         return None
     if type(algorithm).check_reply is not Algorithm.check_reply:
         return None
-    if any(transport.schema(algorithm, server, k) is not None for k in stack):
+    if any(transport.schema(algorithm, server, k) is not None for k in replies):
         return None
-    if not (is_checked_after_aggregation(transport, algorithm) or received.finite()):
+    if not (is_checked_after_aggregation(transport, algorithm) or replies.finite()):
         return None
-    return stack.sent.schema()
+    return replies.sent.schema()
 
 
 def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) -> bool:
@@ -85,12 +81,11 @@ def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) 
     return transport.quorum is None and not seen
 
 
-def check_after_aggregation(replies: Mapping[int, ClientReply], round: int) -> None:
-    """Raise `Diverged` for the first reply of a stack that is not finite; see `is_checked_after_aggregation`."""
-    stack = as_stack(replies)
-    if stack is None or stack.finite():
+def check_after_aggregation(replies: ReplySet, round: int) -> None:
+    """Raise `Diverged` for the first reply that is not finite; see `is_checked_after_aggregation`."""
+    if replies.finite():
         return
-    for k, reply in stack.items():
+    for k, reply in replies.items():
         for tree in _seen(reply):
             reply_check.check_finite(tree, f"client {k}, round {round}")
 
@@ -112,7 +107,7 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
 
 
 def find_inconsistent_replies(
-    transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]
+    transport: AnyTransport, algorithm: Algorithm, replies: ReplySet
 ) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
     if not algorithm.class_rows or not upload.exact(transport.experiment.uploads, algorithm, algorithm.class_rows):
@@ -125,8 +120,8 @@ def find_inconsistent_replies(
 
 
 def without_outliers(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: Mapping[int, ClientReply]
-) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: ReplySet
+) -> tuple[ReplySet, dict[int, FedheadError], dict[int, Outlier]]:
     """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
     policy = transport.experiment.outliers
     if policy is None or not replies:
@@ -137,7 +132,7 @@ def without_outliers(
         return replies, {}, found
     kind = reply_check.Refused if policy.action == "reject" else reply_check.Impossible
     odd: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in found.items()}
-    return {k: reply for k, reply in replies.items() if k not in odd}, odd, {}
+    return replies.without(odd), odd, {}
 
 
 def decoded(transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -12,10 +12,8 @@ import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
-from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
@@ -28,8 +26,7 @@ from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, Inputs
 from fedhead.engine.rounds.client_model_tests import client_model_tests
-from fedhead.engine.rounds.stacked_replies import StackedReplies
-from fedhead.engine.rounds.transport import ClientReply, Received, Transport
+from fedhead.engine.rounds.transport import Received, Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
@@ -37,7 +34,6 @@ from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack.reply_stack import ReplyStack, in_whole_stacks
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.models.precision import set_precision
@@ -118,12 +114,12 @@ class Simulation(Transport[ClientStates]):
     @property
     def preparing(self) -> float:
         """Seconds that training has waited so far for compiling."""
-        return self.executor.preparing
+        return self.executor.report().preparing
 
     @property
     def compiled(self) -> bool:
         """Whether the executor's last steps were compiled."""
-        return self.executor.compiled
+        return self.executor.report().compiled
 
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
@@ -172,17 +168,12 @@ class Simulation(Transport[ClientStates]):
         """Let the executor do the work of a cohort, one job per architecture."""
         downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
         executor = self._executor_for(algorithm)
-        jobs = self.clients.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
+        jobs = self.clients.work(algorithm, downlink, states, round)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
-        prepare = partial(self._prepare_next, algorithm, states, cohort, round)
-        trained = executor.train_and_prepare(jobs, prepare)
-
-        def finite() -> bool:
-            return executor.replies_finite
-
-        replies = self._by_client(algorithm, executor, jobs, trained, finite)
-        return Received(replies, downlink.nbytes(), finite=finite)
+        replies = executor.run(jobs)
+        self._prepare_next(algorithm, states, cohort, round, replies.whole_stacks)
+        return Received(replies, downlink.nbytes())
 
     def _prepare_next(
         self,
@@ -190,7 +181,7 @@ class Simulation(Transport[ClientStates]):
         states: ClientStates,
         training: list[int],
         round: int,
-        replies: Sequence[Sequence[Reply]],
+        tables: bool,
     ) -> None:
         """Prepare the round after this one while a GPU trains this one; a CPU has no time to spare.
 
@@ -199,7 +190,7 @@ class Simulation(Transport[ClientStates]):
             states: The clients' states.
             training: The clients of this round.
             round: Number of this round; the last one is followed by none.
-            replies: What the executor returns for each job of this round.
+            tables: Whether to make tables of the next round's batches, for a stack of all clients.
         """
         if isinstance(algorithm, Stage):
             return
@@ -207,36 +198,7 @@ class Simulation(Transport[ClientStates]):
         if isinstance(states, HostStates):
             states.prefetch(self.cohort(round + 1) if goes_on and states.hold_tensors else [], training)
         if self.device.type == "cuda":
-            self.clients.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(replies))
-
-    def _by_client(
-        self,
-        algorithm: Algorithm,
-        executor: Executor,
-        jobs: Sequence[Job],
-        trained: Sequence[Sequence[Reply]],
-        finite: Callable[[], bool],
-    ) -> MutableMapping[int, ClientReply]:
-        """Return the replies of all jobs by client; those of one stack are not taken apart.
-
-        Raises:
-            BadInput: If the executor did not return one reply per client.
-        """
-        replies: dict[int, ClientReply] = {}
-        for job, found in zip(jobs, trained, strict=True):
-            if not isinstance(found, Sequence) or len(found) != len(job.clients):
-                what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
-                raise BadInput(
-                    f"executor {executor.name}: run returned {what} for {len(job.clients)} clients: "
-                    "return one Reply per client of the job, in the order of job.clients"
-                )
-            samples = [float(len(self.clients.federation.rows[k])) for k in job.clients]
-            left_out = [self.clients.small_classes(algorithm, k) for k in job.clients]
-            if isinstance(found, ReplyStack) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
-                return StackedReplies(job.clients, found, samples, finite)
-            for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
-                replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
-        return replies
+            self.clients.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, tables)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
-
-from torch import Tensor
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
@@ -20,35 +18,19 @@ from fedhead.engine.clients.evaluation import ClientTests
 from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.policies import sampling
 from fedhead.engine.policies.sampling import Cohort
+from fedhead.executors.client.reply_set import ReplySet
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.samplers.uniform import UniformSampler
-
-
-class ClientReply(NamedTuple):
-    """One client's reply, as it arrived."""
-
-    send: Tree  # what crossed the wire, as the uploads left it
-    kept: Any  # what the transport's states hold for this client once the reply counts
-    samples: float  # n_k, the training samples behind it
-    left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
-    train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
-    added_bytes: int | None = None  # bytes that were sent, where `send` was added to a total and only a digest is left
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that crossed the wire."""
-        return self.send.nbytes if self.added_bytes is None else self.added_bytes
 
 
 @dataclass(frozen=True)
 class Received:
     """What came back from an exchange."""
 
-    replies: MutableMapping[int, ClientReply]  # by client
+    replies: ReplySet
     bytes_down: int  # that the clients received, all together
     failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
-    finite: Callable[[], bool] = lambda: False  # whether all numbers of the replies were seen to be; may wait for a GPU
 
 
 @dataclass(frozen=True)
@@ -67,6 +49,9 @@ class States(Protocol):
         """What each client that took part has kept."""
 
     def __setitem__(self, client: int, kept: Any, /) -> None: ...
+
+    def keep(self, clients: Sequence[int], kept: Any, /) -> None:
+        """Replace what these clients have kept."""
 
     def clear(self) -> None:
         """Let every client have its initial state again."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees, TreeRows
 from fedhead.engine.states.stacked_client_states import StackedClientStates
 
 
@@ -31,26 +31,26 @@ class ClientStates:
         # A row of a stack would keep the whole stack alive: a state owns its memory.
         self._kept[client] = state.clone()
 
-    def of(self, clients: Sequence[int]) -> Sequence[Tree]:
+    def of(self, clients: Sequence[int]) -> TreeRows:
         """Return the states of clients; those that lie in one stack are not taken apart.
 
         Args:
             clients: The clients' numbers.
         """
-        stacked = self._kept.stacked(clients)
-        return [self[k] for k in clients] if stacked is None else stacked
+        return self._kept.stacked(clients) or TreeRows([self[k] for k in clients])
 
-    def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
-        """Replace the states of clients that were trained in one stack.
+    def keep(self, clients: Sequence[int], kept: TreeRows) -> None:
+        """Replace the states of clients; rows of one stack are not taken apart where they replace all states.
 
         Args:
             clients: The clients' numbers.
-            rows: What each keeps, as rows of the stack.
+            kept: What each keeps.
         """
-        if self.shares_stacks and self._kept.keys() <= set(clients):
-            self._kept.keep(clients, rows)
+        stays_whole = self.shares_stacks and self._kept.keys() <= set(clients)
+        if stays_whole and isinstance(kept, StackedTrees) and kept.is_whole:
+            self._kept.keep(clients, kept)
             return
-        for client, state in zip(clients, rows, strict=True):
+        for client, state in zip(clients, kept, strict=True):
             self[client] = state
 
     def clear(self) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedhead.core.tree.packing import Buffers, PackedTree, pack_rows, pack_tree
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees, TreeRows
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.stacked_client_states import StackedClientStates
 
@@ -68,17 +68,17 @@ class HostStates(ClientStates):
         else:
             self._keep_packed([client], [pack_tree(state)])
 
-    def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
-        """Replace the states of clients that were trained in one stack.
+    def keep(self, clients: Sequence[int], kept: TreeRows) -> None:
+        """Replace the states of clients; rows of one stack are packed at once.
 
         Args:
             clients: The clients' numbers.
-            rows: What each keeps, as rows of the stack.
+            kept: What each keeps.
         """
-        if next(rows.stacked.tensors(), None) is None:
-            super().keep(clients, rows)
+        if isinstance(kept, StackedTrees) and kept.is_whole and next(kept.stacked.tensors(), None) is not None:
+            self._keep_packed(clients, pack_rows(kept))
         else:
-            self._keep_packed(clients, pack_rows(rows))
+            super().keep(clients, kept)
 
     def _keep_packed(self, clients: Sequence[int], states: list[PackedTree]) -> None:
         on_host = self._copies.to_host([state.buffers for state in states])

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from fedhead.core.tree.packing import PackedTree
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees
 
 
 class StackedClientStates(MutableMapping[int, Tree]):

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.client.job import Job
+from fedhead.executors.client.reply_set import ReplySet
 
-Prepare = Callable[[Sequence[Sequence[Reply]]], None]  # see `Executor.train_and_prepare`
+
+class ExecutorReport(NamedTuple):
+    """The state of an executor's preparation.
+
+    Attributes:
+        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
+        compiled: Whether the steps of the last jobs were compiled, all of them.
+    """
+
+    preparing: float = 0.0
+    compiled: bool = False
 
 
 class Executor:
-    """Trains the clients of jobs; one of your own overrides `run`.
+    """Trains the clients of jobs; one of your own overrides `train`.
 
     Attributes:
         name: Name of the executor.
-        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
-        compiled: Whether the steps of the last jobs were compiled, all of them.
-        keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
-            single ones on the way.
     """
 
     name: str = ""
-    keeps_stacks: bool = False
-    preparing: float = 0.0
-    compiled: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Name a class that nobody has named."""
@@ -33,12 +37,25 @@ class Executor:
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    @property
-    def replies_finite(self) -> bool:
-        """Whether all numbers of the replies that were returned last were seen to be finite; may wait for a GPU."""
-        return False
+    def run(self, jobs: Sequence[Job]) -> ReplySet:
+        """Train the clients of several jobs; a GPU may still compute the numbers of their replies.
 
-    def run(self, job: Job) -> list[Reply]:
+        Args:
+            jobs: One job per architecture.
+
+        Returns:
+            The replies of all clients.
+
+        Raises:
+            BadInput: If `train` does not return one reply per client.
+        """
+        return ReplySet.of_jobs(self.name, jobs, self.train_all(jobs))
+
+    def train_all(self, jobs: Sequence[Job]) -> Sequence[Sequence[Reply]]:
+        """Return the replies of each job; one job is trained after another by default."""
+        return [self.train(job) for job in jobs]
+
+    def train(self, job: Job) -> Sequence[Reply]:
         """Train the clients of a job.
 
         Args:
@@ -49,28 +66,6 @@ class Executor:
         """
         raise NotImplementedError
 
-    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
-        """Train the clients of several jobs; one job after another by default.
-
-        Args:
-            jobs: One job per architecture.
-
-        Returns:
-            The replies of each job.
-        """
-        return [self.run(job) for job in jobs]
-
-    def train_and_prepare(self, jobs: list[Job], prepare: Prepare) -> Sequence[Sequence[Reply]]:
-        """Train the clients of several jobs, and prepare the next round while a GPU computes their replies.
-
-        Args:
-            jobs: One job per architecture.
-            prepare: Prepares the next round; called once with the replies of each job, whose numbers a GPU may not have
-                computed yet.
-
-        Returns:
-            The replies of each job.
-        """
-        replies = self.run_all(jobs)
-        prepare(replies)
-        return replies
+    def report(self) -> ExecutorReport:
+        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        return ExecutorReport()

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedhead.algorithm.client import ClientInputs
 from fedhead.core.training.batching import BatchSchedule
 from fedhead.core.tree.schema import Schema, schema
-from fedhead.core.tree.stacked_trees import StackedTrees
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees, as_rows
 from fedhead.data.partitions.allocation import Rows
 from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, row_table
 from fedhead.executors.client.program import ClientProgram
@@ -79,7 +79,7 @@ class Job:
             self,
             clients=select(self.clients),
             per_client=select(self.per_client),
-            states=self.states.take(places) if isinstance(self.states, StackedTrees) else select(self.states),
+            states=as_rows(self.states).take(places),
             rows=select(self.rows),
             counts=select(self.counts),
             schedules=select(self.schedules),
@@ -114,7 +114,7 @@ class Job:
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients, with a client axis."""
-        if isinstance(self.states, StackedTrees):
+        if isinstance(self.states, StackedTrees) and self.states.is_whole:
             states = self.states.copied_rows()
         else:
             states = self._stack([self._on_device(state) for state in self.states], "holds")

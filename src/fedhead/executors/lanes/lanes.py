@@ -9,13 +9,13 @@ own graphs, with torch's BatchNorm. A step that is compiled is compiled once per
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import torch
 
 from fedhead.algorithm.phase import Reply
-from fedhead.executors.client.base import Executor
+from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.client_round import phase_runs
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram, Vectorizer
@@ -48,13 +48,18 @@ class Lanes(Executor):
     def __init__(self, size: int = 32, compile: bool = False):
         self.size = size
         self._compiled = CompiledSteps(compile)
+        self._report = ExecutorReport()
         self._groups: OrderedDict[tuple[str, ...], LaneGroup] = OrderedDict()
 
-    def run(self, job: Job) -> list[Reply]:
+    def train(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
-        return self.run_all([job])[0]
+        return self.train_all([job])[0]
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+    def report(self) -> ExecutorReport:
+        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        return self._report
+
+    def train_all(self, jobs: Sequence[Job]) -> list[list[Reply]]:
         """Return the replies of several jobs, whose clients may differ in architecture."""
         indices = [(j, k) for j, job in enumerate(jobs) for k in range(len(job.clients))]
         replies: dict[tuple[int, int], Reply] = {}
@@ -96,6 +101,6 @@ class Lanes(Executor):
         self._groups.move_to_end(key)
         before = group.preparing
         found = group.train(phases)
-        self.preparing += group.preparing - before
-        self.compiled = self._compiled.complete
+        preparing = self._report.preparing + group.preparing - before
+        self._report = ExecutorReport(preparing, self._compiled.complete)
         return idle | dict(zip(order, found, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,15 +11,15 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.tree.finite import FiniteCheck
-from fedhead.core.tree.stacked_trees import StackedTrees, with_own_rows
 from fedhead.core.tree.tree import Tree
-from fedhead.executors.client.base import Executor
+from fedhead.core.tree.tree_rows import as_rows, with_own_rows
+from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
+from fedhead.executors.client.reply_set import ReplyRows, ReplySet
 from fedhead.executors.client.stack_errors import explain
 from fedhead.executors.client.steps import train_eagerly
 from fedhead.executors.stack.graphs import Graphs
-from fedhead.executors.stack.reply_stack import ReplyStack
 from fedhead.executors.stack.stack_order import stack_order
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
@@ -39,8 +39,7 @@ def _default_size_for(job: Job) -> int:
     device = job.program.pool.device
     if device.type == "cpu":
         return default_size(device)
-    state = job.states.take([0]) if isinstance(job.states, StackedTrees) else job.states[0]
-    one = job.broadcast.nbytes + job.per_client[0].nbytes + state.nbytes
+    one = job.broadcast.nbytes + job.per_client[0].nbytes + as_rows(job.states).take([0]).nbytes
     return max(default_size(device), min(MAX_CLIENTS, MAX_BYTES // max(COPIES_PER_CLIENT * one, 1)))
 
 
@@ -63,30 +62,26 @@ class Stack(Executor):
         self.graphs = graphs or Graphs()
         self._streams: list[torch.cuda.Stream] = []  # of architectures
         self._computed: list[Tree] = []  # the replies of whole stacks
-        self._finite_check: FiniteCheck | None = None  # of the last replies; None: these are not known
-        self._has_own_run = type(self).run is not Stack.run
-        # a user's methods may return other replies than were computed
-        returning = ("run", "run_all", "train_and_prepare")
-        self.keeps_stacks = all(getattr(type(self), name) is getattr(Stack, name) for name in returning)
+        self._report = ExecutorReport()
 
-    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
-        """Return the replies of several jobs, whose clients differ in architecture."""
+    def run(self, jobs: Sequence[Job]) -> ReplySet:
+        """Train the clients of several jobs, whose clients differ in architecture."""
         self._computed.clear()
-        self._finite_check = None
-        one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
-        run = self.run if self._has_own_run else self._replies
-        replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
-        if self.keeps_stacks:
-            self._finite_check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
+        replies = self.train_all(jobs)
+        if any(getattr(type(self), hook) is not getattr(Stack, hook) for hook in ("train", "train_all")):
+            return ReplySet.of_jobs(self.name, jobs, replies)  # a user's own, which may have changed them
+        check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
         self._computed.clear()
-        return replies
+        return ReplySet.of_jobs(self.name, jobs, replies, check.result)
 
-    @property
-    def replies_finite(self) -> bool:
-        """Whether all numbers of the last replies are finite; the first time it is asked for, a GPU is waited for."""
-        return self._finite_check is not None and self._finite_check.result()
+    def report(self) -> ExecutorReport:
+        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        return self._report
 
-    def _run_on_streams(self, run: Callable[[Job], Sequence[Reply]], jobs: list[Job]) -> list[Sequence[Reply]]:
+    def train_all(self, jobs: Sequence[Job]) -> list[Sequence[Reply]]:
+        """Return the replies of each job; on a GPU the jobs train at the same time, on a stream each."""
+        if len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu":
+            return [self.train(job) for job in jobs]
         while len(self._streams) < len(jobs):
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch leaves it untyped
         main = torch.cuda.current_stream()
@@ -95,17 +90,13 @@ class Stack(Executor):
             for stream, job in zip(self._streams, jobs, strict=False):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    replies.append(run(job))  # which only queues the work, once everything is captured
+                    replies.append(self.train(job))  # which only queues the work, once everything is captured
         finally:
             for stream in self._streams:
                 main.wait_stream(stream)
         return replies
 
-    def run(self, job: Job) -> list[Reply]:
-        """Return the replies in the order of the job's clients."""
-        return list(self._replies(job))
-
-    def _replies(self, job: Job) -> Sequence[Reply]:
+    def train(self, job: Job) -> Sequence[Reply]:
         """Return the replies in the order of the job's clients; those of a single stack are not taken apart."""
         replies: dict[int, Reply] = {}
         for order in by_steps(job):
@@ -114,10 +105,10 @@ class Stack(Executor):
                 size = self.size or _default_size_for(job)
                 places = order[done : done + size]
                 try:
-                    found = self._run_stack(job.take(places))
-                    if isinstance(found, ReplyStack) and len(places) == len(job.clients):
-                        return found.in_places(places)
-                    replies.update(zip(places, found, strict=True))
+                    rows = self._train_stack(job.take(places))
+                    if len(places) == len(job.clients):
+                        return rows.take(sorted(range(len(places)), key=places.__getitem__))
+                    replies.update(zip(places, rows, strict=True))
                     done += len(places)
                 except torch.OutOfMemoryError:
                     self._halve(len(places))
@@ -127,7 +118,7 @@ class Stack(Executor):
                     raise explained from error
         return [replies[k] for k in range(len(job.clients))]
 
-    def _run_stack(self, job: Job) -> Sequence[Reply]:
+    def _train_stack(self, job: Job) -> ReplyRows:
         on_cpu = job.program.pool.device.type == "cpu"
         program = job.program
         train = train_eagerly if on_cpu else self.graphs
@@ -138,10 +129,10 @@ class Stack(Executor):
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         reply = reply._replace(keep=with_own_rows(reply.keep))
-        self.preparing += self.graphs.preparing - before
-        self.compiled = self.graphs.compiled
+        preparing = self._report.preparing + self.graphs.preparing - before
+        self._report = ExecutorReport(preparing, self.graphs.compiled)
         self._computed += [reply.send, reply.keep]
-        return ReplyStack(reply, range(len(job.clients)))
+        return ReplyRows.of_stack(reply, len(job.clients))
 
     def _halve(self, count: int) -> None:
         if count == 1:

@@ -128,6 +128,6 @@ class DryRun:
             clients = self.clients
             downlink = make_downlink(algorithm, server, [client], clients.task_of)
             (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
-            (reply,) = Loop().run(job.truncated(0))
+            (reply,) = Loop().train(job.truncated(0))
             self._replies[key] = reply.send.to("meta")
         return self._replies[key]

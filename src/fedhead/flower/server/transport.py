@@ -27,7 +27,8 @@ from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
 from fedhead.engine.clients.server import Downlink, initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
-from fedhead.engine.rounds.transport import ClientReply, Quorum, Received, Transport
+from fedhead.engine.rounds.transport import Quorum, Received, Transport
+from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Messenger, Outgoing
 from fedhead.flower.server.node_keys import node_keys
@@ -53,6 +54,10 @@ class SiteStates(dict[int, int | str]):
     def kept(self) -> SiteStates:
         """The states that are not initial."""
         return self
+
+    def keep(self, clients: Sequence[int], kept: Sequence[int | str]) -> None:
+        """Replace what counts at these sites."""
+        self.update(zip(clients, kept, strict=True))
 
     def copy(self) -> SiteStates:
         """Return a copy."""
@@ -216,7 +221,7 @@ class FlowerTransport(Transport[SiteStates]):
             loss = None if response.train_loss is None else torch.tensor(response.train_loss, dtype=torch.float64)
             kept = round if label == TRAIN else label
             replies[k] = ClientReply(trees["send"], kept, float(response.samples), response.left_out, loss)
-        return Received(replies, downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
+        return Received(ReplySet.of(replies), downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what the site's reply must look like, from the dry run."""

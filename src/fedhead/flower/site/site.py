@@ -105,7 +105,7 @@ class Site:
             metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
             return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
         (job,) = clients.work(algorithm, downlink, states, request.round)
-        (reply,) = Loop().run(job)
+        (reply,) = Loop().train(job)
         reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
         reply_check.check(reply.keep, None, k, request.round)
         commit = partial(store.keep_stage_state, request.algorithm, reply.keep)

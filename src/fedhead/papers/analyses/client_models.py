@@ -68,12 +68,10 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
         executor: Trains the clients.
         round: Number of the round.
     """
-    found: dict[int, Weights] = {}
     observer = Observer(simulation.experiment.method)
-    for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.clients.holders, round):
-        replies = executor.run(replace(job, program=replace(job.program, uploads=())))  # the models as they are
-        found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
-    return dict(sorted(found.items()))
+    jobs = simulation.jobs(observer, simulation.server, simulation.states, simulation.clients.holders, round)
+    replies = executor.run([replace(job, program=replace(job.program, uploads=())) for job in jobs])
+    return {k: reply.send["model"] for k, reply in replies.items()}
 
 
 def budget(simulation: Simulation, executor: Executor) -> MemoryBudget | None:

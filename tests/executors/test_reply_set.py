@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from small import federation, network
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
-from fedhead.core.tree import stacked_trees
+from fedhead.core.tree import tree_rows
 from fedhead.core.tree.tree import Tree, unstack
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.stacked_replies import StackedReplies
-from fedhead.engine.rounds.transport import ClientReply, Received
+from fedhead.engine.rounds.transport import Received
 from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.client.reply_set import ReplySet
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 
@@ -36,11 +37,12 @@ class Apart(Simulation):
     ) -> Received:
         """Replace each reply by itself, and that of client 1 by a multiple of it."""
         received = super().exchange(algorithm, server, states, cohort, round)
-        assert isinstance(received.replies, StackedReplies)
-        for k, reply in list(received.replies.items()):
-            send = reply.send.map(torch.mul, self.factor) if k == 1 else reply.send
-            received.replies[k] = reply._replace(send=send)
-        return received
+        assert received.replies.whole_stacks
+        replies = {
+            k: reply._replace(send=reply.send.map(torch.mul, self.factor)) if k == 1 else reply
+            for k, reply in received.replies.items()
+        }
+        return replace(received, replies=ReplySet.of(replies))
 
 
 def trained(kind: type[Simulation], method: str = "fedavg") -> tuple[Simulation, list[Mapping[str, object]]]:
@@ -67,7 +69,7 @@ def test_no_reply_is_taken_apart_where_the_server_needs_none(monkeypatch: pytest
         seen.extend(tree.leaves())
         return unstack(tree, count)
 
-    monkeypatch.setattr(stacked_trees, "unstack", noted)
+    monkeypatch.setattr(tree_rows, "unstack", noted)
     trained(Simulation)
     assert seen == []
     trained(Apart)
@@ -89,9 +91,8 @@ def test_replies_of_a_stack_are_a_mapping() -> None:
     ).replies
     assert list(replies) == [0, 1, 3]
     assert (1 in replies, 2 in replies) == (True, False)
-    assert "_each" not in vars(replies)  # they were not taken apart
     assert replies[1].samples == len(simulation.clients.federation.rows[1])
-    other = ClientReply(Tree(), Tree(), 1.0)
-    replies[1] = other
-    del replies[0]
-    assert (list(replies), len(replies), replies[1], 0 in replies) == ([1, 3], 2, other, False)
+    assert replies.losses().keys() == {0, 1, 3}
+    left = replies.without({0: "a fault"})
+    assert (list(left), len(left), len(left.sent), 0 in left) == ([1, 3], 2, 2, False)
+    assert_same(left[3].send, replies[3].send)

@@ -1,0 +1,216 @@
+"""The replies of clients, whatever trained them: single ones, or rows of one stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+from torch import Tensor
+
+from fedhead.algorithm.class_rows import small_classes
+from fedhead.algorithm.phase import Reply
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.finite import all_finite
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import StackedTrees, TreeRows
+from fedhead.executors.client.job import Job
+
+
+class ClientReply(NamedTuple):
+    """One client's reply, as it arrived."""
+
+    send: Tree  # what crossed the wire, as the uploads left it
+    kept: Any  # what the transport's states hold for this client once the reply counts
+    samples: float  # n_k, the training samples behind it
+    left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
+    train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
+    added_bytes: int | None = None  # bytes that were sent, where `send` was added to a total and only a digest is left
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that crossed the wire."""
+        return self.send.nbytes if self.added_bytes is None else self.added_bytes
+
+
+class ReplyRows(Sequence[Reply]):
+    """The replies of a job's clients, in their order.
+
+    Args:
+        send: What each client sends.
+        keep: What each keeps.
+        losses: The mean loss of each client's steps, under `train`.
+    """
+
+    def __init__(self, send: TreeRows, keep: TreeRows, losses: TreeRows):
+        self.send, self.keep, self.losses = send, keep, losses
+
+    @classmethod
+    def of_stack(cls, stacked: Reply, clients: int) -> ReplyRows:
+        """Return the replies of a stack of clients.
+
+        Args:
+            stacked: A reply whose tensors have a client axis.
+            clients: How many clients there are.
+        """
+        return cls(*(StackedTrees(tree, range(clients)) for tree in stacked))
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether they are rows of one stack."""
+        return isinstance(self.send, StackedTrees)
+
+    def take(self, places: Sequence[int]) -> ReplyRows:
+        """Return some of the replies.
+
+        Args:
+            places: Their places among these.
+        """
+        return ReplyRows(self.send.take(places), self.keep.take(places), self.losses.take(places))
+
+    def __len__(self) -> int:
+        return len(self.send)
+
+    @overload
+    def __getitem__(self, place: int) -> Reply: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Reply]: ...
+    def __getitem__(self, place: int | slice) -> Reply | list[Reply]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        return Reply(self.send[place], self.keep[place], self.losses[place])
+
+
+class ReplySet(Mapping[int, ClientReply]):
+    """Replies by client, in the order of the clients' numbers.
+
+    Args:
+        clients: The clients' numbers, in ascending order.
+        replies: Their replies.
+        samples: How many training samples each has.
+        left_out: The classes that a client holds too few samples of to send their rows, by client.
+        added_bytes: The bytes that were sent, by client, where only a digest of the reply is left.
+        seen_finite: Returns whether all numbers were seen to be finite; may wait for a GPU.
+        whole_stacks: Whether the clients of every job were trained in one stack.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        replies: ReplyRows,
+        samples: Sequence[float],
+        left_out: Mapping[int, Sequence[int]] | None = None,
+        added_bytes: Mapping[int, int] | None = None,
+        seen_finite: Callable[[], bool] = lambda: False,
+        whole_stacks: bool = False,
+    ):
+        self._places = {client: place for place, client in enumerate(clients)}
+        self._replies = replies
+        self.samples = list(samples)
+        self.left_out = dict(left_out or {})
+        self._added_bytes = dict(added_bytes or {})
+        self._seen_finite, self.whole_stacks = seen_finite, whole_stacks
+        self.sent, self.kept = replies.send, replies.keep
+
+    @classmethod
+    def of(cls, replies: Mapping[int, ClientReply]) -> ReplySet:
+        """Return single replies as one set."""
+        order = sorted(replies)
+        each = [replies[k] for k in order]
+        losses = [Tree() if reply.train_loss is None else Tree(train=reply.train_loss) for reply in each]
+        rows = ReplyRows(*(TreeRows(part) for part in ([r.send for r in each], [r.kept for r in each], losses)))
+        left_out = {k: reply.left_out for k, reply in replies.items() if reply.left_out}
+        added = {k: reply.added_bytes for k, reply in replies.items() if reply.added_bytes is not None}
+        return cls(order, rows, [reply.samples for reply in each], left_out, added)
+
+    @classmethod
+    def of_jobs(
+        cls,
+        executor: str,
+        jobs: Sequence[Job],
+        replies: Sequence[Sequence[Reply]],
+        seen_finite: Callable[[], bool] = lambda: False,
+    ) -> ReplySet:
+        """Return the replies of all jobs.
+
+        Args:
+            executor: The name of the executor that trained them.
+            jobs: One job per architecture.
+            replies: The replies of each job, in the order of its clients.
+            seen_finite: Returns whether all numbers were seen to be finite.
+
+        Raises:
+            BadInput: If there is not one reply per client.
+        """
+        for job, found in zip(jobs, replies, strict=True):
+            if not isinstance(found, Sequence) or len(found) != len(job.clients):
+                what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
+                raise BadInput(
+                    f"executor {executor}: train returned {what} for {len(job.clients)} clients: "
+                    "return one Reply per client of the job, in the order of job.clients"
+                )
+        clients = [k for job in jobs for k in job.clients]
+        samples = [float(len(rows)) for job in jobs for rows in job.rows]
+        left_out = {
+            k: classes
+            for job in jobs
+            for k, counts in zip(job.clients, job.counts, strict=True)
+            if (classes := small_classes(job.program.algorithm, counts, job.program.task.min_class_count))
+        }
+        if len(replies) == 1 and isinstance(replies[0], ReplyRows):
+            rows = replies[0]
+        else:
+            every = [reply for found in replies for reply in found]
+            rows = ReplyRows(*(TreeRows(list(part)) for part in zip(*every, strict=True)))
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+        if order != list(range(len(clients))):
+            clients, samples = [clients[place] for place in order], [samples[place] for place in order]
+            rows = rows.take(order)
+        whole = all(isinstance(found, ReplyRows) and found.is_stack for found in replies)
+        return cls(clients, rows, samples, left_out, seen_finite=seen_finite, whole_stacks=whole)
+
+    def finite(self) -> bool:
+        """Return whether all numbers are finite; a site on another machine checks by itself what it keeps."""
+        kept = (tree for tree in self.kept if isinstance(tree, Tree))
+        return self._seen_finite() or all_finite([*self.sent, *kept])
+
+    def losses(self) -> dict[int, float]:
+        """Return the mean loss of each client's steps, where it took some; waits once for a GPU."""
+        numbers = self._replies.losses.numbers("train")
+        return {client: numbers[place] for client, place in self._places.items() if place in numbers}
+
+    def without(self, clients: Mapping[int, Any]) -> ReplySet:
+        """Return the replies of the other clients."""
+        left = [k for k in self._places if k not in clients]
+        if len(left) == len(self):
+            return self
+        places = [self._places[k] for k in left]
+        return ReplySet(
+            left,
+            self._replies.take(places),
+            [self.samples[place] for place in places],
+            {k: classes for k, classes in self.left_out.items() if k not in clients},
+            {k: size for k, size in self._added_bytes.items() if k not in clients},
+            self._seen_finite,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that crossed the wire, of all replies."""
+        if not self._added_bytes:
+            return self.sent.nbytes
+        return sum(reply.nbytes for reply in self.values())
+
+    def __getitem__(self, client: int) -> ClientReply:
+        place = self._places[client]
+        send, kept, losses = self._replies[place]
+        left_out, added = self.left_out.get(client, ()), self._added_bytes.get(client)
+        return ClientReply(send, kept, self.samples[place], left_out, losses.get("train"), added)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
