@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedhead.bench import benchmark
-from fedhead.bench.profiling import KINDS, innermost, profiled
+from fedhead.bench.profiling import KINDS, profiled
 from fedhead.core.system.errors import BadInput
 
 
@@ -26,7 +26,6 @@ def test_operators_by_kind_and_the_clock():
     assert found.kinds["matrix products"] > 0
     assert found.kinds["convolutions"] > 0
     assert set(found.kinds) <= {*KINDS, "others"}
-    assert sum(found.host.values()) == pytest.approx(found.seconds)
 
 
 def test_the_profiler_prints_nothing_of_its_own(capfd):
@@ -36,7 +35,6 @@ def test_the_profiler_prints_nothing_of_its_own(capfd):
 
 def test_the_round_of_a_workload():
     found = benchmark.profile_round("simplecnn", 2, "stack", "fp32", "cpu", steps=1)
-    assert any(name.startswith("executors.") for name in found.host)
     assert "GPU" not in "".join(found.lines())
     assert found.lines()[0].startswith("by the clock")
 
@@ -44,9 +42,3 @@ def test_the_round_of_a_workload():
 def test_unknown_names_are_refused():
     with pytest.raises(BadInput, match="did you mean 'simplecnn'"):
         benchmark.profile_round("simplecn", 2, "stack", "fp32", "cpu")
-
-
-def test_a_function_outside_fedhead():
-    import sys
-
-    assert innermost(sys._getframe()) == "outside fedhead"

@@ -1,21 +1,17 @@
-"""Where the time of a piece of work goes: on the GPU by kind of kernel, on the host by function."""
+"""Profile of a piece of work: the time by kind of kernel or operator."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedhead.bench import timing
 from fedhead.bench.timing import wait_for
 
 # The first kind with a word in a kernel's (or, on a CPU, an operator's) name; names of the libraries differ by version.
@@ -26,7 +22,6 @@ KINDS = {
     "reductions": ("triton_red", "triton_per", "reduce", "norm", "sum", "mean", "max"),
     "element-wise": ("triton_poi", "elementwise", "multi_tensor", "vectorized", "add", "mul", "sub", "div", "relu"),
 }
-INTERVAL = 0.002  # seconds between two looks at the host's stack
 
 
 @dataclass(frozen=True)
@@ -37,20 +32,14 @@ class Profile:
         seconds: By the clock.
         busy: In which the GPU computed; None on a CPU.
         kinds: Of kernels (on a CPU: of operators), by kind.
-        host: Of the thread that did the work, by fedhead's function that it was in; waiting for the GPU counts.
     """
 
     seconds: float
     busy: float | None
     kinds: dict[str, float]
-    host: dict[str, float]
 
-    def lines(self, most: int = 12) -> list[str]:
-        """Return it as text.
-
-        Args:
-            most: How many functions of the host to list.
-        """
+    def lines(self) -> list[str]:
+        """Return the profile as lines of text."""
 
         def share(name: str, seconds: float) -> str:
             return f"  {name:44} {1000 * seconds:9.1f} ms {seconds / self.seconds:6.1%}"
@@ -59,16 +48,14 @@ class Profile:
         if self.busy is not None:
             found += [share("GPU busy", self.busy), share("GPU idle", self.seconds - self.busy)]
         found += ["kernels by kind" if self.busy is not None else "operators by kind"]
-        found += [share(*pair) for pair in _largest(self.kinds, len(KINDS) + 1)]
-        found += ["host by function (waiting for the GPU included)" if self.busy is not None else "host by function"]
-        return found + [share(*pair) for pair in _largest(self.host, most)]
+        return found + [share(*pair) for pair in sorted(self.kinds.items(), key=lambda pair: -pair[1])]
 
 
 def profiled(work: Callable[[], object], device: torch.device) -> Profile:
     """Do a piece of work and return where its time went.
 
     The work is done twice: once with torch's profiler, which slows the host down, for the kernels, and once without it
-    for the clock and the host.
+    for the clock.
 
     Args:
         work: The work, with whatever it compiles compiled already.
@@ -80,16 +67,8 @@ def profiled(work: Callable[[], object], device: torch.device) -> Profile:
     with profile(activities=activities) as trace:
         work()
         wait_for(device)
-    host: Counter[str] = Counter()
-    wait_for(device)
-    begin = time.perf_counter()
-    with _sampling(host):
-        work()
-        wait_for(device)
-    seconds = time.perf_counter() - begin
-    looks = max(1, sum(host.values()))
     kinds, busy = _kernels(trace) if gpu else (_operators(trace), None)
-    return Profile(seconds, busy, kinds, {name: seconds * count / looks for name, count in host.items()})
+    return Profile(timing.seconds(work, device), busy, kinds)
 
 
 def kind_of(name: str) -> str:
@@ -133,37 +112,3 @@ def _operators(trace: Any) -> dict[str, float]:
     for entry in trace.key_averages():
         kinds[kind_of(entry.key)] += entry.self_cpu_time_total * 1e-6
     return dict(kinds)
-
-
-@contextmanager
-def _sampling(found: Counter[str]) -> Iterator[None]:
-    """Count which function of fedhead this thread is in, every few milliseconds."""
-    watched, done = threading.get_ident(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(INTERVAL):
-            frame = sys._current_frames().get(watched)
-            if frame is not None:
-                found[innermost(frame)] += 1
-
-    thread = threading.Thread(target=watch, name="profile", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def innermost(frame: FrameType | None) -> str:
-    """Return the innermost function of fedhead that a stack of calls is in."""
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("fedhead.") and module != __name__:
-            return f"{module.removeprefix('fedhead.')}.{frame.f_code.co_name}"
-        frame = frame.f_back
-    return "outside fedhead"
-
-
-def _largest(seconds: dict[str, float], most: int) -> list[tuple[str, float]]:
-    return sorted(seconds.items(), key=lambda pair: -pair[1])[:most]
