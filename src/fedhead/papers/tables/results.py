@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, get_type_hints
+from typing import Any, get_type_hints
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.digest import digest_json
-from fedhead.papers.tables.csv_rows import CsvRow, header_of, rows_of
 from fedhead.recipes import components
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
@@ -31,6 +31,7 @@ from fedhead.studies.writable import check_writable
 FILE = "results.csv"
 _ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above
 _LARGE = 2**63  # seeds are below
+_BOM = "\ufeff"  # the byte-order mark with which spreadsheets begin a file
 _TABLE_COLUMNS = {"ours", "deviation", "runs", "published", "published_deviation", "difference"}  # of table.csv
 
 
@@ -197,37 +198,58 @@ def _named_as(row: Measurement, entry: Mapping[str, str]) -> bool:
 
 
 def _append(path: Path, row: Measurement) -> None:
+    """Append a row as one line, unless another process has entered it; a line that a killed process cut is removed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8", newline="") as file:
             wait_for(file)  # of two processes that find the file empty one would write a second header into it
             file.seek(0)
             text = file.read()  # a+ writes at the end wherever it reads
-            writer = csv.writer(file, lineterminator="\n")
-            header = header_of(text)
+            whole = _without_cut_row(path, text)
+            if whole != text:
+                file.truncate(len(whole.encode()))
+            if whole and not whole.endswith("\n"):
+                file.write("\n")
+            header, entries = _entries(path, whole)
+            line = io.StringIO()
+            writer = csv.writer(line, lineterminator="\n")
             if not header:
                 writer.writerow(header := list(_TYPES))
-            _check_header(path, header)
-            held = list(rows_of(text))
-            if text and not text.endswith("\n"):  # a process was killed while it wrote
-                _mend_end(file, path, text, held)
-            if any(_named_as(row, dict(zip(header, one.fields, strict=True))) for one in held if one.fields):
+            if any(_named_as(row, entry) for _, entry in entries):
                 return  # another process has entered it meanwhile
             values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
             writer.writerow(["" if values.get(name) is None else values[name] for name in header])
+            file.write(line.getvalue())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
 
 
-def _mend_end(file: TextIO, path: Path, text: str, held: Sequence[CsvRow]) -> None:
-    """Let a file end in a whole row: a half one would swallow the next where it was cut within quotes."""
-    if held and held[-1].fields is None:
-        file.truncate(len(text[: held[-1].start].encode()))
-        warn_once(f"{path}, line {held[-1].line}: the row was cut and is removed; what it held is to be measured again")
-    else:
-        file.write("\n")
+def _without_cut_row(path: Path, text: str) -> str:
+    """Return a file's text without a last row that a killed process has not written to its end."""
+    first, last = text.removeprefix(_BOM).partition("\n")[0], text.rpartition("\n")[2]
+    header, fields = (next(csv.reader([line]), []) for line in (first, last))
+    if not last or len(fields) == len(header):
+        return text
+    warn_once(f"{path}: the last row was cut and does not count; what it held is to be measured again")
+    return text.removesuffix(last)
+
+
+def _entries(path: Path, text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the header of a file's text, and its rows with the numbers of their lines."""
+    reader = csv.reader(io.StringIO(text.removeprefix(_BOM), newline=""))
+    header = next(reader, [])
+    if not header or set(header) >= _TABLE_COLUMNS:  # a table's own file, where --out is the same folder
+        return header, []
+    _check_header(path, header)
+    entries = []
+    for fields in reader:
+        if len(fields) == len(header):
+            entries.append((reader.line_num, dict(zip(header, fields, strict=True))))
+        elif fields:
+            warn_once(f"{path}, line {reader.line_num}: not as long as the header, the row does not count")
+    return header, entries
 
 
 def _read(path: Path) -> Iterator[Measurement]:
@@ -236,16 +258,8 @@ def _read(path: Path) -> Iterator[Measurement]:
         with path.open(encoding="utf-8", newline="") as file:
             wait_for_writer(file)  # half a row, which another process is just adding, would be taken for a cut one
             text = file.read()
-        header = header_of(text)
-        if not text or set(header) >= _TABLE_COLUMNS:
-            return  # a process was killed before it wrote; or a table's own file, where --out is the same folder
-        _check_header(path, header)
-        for row in rows_of(text):
-            if row.fields is None:  # cut off by a kill
-                warn_once(f"{path}, line {row.line}: not as long as the header, the row does not count")
-                continue
-            entry = dict(zip(header, row.fields, strict=True))
-            yield Measurement(**{name: _value(f"{path}, line {row.line}", entry, name) for name in _TYPES})
+        for line, entry in _entries(path, _without_cut_row(path, text))[1]:
+            yield Measurement(**{name: _value(f"{path}, line {line}", entry, name) for name in _TYPES})
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, BadInput):
             raise
