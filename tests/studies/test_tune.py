@@ -30,7 +30,6 @@ from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import search_federation
 from fedhead.recipes.search_space import Dimension, with_values
-from fedhead.report.figures import tuning_plots
 from fedhead.runs.run import execute
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.study import SearchLimits, Study, read_about
@@ -139,6 +138,10 @@ def test_the_best_setting_is_trained_on_all_samples_in_the_end(tmp_path: Path) -
     recipe = load("digits", ["subset=200", "rounds=1", "local_epochs=1", "model=mlp(hidden=[8])"])
     found = fh.tune(recipe, "lr=choice(0.01, 0.1)", "seed=3", out=tmp_path / "s", trials=2, final=True)
     alone = execute(load(tmp_path / "s" / "best.yaml"), tmp_path / "alone")
+    assert call(["tune", "--show", str(tmp_path / "s")]) == 0
+    for name in ("best_so_far", "slices", "parallel_coordinates", "importance"):
+        for ending in ("png", "pdf"):
+            assert (tmp_path / "s" / f"{name}.{ending}").stat().st_size > 1000
     assert found.final is not None
     assert found.final["accuracy"] == alone["accuracy"]
     assert found.recipe.validation is None
@@ -313,27 +316,6 @@ def test_without_optuna_the_extra_is_named(planted: Recipe, tmp_path: Path, monk
     with pytest.raises(fh.BadInput, match=r"fedhead\[tune\]"):
         fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path / "s", trials=1)
     assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(("objective", "high"), [("accuracy", True), ("loss", False), ("ece", False), ("f1", True)])
-def test_figures_take_low_values_for_good_where_the_objective_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, high: bool
-) -> None:
-    seen: list[bool] = []
-    monkeypatch.setattr(tuning_plots, "save", lambda folder, maximizes, objective: seen.append(maximizes) or [])
-    assert call(["tune", "--show", str(tmp_path), "--objective", objective]) == 0
-    assert seen == [high]
-
-
-@pytest.mark.slow
-def test_figures_are_drawn_from_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["trial,state,value,trained_rounds,seconds,lr,method,rounds,reason"]
-    rows += [f"{n},complete,{50 + n},2,1.0,{10.0**-n},{('fedavg', 'fedprox')[n % 2]},{2 + n}," for n in range(4)]
-    (tmp_path / "trials.csv").write_text("\n".join([*rows, "4,pruned,1,1,0.1,0.5,fedavg,2,poor"]) + "\n")
-    assert call(["tune", "--show", str(tmp_path)]) == 0
-    for name in ("best_so_far", "slices", "parallel_coordinates", "importance"):
-        for ending in ("png", "pdf"):
-            assert (tmp_path / f"{name}.{ending}").stat().st_size > 1000
 
 
 WORKER = """

@@ -108,24 +108,13 @@ def tune(
       fedhead tune --show runs/mu
     """
     from fedhead.engine.experiment.compute import Compute
-    from fedhead.recipes.recipe import Recipe
     from fedhead.report.figures import tuning_plots
-    from fedhead.studies.tune.study import read_about
-    from fedhead.studies.tune.trial_training import direction_of
     from fedhead.studies.tune.tune import tune as search
-
-    def draw(folder: Path) -> list[Path]:
-        about = read_about(folder)
-        if about is not None:
-            return tuning_plots.save(folder, about["direction"] == "maximize", about["objective"])
-        # there is only the table of its trials
-        towards = direction.value if direction is not None else direction_of(objective, Recipe())
-        return tuning_plots.save(folder, towards == "maximize", objective)
 
     if show is not None:
         if recipe is not None:
             raise BadInput("--show draws a study that is there: leave out the recipe and the ranges")
-        for path in draw(show):
+        for path in tuning_plots.save(show):
             print(path)
         return
     if recipe is None:
@@ -170,7 +159,7 @@ def tune(
     if found.final is not None:
         accuracies = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
         lines.append(("final", ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items())))
-    lines += [("figure", str(path)) for path in draw(folder)] if plot else []
+    lines += [("figure", str(path)) for path in tuning_plots.save(folder)] if plot else []
     width = max(11, *(len(name) for name, _ in lines))
     print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
     if failed := found.failed:  # no error of the command: the study has a result

@@ -57,6 +57,17 @@ def optuna() -> Any:
     return package
 
 
+def load_study(folder: Path) -> Any:
+    """Return the study of a folder as Optuna has it.
+
+    Raises:
+        BadInput: There is none.
+    """
+    if not (folder / FILE).is_file():
+        raise BadInput(f"{folder / FILE} is not there: give the folder of a study, as fedhead tune wrote it")
+    return optuna().load_study(study_name=_NAME, storage=f"sqlite:///{folder / FILE}")
+
+
 def _sampler(name: str, seed: int) -> Any:
     samplers = optuna().samplers
     known: dict[str, Callable[[], Any]] = {
