@@ -210,17 +210,6 @@ def test_a_run_that_fails_later_does_not_stop_a_table(
     assert "the time is up" not in said.err
 
 
-def test_where_the_first_run_fails_a_table_of_one_process_stops_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tables, "load", lambda name: tables.parse(name, TABLE))
-    (tmp_path / "own.py").write_text(OWN)
-    assert call(["reproduce", "own/table1", "--executor", "loop"]) == 1
-    assert "no loss for a=1" in capsys.readouterr().err
-    assert not list(tmp_path.rglob("result.json"))
-
-
 @pytest.mark.long
 def test_ctrl_c_is_answered_once_and_ends_all_processes(tmp_path: Path) -> None:
     words = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=100000", "clients=3", "subset=120"]

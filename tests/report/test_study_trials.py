@@ -23,7 +23,10 @@ ODD = {
     "nothing-searched": (HEADER.replace("lr,", "").encode(), "is not a table that fedhead tune wrote"),
     "no-value": ((HEADER + GOOD + "2,complete,,2,1.0,0.3,\n").encode(), "column value: a complete trial has no finite"),
     "nan-value": ((HEADER + GOOD + "2,complete,nan,2,1.0,0.3,\n").encode(), "column value: a complete trial has no"),
-    "long-row": ((HEADER + GOOD + "2,complete,5,2,1,1,,9\n").encode(), "can't be read as a table of trials (ParserError: Error"),
+    "long-row": (
+        (HEADER + GOOD + "2,complete,5,2,1,1,,9\n").encode(),
+        "can't be read as a table of trials (ParserError",
+    ),
     "infinite": ((HEADER + GOOD + "2,complete,50,2,1.0,inf,\n").encode(), "column lr: a complete trial has no finite"),
     "number": ((HEADER + GOOD + "x,complete,50,2,1.0,1,\n").encode(), "column trial: a complete trial has no finite"),
     "not-utf-8": (b"\xff\xfe" + HEADER.encode(), "can't be read as a table of trials (UnicodeDecodeError: "),

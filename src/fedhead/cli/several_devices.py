@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-from fedhead.cli.claims_folder import claims_folder, mark_in_use
 from fedhead.cli.options import words
 from fedhead.cli.output import GOES_ON
 from fedhead.core.system.errors import BadInput, FedheadError
@@ -82,17 +82,17 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         if claims is None:
             yield None, []
             return
-        with _ending_with_parent(), mark_in_use(claims):
+        with _ending_with_parent():
             yield claims, []
         return
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
     environment = {**os.environ, **shared_threads(names, os.environ), _PARENT: str(os.getpid())}
-    with claims_folder() as shared:
+    with tempfile.TemporaryDirectory(prefix="fedhead-claims-") as shared:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # a terminal sends it to all, but one is to answer
                 for name in names:
-                    own = [*command, "--device", name, "--claims", str(shared)]
+                    own = [*command, "--device", name, "--claims", shared]
                     processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL, env=environment))
             codes = [process.wait() for process in processes]
             broken = [_ending(name, code) for name, code in zip(names, codes, strict=True) if code]
@@ -102,7 +102,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
             for process in processes:
                 process.wait()
             raise
-        yield shared, broken
+        yield Path(shared), broken
 
 
 def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
