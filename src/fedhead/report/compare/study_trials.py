@@ -39,15 +39,15 @@ class Trials:
 
     def values(self) -> NDArray[np.float64]:
         """Return the value of each complete trial."""
-        return self.complete["value"].to_numpy(dtype=np.float64)
+        return np.asarray(self.complete["value"], dtype=np.float64)
 
     def column(self, key: str) -> tuple[NDArray[np.float64], list[str] | None]:
         """Return a key's numbers in the complete trials; of words their indices, and the words."""
         texts = self.complete[key]
         try:
-            return texts.to_numpy(dtype=np.float64), None
+            return np.asarray(texts, dtype=np.float64), None
         except ValueError:
-            words, indices = np.unique(texts.to_numpy(dtype=str), return_inverse=True)
+            words, indices = np.unique(np.asarray(texts, dtype=str), return_inverse=True)
             return indices.astype(np.float64), [str(word) for word in words]
 
     @property
