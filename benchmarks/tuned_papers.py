@@ -20,8 +20,8 @@ from tuned import RANGES, ROOT
 
 import fedhead as fh
 from fedhead.engine.experiment.compute import Compute
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.recipes.recipe import assignment
-from fedhead.studies.sweep import tables
 from fedhead.studies.tune.trials import TrialRecord
 
 OBJECTIVES = {"accuracy": "accuracy", "personalization": "personal"}  # by what a table measures

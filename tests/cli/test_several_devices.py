@@ -18,7 +18,7 @@ import pytest
 from fedhead.cli import call, several_devices
 from fedhead.cli.several_devices import check_devices, on_each, raise_failures, read_devices
 from fedhead.core.system.errors import BadInput, FedheadError
-from fedhead.studies.sweep import tables
+from fedhead.papers.tables import paper_tables as tables
 
 
 @pytest.mark.parametrize("text", ["", ",", "gpu", "0,x", "cuda:", "-1"])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Results
-from fedhead.studies.sweep import tables
 
 ROOT = Path(__file__).parents[2]
 # README's rows on CIFAR-10: the table, what a changed setting has in it, and the cells without and with the method

@@ -17,13 +17,13 @@ import pytest
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
+from fedhead.papers.tables import paper_tables as tables
+from fedhead.papers.tables.paper_tables import parse
 from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.run_cells import folder
 from fedhead.recipes import experiment as build
 from fedhead.runs.run_folder import RunFolder
-from fedhead.studies.sweep import tables
-from fedhead.studies.sweep.tables import parse
 
 CCVR = [name for name in tables.names() if name.startswith("ccvr/")]
 

@@ -16,10 +16,10 @@ import pytest
 from fedhead.engine.experiment.callbacks import BestModel, EarlyStopping
 from fedhead.engine.experiment.compute import Compute
 from fedhead.methods.ktpfl import KTpFL
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.experiment import build_experiment
-from fedhead.studies.sweep import tables
 
 TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fedclassavg/table5"]
 

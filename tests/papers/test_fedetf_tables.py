@@ -16,13 +16,13 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedrod import FedRoD
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.published import published, published_rows
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes import experiment as build
 from fedhead.recipes.experiment import build_experiment
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTuneCCVR, FineTuneETF
-from fedhead.studies.sweep import tables
 
 TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 

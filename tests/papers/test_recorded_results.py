@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.recorded_cells import changed_cell
 from fedhead.papers.tables.results import FILE, Measurement, _read
-from fedhead.studies.sweep import tables
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -14,11 +14,11 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.failures import raise_if_fatal
 from fedhead.engine.experiment.compute import Compute
 from fedhead.papers.tables import reproduce, run_cells, table_result
+from fedhead.papers.tables.paper_tables import load as table
+from fedhead.papers.tables.paper_tables import names, parse
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, value_at
 from fedhead.recipes.recipe import load
-from fedhead.studies.sweep.tables import load as table
-from fedhead.studies.sweep.tables import names, parse
 
 CELL = replace(
     next(c for name in names() for c in table(name).cells() if c.stage is None and published(c)),

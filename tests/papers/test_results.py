@@ -18,13 +18,13 @@ from tiny_table import CPU, rows, tiny
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.methods.fedprox import FedProx
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables import reproduce as reproducing
 from fedhead.papers.tables import results_page
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.results import FILE, Results, digest
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies import training
-from fedhead.studies.sweep import tables
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from tiny_table import CPU, rows, tiny
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.data.partitions.partition_registry import parse as parse_partition
+from fedhead.papers.tables import paper_tables as tables
+from fedhead.papers.tables.paper_tables import PaperTable
 from fedhead.papers.tables.reproduce import reproduce, reproduce_next
 from fedhead.papers.tables.run_cells import MeasureResult
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies import time_budget, training
-from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
-from fedhead.studies.sweep.tables import Table
 
 
 def test_seeds_are_the_papers_or_as_asked() -> None:
@@ -82,7 +82,7 @@ def test_cost_follows_from_rounds_and_model() -> None:
 
 
 # -- what comes next ----------------------------------------------------------------------------------
-def _use(monkeypatch: pytest.MonkeyPatch, **made: Table) -> None:
+def _use(monkeypatch: pytest.MonkeyPatch, **made: PaperTable) -> None:
     monkeypatch.setattr(tables, "names", lambda: dict.fromkeys(made, Path()))
     monkeypatch.setattr(tables, "load", made.__getitem__)
 

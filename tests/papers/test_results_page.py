@@ -9,8 +9,8 @@ import pytest
 from made_results import enter
 
 from fedhead.cli import call
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables import results_page
-from fedhead.studies.sweep import tables
 
 
 @pytest.fixture(autouse=True)

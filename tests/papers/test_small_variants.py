@@ -7,8 +7,8 @@ from tiny_table import tiny
 
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.callbacks import EarlyStopping
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.recipes.experiment import build_experiment
-from fedhead.studies.sweep import tables
 
 VARIED = [name for name in tables.names() if tables.load(name).variants()]
 

@@ -9,11 +9,11 @@ import pytest
 from tiny_table import CPU, tiny
 
 from fedhead.data.sources.datasets import DATASETS
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.results import digest
 from fedhead.recipes.recipe import Recipe, assignment
-from fedhead.studies.sweep import tables
 
 
 @pytest.mark.parametrize("name", tables.names())

@@ -11,10 +11,10 @@ import pytest
 from sklearn.datasets import load_digits
 from tiny_table import CPU, tiny
 
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.table_result import CellResult
-from fedhead.studies.sweep import tables
 
 
 def _first(tmp_path: Path, pick: str, *variants: str, **overrides: object) -> tuple[CellResult, str]:

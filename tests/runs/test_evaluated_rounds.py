@@ -6,15 +6,15 @@ from pathlib import Path
 
 from tiny_table import CPU, rows, tiny
 
+from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.results import digest
-from fedhead.studies.sweep.tables import Cell
 
 STOPPING = {"rounds": 6, "callbacks": ["early_stopping(metric=train_loss, min_delta=10, patience=1)"]}
 KEEPING = {"rounds": 6, "validation": 0.2, "callbacks": ["best_model(metric=loss)"]}
 
 
-def cell() -> Cell:
+def cell() -> PaperCell:
     return tiny().cells(pick=["mild fedavg before"])[0]
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.table_result import TableResult
 from fedhead.studies.claims import Claims
-from fedhead.studies.sweep import tables
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 

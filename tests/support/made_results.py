@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.reproduce import repetitions
 from fedhead.papers.tables.results import Measurement, Results
 from fedhead.papers.tables.run_cells import Repetition
-from fedhead.studies.sweep import tables
 
 
 def measured(w: Repetition, value: float, **others: Any) -> Measurement:

@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 
 from fedhead.engine.experiment.compute import Compute
+from fedhead.papers.tables.paper_tables import PaperTable, parse
 from fedhead.papers.tables.results import FILE
-from fedhead.studies.sweep.tables import Table, parse
 
 CPU = Compute(device="cpu", executor="loop")
 TINY = """
@@ -34,7 +34,7 @@ variants:
 """
 
 
-def tiny(**changes: str) -> Table:
+def tiny(**changes: str) -> PaperTable:
     text = TINY.lstrip()
     for old, new in changes.items():
         assert old in text

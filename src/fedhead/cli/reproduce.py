@@ -34,8 +34,8 @@ from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_f
 from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedhead.papers.tables.paper_tables import PaperCell
     from fedhead.papers.tables.table_result import TableResult
-    from fedhead.studies.sweep.tables import Cell
 
 
 class Scale(StrEnum):
@@ -105,7 +105,7 @@ def reproduce(
       fedhead reproduce --next 25m --results results
       fedhead reproduce --summary --results results
     """
-    from fedhead.studies.sweep import tables
+    from fedhead.papers.tables import paper_tables as tables
 
     if summary:
         from fedhead.papers.tables.results_page import write
@@ -154,13 +154,13 @@ def reproduce(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
     from fedhead.engine.experiment.compute import Compute
+    from fedhead.papers.tables.cell_names import added_seeds
     from fedhead.papers.tables.reproduce import check_folders, plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
     from fedhead.studies.claims import Claims
     from fedhead.studies.queue import read_shard
-    from fedhead.studies.sweep.seeds_and_splits import added_seeds
 
     part = None if shard is None else read_shard(shard)
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
@@ -248,7 +248,7 @@ def _check_time(option: str, minutes: float) -> None:
         raise BadInput(f"{error}; give the minutes in which runs can end") from error
 
 
-def _describe(cell: Cell) -> dict[str, object]:
+def _describe(cell: PaperCell) -> dict[str, object]:
     """A cell before it is run: its choices, and the recipe of its first seed."""
     from fedhead.papers.tables.published import published
 

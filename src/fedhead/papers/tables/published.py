@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from fedhead.core.system.errors import BadInput
-from fedhead.studies.sweep.tables import Cell
+from fedhead.papers.tables.paper_tables import PaperCell
 
 
 @cache
@@ -19,7 +19,7 @@ def published_rows() -> tuple[Mapping[str, str], ...]:
         return tuple(csv.DictReader(file))
 
 
-def published(cell: Cell) -> tuple[float, float | None] | None:
+def published(cell: PaperCell) -> tuple[float, float | None] | None:
     """The published mean and deviation of a cell, or None if the paper gives no value for it."""
     place = published_place(cell)
     row = {"mean": ""} if place is None else published_rows()[place]
@@ -27,7 +27,7 @@ def published(cell: Cell) -> tuple[float, float | None] | None:
     return None if mean is None else (mean, _number(row["std"]))
 
 
-def published_place(cell: Cell) -> int | None:
+def published_place(cell: PaperCell) -> int | None:
     """Which of `published_rows` a cell is compared with: cells of two tables may be compared with one."""
     rows = enumerate(published_rows())
     found = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]

@@ -6,11 +6,11 @@ of any other settings are not.
 
 from __future__ import annotations
 
+from fedhead.papers.tables.paper_tables import PaperCell, PaperTable
 from fedhead.papers.tables.results import digest
-from fedhead.studies.sweep.tables import Cell, Table
 
 
-def has_published_settings(table: Table, cell: Cell) -> bool:
+def has_published_settings(table: PaperTable, cell: PaperCell) -> bool:
     """Return whether a cell has the settings of its table or of a variant, whether by its name or as key=value.
 
     Args:

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 from fedhead.core.system.errors import BadInput
+from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.results import Measurement, digest
 from fedhead.recipes.yaml_text import read_yaml
-from fedhead.studies.sweep.tables import Cell
 
 
-def changed_cell(cell: Cell, row: Measurement) -> Cell | None:
+def changed_cell(cell: PaperCell, row: Measurement) -> PaperCell | None:
     """Return a cell with the overrides that a row names.
 
     Args:

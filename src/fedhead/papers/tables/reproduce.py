@@ -16,7 +16,10 @@ from fedhead.core.system.log import Log
 from fedhead.data.sources import datasets
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
+from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables import table_result
+from fedhead.papers.tables.cell_names import added_seeds
+from fedhead.papers.tables.paper_tables import PaperCell, PaperTable, Scale
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
@@ -28,16 +31,14 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
-from fedhead.studies.sweep import tables
-from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
-from fedhead.studies.sweep.tables import Cell, Scale, Table
+from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import Minutes, TimeBudget, cost
 from fedhead.studies.training import validate
 from fedhead.studies.writable import check_writable
 
 
 def reproduce(
-    table: Table,
+    table: PaperTable,
     out: Path,
     *,
     scale: Scale = "full",
@@ -190,7 +191,7 @@ def check_folders(planned: Sequence[Repetition], out: Path, results: Path | None
 
 
 def plan(
-    table: Table,
+    table: PaperTable,
     *,
     scale: Scale = "full",
     pick: Sequence[str] = (),
@@ -199,7 +200,7 @@ def plan(
     overrides: Mapping[str, Any] | None = None,
     variants: Sequence[str] = (),
     settings: Compute | None = None,
-) -> tuple[list[Cell], list[Repetition]]:
+) -> tuple[list[PaperCell], list[Repetition]]:
     """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
 
     Raises:
@@ -214,8 +215,8 @@ def plan(
 
 
 def _cells(
-    table: Table, scale: Scale, pick: Sequence[str], overrides: Mapping[str, Any] | None, variants: Sequence[str]
-) -> list[Cell]:
+    table: PaperTable, scale: Scale, pick: Sequence[str], overrides: Mapping[str, Any] | None, variants: Sequence[str]
+) -> list[PaperCell]:
     cells = table.cells(scale, pick)
     if variants:
         cells = table.varied(cells, variants)
@@ -225,7 +226,7 @@ def _cells(
     return cells
 
 
-def _refuse_idle(table: Table, cells: Sequence[Cell], overrides: Mapping[str, Any]) -> None:
+def _refuse_idle(table: PaperTable, cells: Sequence[PaperCell], overrides: Mapping[str, Any]) -> None:
     """Refuse parameters of a stage in which none of the cells ends; other keys concern every cell."""
     stages = {cell.stage for cell in cells if cell.stage is not None}
     for key in overrides:
@@ -335,7 +336,7 @@ def _is_available(dataset: str, data: str | Path | None) -> bool:
 
 
 def repetitions(
-    table: str, cell: Cell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
+    table: str, cell: PaperCell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
 ) -> list[Repetition]:
     """Return a cell once per seed and split."""
     code = digest(cell)
@@ -346,7 +347,7 @@ def repetitions(
     return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
 
 
-def _validate(cells: Sequence[Cell]) -> None:
+def _validate(cells: Sequence[PaperCell]) -> None:
     """Refuse cells that can't be run before any is; what several cells train is checked once."""
     validate({cell.name: cell.recipe(0) for cell in cells})
     for cell in cells:

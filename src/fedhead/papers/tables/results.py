@@ -21,11 +21,11 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.digest import digest_json
+from fedhead.papers.tables.paper_tables import ACCURACIES, PaperCell
 from fedhead.recipes import components
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.folder_lock import wait_for, wait_for_writer
-from fedhead.studies.sweep.tables import ACCURACIES, Cell
 from fedhead.studies.writable import check_writable
 
 FILE = "results.csv"
@@ -69,7 +69,7 @@ class Measurement:
 _TYPES = get_type_hints(Measurement)
 
 
-def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
+def stage_recipe(cell: PaperCell, recipe: Recipe) -> Recipe:
     """Return a cell's training recipe with the cell's stage in it."""
     if cell.stage is None:
         return recipe
@@ -82,7 +82,7 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
 NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers")
 
 
-def digest(cell: Cell) -> str:
+def digest(cell: PaperCell) -> str:
     """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart.
 
     Which rounds are evaluated decides a result only where callbacks stop a run, or keep a round, by what they see.
@@ -109,7 +109,7 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
     return _without_off(keys)
 
 
-def stage_settings(cell: Cell, recipe: Recipe) -> dict[str, Any]:
+def stage_settings(cell: PaperCell, recipe: Recipe) -> dict[str, Any]:
     """Return all that decides what a cell's stage makes of a training: its parameters, and its code as above."""
     with_stage = stage_recipe(cell, recipe)
     *_, stage = build.algorithms(with_stage)[1]

@@ -12,14 +12,14 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import read_text, refuse_special
+from fedhead.papers.tables import paper_tables as tables
+from fedhead.papers.tables.paper_tables import PaperCell, PaperTable
 from fedhead.papers.tables.published import published, published_place, published_rows
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.recorded_cells import changed_cell
 from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.table_result import CellResult, cell_result, plus_minus
 from fedhead.report.figures import plots
-from fedhead.studies.sweep import tables
-from fedhead.studies.sweep.tables import Cell, Table
 from fedhead.studies.training import training_key
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
@@ -34,7 +34,7 @@ class Line:
     """A cell that was measured."""
 
     table: str
-    cell: Cell
+    cell: PaperCell
     result: CellResult
     rows: Sequence[Measurement]
     gains: Sequence[float]  # over the cell without its stage, run by run: both of one split and seed
@@ -113,13 +113,13 @@ def _refuse_other_picture(path: Path) -> None:
         raise BadInput(f"{path} is not the figure of a page of results, so it is not overwritten: move or rename it")
 
 
-def lines(table: Table, results: Results) -> list[Line]:
+def lines(table: PaperTable, results: Results) -> list[Line]:
     """Return the cells of a table that were measured, as the table has them."""
     cells = table.cells()
     return [line for cell in cells if (line := _line(table.name, cell, cells, results)) is not None]
 
 
-def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Line | None:
+def _line(table: str, cell: PaperCell, cells: Sequence[PaperCell], results: Results) -> Line | None:
     rows = results.of(digest(cell))
     if not rows:
         return None
@@ -137,7 +137,7 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
     return Line(table, cell, cell_result(cell, rows), rows, gains, published_gain)
 
 
-def _others(every: Iterable[Table], rest: Iterable[Measurement]) -> list[Line]:
+def _others(every: Iterable[PaperTable], rest: Iterable[Measurement]) -> list[Line]:
     """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
     cells = {(table.name, cell.name): (table, cell) for table in every for cell in table.cells()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
@@ -166,7 +166,7 @@ def _pairs(measured: Iterable[Sequence[Line]]) -> dict[str, list[tuple[float, fl
 
 # -- text ---------------------------------------------------------------------------------------------
 def page(
-    every: Sequence[Table],
+    every: Sequence[PaperTable],
     measured: dict[str, list[Line]],
     others: Sequence[Line],
     results: Results,
@@ -225,7 +225,7 @@ def _rows(rows: Sequence[Measurement]) -> str:
     return f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
 
 
-def _table(table: Table, found: Sequence[Line]) -> str:
+def _table(table: PaperTable, found: Sequence[Line]) -> str:
     gains = any(line.gains for line in found)
     head = [*table.axes(), "ours", "runs", "published", "difference", "in range"]
     head += ["gain", "published gain"] if gains else []

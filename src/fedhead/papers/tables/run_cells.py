@@ -19,6 +19,7 @@ from fedhead.core.tree.digest import digest_json
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.papers.tables.cell_names import name_cells
+from fedhead.papers.tables.paper_tables import PaperCell, Scale
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
@@ -28,7 +29,6 @@ from fedhead.runs.run_folder_schema import DamagedRun
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import RunQueue
-from fedhead.studies.sweep.tables import Cell, Scale
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import train
 from fedhead.studies.writable import check_writable
@@ -39,7 +39,7 @@ class Repetition:
     """A cell to be measured with one seed on one split."""
 
     table: str
-    cell: Cell
+    cell: PaperCell
     digest: str
     scale: Scale
     recipe: Recipe  # of its training

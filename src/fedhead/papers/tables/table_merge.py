@@ -9,10 +9,10 @@ from pathlib import Path
 from fedhead.core.components.parameters import check, from_mapping
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
+from fedhead.papers.tables.paper_tables import PaperCell, PaperTable
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.table_result import CellResult, TableResult, cell_result, difference
 from fedhead.runs.run_folder_schema import read_object
-from fedhead.studies.sweep.tables import Cell, Table
 
 _MOST = 5  # names in one line
 _REPLACED = "the file is replaced, without what it held"
@@ -32,7 +32,7 @@ class _Held:
     splits: tuple[int, ...] = ()
 
 
-def with_earlier(out: Path, made: TableResult, table: Table, cells: Sequence[Cell], log: Log) -> TableResult:
+def with_earlier(out: Path, made: TableResult, table: PaperTable, cells: Sequence[PaperCell], log: Log) -> TableResult:
     """Return a table with the cells that its file holds besides those of a command.
 
     Args:
@@ -89,7 +89,7 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
     return seeds, splits, whole
 
 
-def _without_values(table: Table, cells: Sequence[Cell], comparable: bool) -> Iterator[CellResult]:
+def _without_values(table: PaperTable, cells: Sequence[PaperCell], comparable: bool) -> Iterator[CellResult]:
     for cell in cells:
         try:
             yield cell_result(cell, [], comparable and has_published_settings(table, cell))

@@ -14,9 +14,9 @@ from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.tree.digest import digest_text
+from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
-from fedhead.studies.sweep.tables import Cell
 
 _LONGEST = 100  # characters of what a file's name says of the changes
 
@@ -86,7 +86,7 @@ def _count(numbers: Sequence[int], what: str) -> str:
     return f"{number} {what}{'s' if most != 1 else ''}{' per cell' if least != most else ''}"
 
 
-def cell_result(cell: Cell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
+def cell_result(cell: PaperCell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
     """Return a cell's result from what was measured of it.
 
     A deviation over clients is the mean over the runs of each one's deviation over its clients.

@@ -75,7 +75,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
     keys = overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {}))
     table = {
-        "seeds": {"full": seeds},
+        "seeds": seeds,
         # a method of all cells is there before the axes: as a rule alone it would drop the parameters that these set
         "base": overlay(keys, {k: v for k, v in fixed.items() if k in ("model", "method")}),
         # a method drops the parameters that came before it: axes over parameters come last

@@ -1,0 +1,241 @@
+"""Tables of the papers, sweeps with published values: `fedhead reproduce ccvr/table2`.
+
+A table is a YAML file, recipes/builtin/<paper>/<table>.yaml:
+
+    # CCVR, Table 2: what the table shows, in one line
+    paper: ccvr                      which rows of published.csv ...
+    table: 2                         ... its published values are found in
+    seeds: {full: 3, small: 1}       how many, from 0, or the list of them, unless --seeds says otherwise
+    priority: 1                      its place where `fedhead reproduce --next` chooses; the lowest comes first
+    metric: accuracy                 as published.csv calls it: accuracy, generalization or personalization
+    deviation: seeds                 what ± is taken over: seeds (the default) or clients
+    base: {rounds: 100, lr: 0.01}    flat recipe keys, as in any recipe
+    axes:                            every combination of one choice an axis is a cell
+      data:
+        cifar10-0.5:                 a choice, by which --cells can pick
+          set: {dataset: cifar10, partition: "dirichlet(0.5, capped)"}    recipe keys
+          small: {partition: dirichlet(0.5)}                              recipe keys at --scale small, last of all
+          find: {dataset: cifar10, partition: dirichlet(0.5)}             the columns of its published value
+      method:
+        fedavg: {set: {method: fedavg}, find: {method: fedavg}}
+      stage:
+        before: {find: {stage: none}}
+        ccvr: {stage: ccvr, find: {stage: ccvr}}        the result after a stage; its parameters are stage.ccvr.*
+    rules:                           what depends on several axes; a later rule wins
+      - {when: {data: [cifar10-0.5], method: [fedprox]}, set: {method.mu: 0.001}}
+    small: {dataset: digits, rounds: 5}                 recipe keys at --scale small, on top of all that is above
+    skip: [{data: [cinic10], stage: [ccvr]}]            combinations that the table does not have
+    variants:                        other readings of the paper, measured with --variants NAME
+      tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
+      longer: {set: {rounds: 200}, small: {rounds: 10}}                     at --scale small its `small` comes last
+      extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
+      public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
+
+A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
+place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
+one run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric costs no
+training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal
+
+from fedhead.core.system.errors import BadInput, unknown
+from fedhead.recipes.recipe import Recipe, paper_tables
+from fedhead.recipes.yaml_text import read_yaml
+from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
+from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
+
+Scale = Literal["full", "small"]
+_LAST_WINS = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it
+_TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
+_CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
+_SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
+LOWEST_PRIORITY = 9  # the priority of a table that has none
+# Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
+_RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
+_STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
+ACCURACIES = tuple(_RUN_VALUES)  # the metrics that are in per cent
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperCell(Cell):
+    """A cell of a paper's table: how its value is found, and which published value it is compared with."""
+
+    labels: Mapping[str, str]  # axis -> the choice, as it was run: digits-for-cifar100 where small data stands for it
+    metric: str
+    value: str  # dotted place in the result
+    deviation: str
+    find: Mapping[str, str]
+    priority: int = LOWEST_PRIORITY
+    overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
+    scale: Scale = "full"
+
+    def override(self, changes: Mapping[str, Any]) -> PaperCell:
+        """Return the cell with other recipe keys; parameters of a stage that it does not have leave it as it is.
+
+        Raises:
+            BadInput: For keys that decide which seeds and splits are drawn.
+        """
+        prefix = f"stage.{self.stage}."
+        for key in changes:
+            if key in (*_SEED_KEYS, "stages"):
+                option = {"stages": "--cells or --variants", "partition_seed": "--splits"}.get(key, "--seeds")
+                raise BadInput(f"{key}: a table's {key} can't be set by key=value; use {option}")
+        mine = {k: v for k, v in changes.items() if not k.startswith("stage.") or k.startswith(prefix)}
+        parameters = {k.removeprefix(prefix): v for k, v in mine.items() if k.startswith(prefix)}
+        texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
+        return replace(
+            self,
+            keys=overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
+            parameters={**self.parameters, **parameters},
+            overrides=[*self.overrides, *texts],
+        )
+
+    def end_in(self, stage: str | None) -> PaperCell:
+        """Return the cell with its value measured after another stage, with that stage's defaults; None: after none."""
+        value = (_STAGE_VALUES if stage else _RUN_VALUES)[self.metric]
+        changed = [*self.overrides, f"stage={stage or 'none'}"]
+        return replace(self, stage=stage, parameters={}, value=value, overrides=changed)
+
+
+@dataclass(frozen=True)
+class PaperTable(Table):
+    """A table of a paper, as its YAML file says."""
+
+    def cells(self, scale: Scale = "full", pick: Sequence[str] = ()) -> list[PaperCell]:
+        """Return the table's cells; with `pick` those that fit one of the texts, all words of it.
+
+        A word that is a choice of the table fits that choice alone (fedavg is not fedavgm), any other one is sought
+        in the cell's name.
+
+        Raises:
+            BadInput: One of the texts fits no cell.
+        """
+        every = [self.cell(choices, scale) for choices in self.combinations()]
+        if not pick:
+            return every
+        known = {choice for cell in every for choice in cell.choices.values()}
+
+        def fits(cell: PaperCell, word: str) -> bool:
+            return word in (cell.choices.values() if word in known else cell.name)
+
+        def picks(cell: PaperCell, text: str) -> bool:
+            return all(fits(cell, word) for word in text.split())
+
+        for text in pick:  # one that picks nothing is a slip, which the others must not hide
+            if not any(picks(cell, text) for cell in every):
+                raise unknown(f"cell of {self.name}", text, [cell.name for cell in every])
+        return [cell for cell in every if any(picks(cell, text) for text in pick)]
+
+    def variants(self) -> dict[str, Mapping[str, Any]]:
+        """Return other readings of the paper by name: `when`, `set`, `small` and `stage`, or `all_of` several."""
+        return dict(self.content.get("variants", {}))
+
+    def varied(self, cells: Sequence[PaperCell], names: Sequence[str]) -> list[PaperCell]:
+        """Return, of these cells, those that the variants concern, each as each variant has it.
+
+        Raises:
+            BadInput: There is no such variant, one concerns none of the cells, or one is named twice.
+        """
+        out: list[PaperCell] = []
+        for number, name in enumerate(names):
+            if name not in self.variants():
+                raise unknown(f"variant of {self.name}", name, self.variants())
+            if name in names[:number]:
+                raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
+            found = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
+            if not found:  # a slip, which the others must not hide
+                raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
+            out += found
+        return out
+
+    def as_in(self, cell: PaperCell, name: str) -> PaperCell | None:
+        """Return a cell as a variant has it; None if the variant does not concern it."""
+        parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
+        concerning = [part for part in parts if matches(part.get("when", {}), cell.choices)]
+        return reduce(_as_in, concerning, cell) if concerning else None
+
+    def cell(self, choices: Mapping[str, str], scale: Scale = "full") -> PaperCell:
+        """Return the table's own cell of one choice per axis."""
+        layers = [self.content, *self.layers(choices)]
+        keys: dict[str, Any] = dict(self.content.get("base", {}))
+        find = {k: str(self.content[k]) for k in ("paper", "table") if k in self.content}
+        metric = last_of(layers, "metric", "accuracy")
+        find["metric"] = metric
+        for layer in layers[1:]:
+            keys = overlay(keys, layer.get("set", {}))
+            find |= {k: str(v) for k, v in layer.get("find", {}).items()}
+        seeds = self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1)
+        if scale == "small":
+            for layer in layers:
+                keys = overlay(keys, layer.get("small", {}))
+        else:
+            seeds = last_of(layers[1:], "seeds", seeds)
+        stage = last_of(layers, "stage", None)
+        labels = self._labels(choices, str(keys.get("dataset", Recipe.dataset)), scale)
+        kept, parameters = split_stage(keys, stage)
+        return PaperCell(
+            name=" ".join(labels.values()),
+            choices=dict(choices),
+            labels=labels,
+            keys=kept,
+            stage=stage,
+            parameters=parameters,
+            metric=metric,
+            value=last_of(layers, "value", None) or (_STAGE_VALUES if stage else _RUN_VALUES)[metric],
+            deviation=last_of(layers, "deviation", "seeds"),
+            find=find,
+            seeds=seed_list(seeds),
+            priority=int(last_of(layers, "priority", LOWEST_PRIORITY)),
+            folders=self.folders,
+            scale=scale,
+        )
+
+    def _labels(self, choices: Mapping[str, str], data: str, scale: Scale) -> dict[str, str]:
+        """Return the choices as they are run: small data may stand for the paper's."""
+        labels = dict(choices)
+        for axis, choice in choices.items() if scale == "small" else ():
+            expected = (self.content["axes"][axis][choice] or {}).get("find", {}).get("dataset", data)
+            if expected != data:
+                labels[axis] = f"{data}-for-{choice}"
+        return labels
+
+
+def _as_in(cell: PaperCell, variant: Mapping[str, Any]) -> PaperCell:
+    """Return a cell as a variant has it."""
+    ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
+    small = variant.get("small", {}) if cell.scale == "small" else {}
+    return ending.override({**variant.get("set", {}), **small})
+
+
+# -- reading ------------------------------------------------------------------------------------------
+names = paper_tables
+
+
+def load(name: str) -> PaperTable:
+    """Return a table by its name, with every key checked."""
+    known = names()
+    if name not in known:
+        raise unknown("table", name, known)
+    text = known[name].read_text(encoding="utf-8")
+    return parse(name, text)
+
+
+def parse(name: str, text: str) -> PaperTable:
+    """Return a table from its YAML text."""
+    content = read_yaml(text, name)
+    if not isinstance(content, dict):
+        raise BadInput(f"{name}: a table is a list of keys ({', '.join(sorted(_TABLE_KEYS))})")
+    refuse_unknown(name, content, _TABLE_KEYS)
+    for key in ("paper", "table", "axes"):
+        if key not in content:
+            raise BadInput(f"{name}: the key {key!r} is missing")
+    check_layers(name, content, _CHOICE_KEYS)
+    first = text.partition("\n")[0]
+    return PaperTable(name, first.lstrip("# ") if first.startswith("#") else name, content)
