@@ -113,7 +113,7 @@ def test_ctrl_c_before_anything_was_written(
     monkeypatch.setattr("fedhead.runs.seeds.execute_seeds", stop)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
-    monkeypatch.setattr("fedhead.studies.sweep.tables.names", stop)
+    monkeypatch.setattr("fedhead.papers.tables.paper_tables.names", stop)
     assert call(["reproduce"]) == 130
     assert capsys.readouterr().err == "stopped\n"
 

@@ -21,7 +21,7 @@ def load_tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the command find the tiny table; call it to change the table."""
 
     def load(**changes: str) -> None:
-        monkeypatch.setattr("fedhead.studies.sweep.tables.load", lambda name: tiny(**changes))
+        monkeypatch.setattr("fedhead.papers.tables.paper_tables.load", lambda name: tiny(**changes))
 
     load()
     return load
@@ -40,63 +40,12 @@ def test_cells_that_are_not_picked_stay_in_the_file(
     assert call([*words, "mild fedavg before", "--json"]) == 0
     shown = capsys.readouterr()
     assert [cell["cell"] for cell in json.loads(shown.out[shown.out.index("{") :])["cells"]] == ["mild fedavg before"]
-    assert f"{tmp_path}/table.json and .csv keep what they hold of other cells: 2" in shown.err
     after = named(tmp_path)
     assert list(after) == ["mild fedavg before", "hard fedavg before", "hard fedavg ccvr"], "in the table's order"
     assert all(after[name] == cell for name, cell in before.items())
     assert json.loads((tmp_path / "table.json").read_text())["seeds"] == [0, 4]
     with (tmp_path / "table.csv").open() as file:
         assert [row["data"] for row in csv.DictReader(file)] == ["mild", "hard", "hard"]
-
-
-def test_the_note_claims_no_seeds_that_a_cell_lacks(tmp_path: Path, load_tiny: Callable[..., None]) -> None:
-    def note(cells: str, *more: str) -> str:
-        assert call([*WORDS, "--out", str(tmp_path), "--cells", cells, *more]) == 0
-        return str(json.loads((tmp_path / "table.json").read_text())["note"]).partition(";")[0]
-
-    assert note("hard fedavg before") == "1 seed, 1 split"
-    assert note("mild fedavg before") == "1 seed, 1 split", "each has one, of its own"
-    assert (
-        note("mild fedprox before", "--seeds", "0,3", "--splits", "2")
-        == "1 to 2 seeds per cell, 1 to 2 splits per cell"
-    )
-    found = named(tmp_path)
-    assert [found[f"{name} before"]["seeds"] for name in ("mild fedavg", "mild fedprox", "hard fedavg")] == [
-        [0],
-        [0, 3],
-        [4],
-    ]
-    assert found["mild fedprox before"]["splits"] == [0, 1]
-    kept = json.loads((tmp_path / "table.json").read_text())
-    for cell in kept["cells"]:  # as a file was written before each cell had its own
-        del cell["seeds"], cell["splits"]
-    (tmp_path / "table.json").write_text(json.dumps({**kept, "seeds": [0, 3], "splits": [0]}))
-    assert note("hard fedavg before") == "1 to 2 seeds per cell, 1 split"
-
-
-def test_cells_of_other_settings_leave_the_file_and_are_named(
-    tmp_path: Path, load_tiny: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*WORDS, "--out", str(tmp_path), "--cells"]
-    assert call([*words, "hard fedavg before"]) == 0
-    load_tiny(**{"dirichlet(0.1)}, find": "dirichlet(0.2)}, find"})
-    assert call([*words, "mild fedavg before"]) == 0
-    assert (
-        "results of settings that the table no longer has are left out: hard fedavg before" in capsys.readouterr().err
-    )
-    assert list(named(tmp_path)) == ["mild fedavg before"]
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"scale": "full", "cells": 3}', '{"scale": "full", "cells": [{"a": 1}]}'])
-def test_a_damaged_file_is_replaced_and_named(
-    text: str, tmp_path: Path, load_tiny: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "table.json").write_text(text)
-    assert call([*WORDS, "--out", str(tmp_path), "--cells", "mild fedavg before"]) == 0
-    assert "table.json" in (said := capsys.readouterr().err)
-    assert "the file is replaced, without what it held" in said
-    assert "delete its folder" not in said
-    assert list(named(tmp_path)) == ["mild fedavg before"]
 
 
 def test_cells_that_the_settings_do_not_fit_are_no_matter(tmp_path: Path, load_tiny: Callable[..., None]) -> None:
@@ -110,7 +59,7 @@ def test_cells_that_the_settings_do_not_fit_are_no_matter(tmp_path: Path, load_t
 def test_tables_of_variants_and_overrides_have_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedhead.studies.sweep.tables.load", lambda name: tiny())
+    monkeypatch.setattr("fedhead.papers.tables.paper_tables.load", lambda name: tiny())
     words = ["reproduce", "paper/tiny", "--cells", "mild fedprox", "--seeds", "1", "--out", str(tmp_path)]
     words += ["--device", "cpu", "--executor", "loop"]
     assert call(words) == 0

@@ -88,8 +88,8 @@ def reproduce(
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again. The table's files keep what they hold
-    of cells that --cells leaves out.
+    again, it goes on where it was stopped, and finished runs are not run again. The table's files also have
+    what is measured of cells that --cells leaves out.
 
     With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.

@@ -24,8 +24,7 @@ from fedhead.papers.tables.published import published
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
 from fedhead.papers.tables.run_cells import MeasureContext, MeasureResult, Repetition, folder, measure_all
-from fedhead.papers.tables.table_merge import with_earlier
-from fedhead.papers.tables.table_result import TableResult
+from fedhead.papers.tables.table_result import CellResult, TableResult
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import check_executor, check_settings
@@ -57,8 +56,8 @@ def reproduce(
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
     With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). With
-    `pick` they keep what they hold of other cells. Runs that were finished are not run again, interrupted ones go on
-    where they stopped.
+    `pick` they also have what is measured of other cells. Runs that were finished are not run again, interrupted ones
+    are resumed.
 
     Args:
         table: The table.
@@ -109,13 +108,9 @@ def reproduce(
     measured = measure_all(planned, context)
     check_writable(out, "the table", "--out")
     with FileLock(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
-        found = _measured_by_all(planned, context)
-        cell_results = [
-            table_result.cell_result(
-                cell, found.get(digest(cell), []), scale == "full" and has_published_settings(table, cell)
-            )
-            for cell in cells
-        ]
+        context.results.read()  # also what other shards have measured meanwhile
+        found = _rows_by_digest(planned, context)
+        cell_results = [_cell_result(table, cell, found.get(digest(cell), [])) for cell in cells]
         made = TableResult(
             table=table.name,
             title=table.title,
@@ -129,8 +124,8 @@ def reproduce(
             failures={**measured.failures, **context.claims.failures()},
             file=table_result.file_name(variants, overrides or {}),
         )
-        written = with_earlier(out, made, table, _cells(table, scale, (), overrides, variants), log) if pick else made
-        table_result.write(out, written)
+        every = _cells(table, scale, (), overrides, variants) if pick else []
+        table_result.write(out, _with_others(made, table, every, seeds, splits, context) if pick else made)
     if shard is not None and (missing := len(planned) - sum(map(len, found.values()))):
         log(
             f"{missing} of {len(planned)} results are not there yet: when all shards have ended, the command without "
@@ -139,9 +134,34 @@ def reproduce(
     return made
 
 
-def _measured_by_all(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
-    """Return what there is of a table, by the cells' digests: also what other shards have measured meanwhile."""
-    context.results.read()
+def _cell_result(table: PaperTable, cell: PaperCell, rows: Sequence[Measurement]) -> CellResult:
+    comparable = cell.scale == "full" and has_published_settings(table, cell)
+    return table_result.cell_result(cell, rows, comparable)
+
+
+def _with_others(
+    made: TableResult,
+    table: PaperTable,
+    every: Sequence[PaperCell],
+    seeds: int | Sequence[int] | None,
+    splits: int | Sequence[int] | None,
+    context: MeasureContext,
+) -> TableResult:
+    """Return a table with the cells that were not picked, as far as they were measured with these seeds and splits."""
+    picked = {(cell.digest, *cell.overrides): cell for cell in made.cells}
+    cells: list[CellResult] = []
+    for cell in every:
+        with suppress(BadInput):  # it can't be built with the settings of the command: nothing was measured of it
+            key = (digest(cell), *cell.overrides)
+            rows = _rows_by_digest(repetitions(table.name, cell, cell.scale, seeds, splits), context).get(key[0])
+            if key in picked or rows:
+                cells.append(picked.get(key) or _cell_result(table, cell, rows or []))
+    drawn = {name: sorted({seed for cell in cells for seed in getattr(cell, name)}) for name in ("seeds", "splits")}
+    return replace(made, cells=cells, seeds=drawn["seeds"] or made.seeds, splits=drawn["splits"] or made.splits)
+
+
+def _rows_by_digest(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
+    """Return what was measured of a table, by the cells' digests."""
     _enter_finished(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
