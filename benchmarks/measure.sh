@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure cells of the papers' tables for some minutes, on a machine that may disappear afterwards.
 #
-#   benchmarks/measure.sh DATA RESULTS MINUTES                        # what is missing, over all tables, by priority
+#   benchmarks/measure.sh DATA RESULTS MINUTES                        # what is missing, table by table
 #   benchmarks/measure.sh DATA RESULTS MINUTES TABLE [OPTION ...]     # one table; options of fedhead reproduce
 #
 #   benchmarks/measure.sh ~/data results 9 ccvr/table2 --cells cifar10-0.5,cifar10-0.1,cifar10-0.05 --splits 3 --seeds 2
@@ -22,7 +22,12 @@ export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 reproduce=("${PYTHON:-python3}" -m fedhead.cli reproduce)
 settings=(--data "$data" --results "$results" --precision "${PRECISION:-bf16}")
 if [ $# -eq 0 ]; then
-    "${reproduce[@]}" --next "${minutes}m" --out "${RUNS:-runs}/next" "${settings[@]}"
+    end=$((SECONDS + 60 * minutes))
+    for table in $("${reproduce[@]}" | cut -d' ' -f1); do
+        left=$(((end - SECONDS) / 60))
+        [ "$left" -gt 0 ] || break
+        "${reproduce[@]}" "$table" --minutes "$left" --out "${RUNS:-runs}/$table" "${settings[@]}" || true
+    done
 else
     table=$1
     shift

@@ -60,14 +60,6 @@ def test_a_table_checks_what_it_lists(words: list[str], says: str, capsys: pytes
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], ["--cells", "fedavg"], ["--variants", "tukey-none"], ["--json"]])
-def test_what_next_does_not_heed_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(["reproduce", "--next", "0m", "--results", str(tmp_path), *words]) == 2
-    assert "--dry-run, --cells and --variants are for one table" in capsys.readouterr().err
-
-
 def test_a_sweep_checks_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = ["--out", str(tmp_path / "held")]
     assert call([*SWEEP, "lr=0.1", *held, "--minutes", "0"]) == 0

@@ -21,7 +21,6 @@ TABLE = ["reproduce", "fedetf/table1", "--cells", "cifar10-0.05 fedavg"]
         (["nosuch/table"], "nosuch/table"),
         (["ccvr/table2", "lr=3", "rounds=1"], "ccvr/table2, lr=3, rounds=1"),
         (["--cells", "zzz", "--seeds", "0", "--dry-run", "--json"], "--cells, --seeds, --dry-run, --json"),
-        (["--next", "5m"], "--next"),
         (["--scale", "full"], "--scale"),
     ],
 )

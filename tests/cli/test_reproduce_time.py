@@ -1,4 +1,4 @@
-"""Tests of how long `fedhead reproduce` may take: --minutes and --next."""
+"""Tests of how long `fedhead reproduce` may take: --minutes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,3 @@ def test_a_time_in_which_nothing_would_run_is_refused(
     assert said in told.err
     assert told.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_next_has_its_own_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["reproduce", "--next", "1m", "--minutes", "5", "--results", str(tmp_path)]) == 2
-    assert "--next 1m says how long it may take: leave --minutes out" in capsys.readouterr().err
-    assert call(["reproduce", "--next", "0s", "--results", str(tmp_path)]) == 2
-    assert "--next 0s: 0.0 is out of range, it must be above 0" in capsys.readouterr().err
-
-
-def test_next_without_any_data_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--results", str(tmp_path), "--data", str(tmp_path / "no-data"), "--out", str(tmp_path / "out")]
-    assert call(["reproduce", "--next", "1m", *words]) == 2
-    assert "nothing could be measured" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_next_at_small_scale_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--results", str(tmp_path), "--data", str(tmp_path / "no-data"), "--out", str(tmp_path / "out")]
-    assert call(["reproduce", "--next", "0.001s", "--scale", "small", *words]) == 0
-    said = capsys.readouterr().err
-    assert "the time is up" in said
-    assert "is not there" not in said

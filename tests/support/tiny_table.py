@@ -15,7 +15,6 @@ TINY = """
 paper: ccvr
 table: 2
 seeds: {full: 2, small: 1}
-priority: 1
 base: {dataset: digits, subset: 120, clients: 3, rounds: 2, model: mlp, model.hidden: [8], stage.ccvr.epochs: 1}
 axes:
   data:
@@ -23,7 +22,7 @@ axes:
     hard: {seeds: [4, 5], set: {partition: dirichlet(0.1)}, find: {dataset: cifar10, partition: dirichlet(0.1)}}
   method:
     fedavg: {set: {method: fedavg}, find: {method: fedavg}}
-    fedprox: {priority: 2, set: {method: fedprox}, find: {method: fedprox}}
+    fedprox: {set: {method: fedprox}, find: {method: fedprox}}
   stage:
     before: {find: {stage: none}}
     ccvr: {stage: ccvr, set: {stage.ccvr.samples: 5}, find: {stage: ccvr}}

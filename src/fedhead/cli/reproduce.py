@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -64,12 +63,6 @@ def reproduce(
         Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
     ] = None,
     minutes: Minutes = None,
-    upcoming: Annotated[
-        str | None,
-        typer.Option(
-            "--next", metavar="TIME", help="Measure the cheapest cells that --results lacks, over all tables."
-        ),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
@@ -102,7 +95,6 @@ def reproduce(
       fedhead reproduce ccvr/table2 --results results --minutes 9 --precision bf16
       fedhead reproduce ccvr/table2 --variants tukey-none --results results
       fedhead reproduce ccvr/table2 stage.ccvr.power=0.7 --cells "cifar10-0.1 fedavg"
-      fedhead reproduce --next 25m --results results
       fedhead reproduce --summary --results results
     """
     from fedhead.papers.tables import paper_tables as tables
@@ -111,38 +103,13 @@ def reproduce(
         from fedhead.papers.tables.results_page import write
 
         _refuse_beside_summary(context)
-        print(f"written: {write(_required(results, '--summary'))}")
+        if results is None:
+            raise BadInput("--summary needs the folder of results: give it with --results")
+        print(f"written: {write(results)}")
         return
     if minutes is not None:
         _check_time("--minutes", minutes)
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
-    if upcoming is not None:
-        if table is not None:
-            raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
-        if devices is not None or shard is not None:
-            raise BadInput("--next chooses by what is missing now: --devices and --shard are for one table")
-        if dry_run or cells or variants or as_json:
-            raise BadInput(
-                "--next measures what is missing: --dry-run, --cells and --variants are for one table, and so is --json"
-            )
-        if minutes is not None:
-            raise BadInput(f"--next {upcoming} says how long it may take: leave --minutes out")
-        from fedhead.engine.experiment.compute import Compute
-        from fedhead.papers.tables.reproduce import reproduce_next
-
-        with resumable():
-            measured = reproduce_next(
-                out or Path("runs") / "next",
-                _required(results, "--next"),
-                _duration(upcoming),
-                scale=scale.value,
-                seeds=how_many,
-                splits=partitions,
-                settings=Compute(data, device, executor, precision.value, compile=compile.value),
-                log=_log,
-            )
-        raise_failures(measured.failures)
-        return
     if table is None:
         titles = {name: tables.load(name).title for name in tables.names()}
         print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
@@ -218,22 +185,6 @@ def _refuse_beside_summary(context: typer.Context) -> None:
             others += words
     if others:
         raise BadInput(f"--summary writes the page of --results and runs nothing: leave {', '.join(others)} out")
-
-
-def _required(results: Path | None, who: str) -> Path:
-    if results is None:
-        raise BadInput(f"{who} needs the folder of results: give it with --results")
-    return results
-
-
-def _duration(text: str) -> float:
-    """Minutes, from texts such as 25m, 90s and 1.5h; a bare number is minutes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if match is None:
-        raise BadInput(f"--next {text!r}: write a time such as 25m, 90s or 1.5h")
-    minutes = float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
-    _check_time(f"--next {text}", minutes)
-    return minutes
 
 
 def _check_time(option: str, minutes: float) -> None:

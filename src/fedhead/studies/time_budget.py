@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+from typing import Annotated
 
 from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.training import per_client_counts
-from fedhead.data.sources import datasets
-from fedhead.engine.experiment.experiment import Inputs
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 
@@ -69,25 +61,3 @@ def epochs(recipe: Recipe) -> float:
         * per_client_counts.mean(local.epochs if local.steps is None else local.steps)
         * recipe.participation
     )
-
-
-def cost(recipe: Recipe) -> float:
-    """Return about how much a training computes: multiplications and additions of the forward passes."""
-    entry = datasets.get(recipe.dataset, recipe.folders)
-    samples = recipe.subset or (entry.sizes[0] if entry.sizes else 100_000)
-    decisive = {k: v for k, v in recipe.flat().items() if k in ("dataset", "model", "resize") or k.startswith("model.")}
-    return epochs(recipe) * samples * _operations(json.dumps(decisive), recipe.folders)
-
-
-@cache
-def _operations(keys: str, folders: tuple[Path, ...]) -> float:
-    """The mean over a recipe's models of what one sample takes."""
-    recipe = Recipe.from_flat(json.loads(keys), folders)
-    entry = datasets.get(recipe.dataset, folders)
-    shape: Any = entry.transform.replace(resize=recipe.resize).output_shape(entry.shape)
-    made = build.architectures(recipe, Inputs(shape, entry.classes))
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        for model in made:
-            model.eval()(torch.zeros(1, *shape))
-    return counter.get_total_flops() / len(made)

@@ -6,7 +6,6 @@ A table is a YAML file, recipes/builtin/<paper>/<table>.yaml:
     paper: ccvr                      which rows of published.csv ...
     table: 2                         ... its published values are found in
     seeds: {full: 3, small: 1}       how many, from 0, or the list of them, unless --seeds says otherwise
-    priority: 1                      its place where `fedhead reproduce --next` chooses; the lowest comes first
     metric: accuracy                 as published.csv calls it: accuracy, generalization or personalization
     deviation: seeds                 what ± is taken over: seeds (the default) or clients
     base: {rounds: 100, lr: 0.01}    flat recipe keys, as in any recipe
@@ -31,7 +30,7 @@ A table is a YAML file, recipes/builtin/<paper>/<table>.yaml:
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
       public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
 
-A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
+A choice or a rule may also give `seeds` (at full scale), `metric`, `deviation` and `value`: the dotted
 place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
 one run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric costs no
 training.
@@ -52,11 +51,10 @@ from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
 
 Scale = Literal["full", "small"]
-_LAST_WINS = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it
+_LAST_WINS = ("metric", "deviation", "value", "stage")  # the last layer that gives one of these decides it
 _TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
 _SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
-LOWEST_PRIORITY = 9  # the priority of a table that has none
 # Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
 _RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
 _STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
@@ -72,7 +70,6 @@ class PaperCell(Cell):
     value: str  # dotted place in the result
     deviation: str
     find: Mapping[str, str]
-    priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
     scale: Scale = "full"
 
@@ -192,7 +189,6 @@ class PaperTable(Table):
             deviation=last_of(layers, "deviation", "seeds"),
             find=find,
             seeds=seed_list(seeds),
-            priority=int(last_of(layers, "priority", LOWEST_PRIORITY)),
             folders=self.folders,
             scale=scale,
         )

@@ -13,25 +13,22 @@ from filelock import FileLock
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.log import Log
-from fedhead.data.sources import datasets
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
-from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables import table_result
 from fedhead.papers.tables.cell_names import added_seeds
 from fedhead.papers.tables.paper_tables import PaperCell, PaperTable, Scale
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.published_settings import has_published_settings
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
-from fedhead.papers.tables.run_cells import MeasureContext, MeasureResult, Repetition, folder, measure_all
+from fedhead.papers.tables.run_cells import MeasureContext, Repetition, measure_all
 from fedhead.papers.tables.table_result import CellResult, TableResult
 from fedhead.recipes import experiment as build
-from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
-from fedhead.studies.time_budget import Minutes, TimeBudget, cost
+from fedhead.studies.time_budget import Minutes, TimeBudget
 from fedhead.studies.training import validate
 from fedhead.studies.writable import check_writable
 
@@ -253,106 +250,6 @@ def _refuse_idle(table: PaperTable, cells: Sequence[PaperCell], overrides: Mappi
         if key.startswith("stage.") and not any(key.startswith(f"stage.{stage}.") for stage in stages):
             known = unknown("stage of these", key.split(".")[1], stages) if stages else "none of these has a stage"
             raise BadInput(f"{key}: concerns none of the picked cells of {table.name}: {known}")
-
-
-def reproduce_next(
-    out: Path,
-    results: Path,
-    minutes: float,
-    *,
-    scale: Scale = "full",
-    only: Sequence[str] = (),
-    seeds: int | Sequence[int] | None = None,
-    splits: int | Sequence[int] | None = None,
-    settings: Compute | None = None,
-    log: Log = lambda _: None,
-) -> MeasureResult:
-    """Measure published values that `results` lacks, over all tables (or `only` those named), for so many minutes.
-
-    Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
-    with a second seed or split, and trainings that give a result for the least computation come first. A training
-    is measured for all cells that start from it, of whichever table. Data sets that are not there are left out.
-
-    Args:
-        out: Where the runs go.
-        results: A folder whose CSV file keeps each result.
-        minutes: Begin no run that is not likely to end in this time.
-        scale: The paper's settings, or a version that runs in minutes on a CPU.
-        only: The tables to choose from; none: all.
-        seeds: How many of the paper's seeds, or which; None: all of them.
-        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
-        settings: Device, executor, precision and data folder.
-        log: Called with a line about each run that begins.
-
-    Returns:
-        How many runs are left, and why runs failed.
-
-    Raises:
-        BadInput: Of none of what is missing the data is there.
-    """
-    check("minutes", minutes, Minutes)
-    settings = settings or Compute()
-    budget = TimeBudget(minutes)
-    context = MeasureContext(out, Results(results), settings, budget, log, several_tables=True)
-    by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
-    every = [(name, cell) for name in only or tables.names() for cell in tables.load(name).cells(scale)]
-    sought = [(name, cell) for name, cell in every if published(cell) is not None]
-    if more := added_seeds([cell for _, cell in sought], seeds):
-        log(more)
-    for name, cell in sought:
-        for number, r in enumerate(repetitions(name, cell, scale, seeds, splits)):
-            if r.found(context.results) is None:
-                by_training.setdefault(folder(out, r.recipe), []).append((number, r))
-    available = {name: _is_available(name, settings.data) for name in _datasets(by_training)}
-    for name in sorted(name for name in available if not available[name]):
-        log(f"{name} is not there: its cells are left out")
-    if not by_training:
-        log(f"nothing is missing: {results} has every published value, with these seeds and splits")
-
-    possible = [
-        found for found in by_training.values() if all(available[name] for name in _data_of(found[0][1].recipe))
-    ]
-    if by_training and not possible:
-        raise BadInput(
-            f"nothing could be measured: the data sets of what {results} lacks are not in "
-            f"{datasets.folder(settings.data)}; put them there, or name their folder with --data"
-        )
-    tiers: dict[int, list[list[tuple[int, Repetition]]]] = {}
-    for found in possible:
-        tiers.setdefault(min(r.cell.priority for _, r in found), []).append(found)
-    left, failures = len(possible), dict[str, str]()
-    for priority in sorted(tiers):
-        if context.budget.exhausted:
-            break
-        trainings = sorted(tiers[priority], key=_rank)
-        measured = measure_all([r for found in trainings for _, r in found], context)
-        left -= len(trainings) - measured.left
-        failures |= measured.failures
-    if not_begun := left - len(failures):
-        log(f"the time is up: {not_begun} of {len(possible)} runs are left")
-    return MeasureResult(left, failures)
-
-
-def _rank(training: list[tuple[int, Repetition]]) -> tuple[int, float]:
-    """First repetitions first, then those that give a result for the least computation."""
-    return min(number for number, _ in training), cost(training[0][1].recipe) / len(training)
-
-
-def _data_of(recipe: Recipe) -> list[str]:
-    return [name for name in (recipe.dataset, recipe.public) if name is not None]
-
-
-def _datasets(trainings: Mapping[Path, list[tuple[int, Repetition]]]) -> set[str]:
-    return {name for found in trainings.values() for name in _data_of(found[0][1].recipe)}
-
-
-def _is_available(dataset: str, data: str | Path | None) -> bool:
-    """Whether a data set can be read without the network."""
-    try:
-        datasets.get(dataset).part("test", data, download=False)
-    except BadInput:
-        return False
-    return True
 
 
 def repetitions(

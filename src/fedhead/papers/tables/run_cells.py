@@ -63,7 +63,6 @@ class MeasureContext:
     settings: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
     log: Log = lambda _: None
-    several_tables: bool = False  # whether cells of several tables are measured
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
     claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
 
@@ -87,10 +86,8 @@ class TableJob:
 
     @property
     def name(self) -> str:
-        """The cells, perhaps with their tables, and what was drawn for them."""
+        """The cells, and what was drawn for them."""
         cells = [" ".join([r.cell.name, *r.cell.overrides]) for r in self.repetitions]
-        if self.context.several_tables:
-            cells = [name_cells((r.table, r.cell) for r in self.repetitions)]
         drawn = f"seed {self.recipe.seed}"
         if self.recipe.partition_seed is not None:
             drawn += f", split {self.recipe.partition_seed}"
@@ -134,7 +131,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         check_writable(context.out, "runs", "--out")
     queue = RunQueue(jobs, context.budget, context.claims, context.log)
     LocalEngine().run(queue)
-    if queue.left and not context.several_tables:  # else shorter ones of other tables may still fit
+    if queue.left:
         context.log(f"the time is up: {queue.left} of {len(jobs)} runs are left")
     return MeasureResult(queue.left + len(queue.failures), queue.failures)
 
