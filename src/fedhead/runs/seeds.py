@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fedhead.core.system.errors import Diverged, FedheadError
+from fedhead.metrics.averages import mean_and_deviation
 from fedhead.metrics.records import Row
 from fedhead.recipes import leave_one_out
 from fedhead.recipes.recipe import Recipe
@@ -42,27 +41,21 @@ def which(recipe: Recipe) -> str:
 def averaged(results: Sequence[Row]) -> Row:
     """Return the means and deviations over runs that differ only in their seed, and the runs themselves."""
     stages = {
-        name: {metric: _mean([r["stages"][name][metric] for r in results]) for metric in ("accuracy", "personal")}
+        name: {
+            metric: mean_and_deviation(r["stages"][name][metric] for r in results)[0]
+            for metric in ("accuracy", "personal")
+        }
         for name in results[0]["stages"]
     }
     return {
-        **{name: _mean([r[name] for r in results]) for name in MEANS},
-        "deviation": {name: deviation([r[name] for r in results]) for name in MEANS},
-        "metrics": {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}},
+        **{name: mean_and_deviation(r[name] for r in results)[0] for name in MEANS},
+        "deviation": {name: mean_and_deviation(r[name] for r in results)[1] for name in MEANS},
+        "metrics": {
+            name: mean_and_deviation(r["metrics"][name] for r in results)[0] for name in results[0].get("metrics") or {}
+        },
         "stages": stages,
         **{name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down")},
         "preparing": sum(r.get("preparing") or 0.0 for r in results),
         "seed": [r["seed"] for r in results],
         "runs": list(results),
     }
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    there = [v for v in values if v is not None]
-    return statistics.fmean(there) if there else None
-
-
-def deviation(values: Sequence[Any]) -> float | None:
-    """Return the sample standard deviation (n − 1) of the values that are there; None for fewer than two."""
-    there = [v for v in values if v is not None]
-    return statistics.stdev(there) if len(there) > 1 else None

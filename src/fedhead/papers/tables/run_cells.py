@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from fedhead.core.system.log import Log
 from fedhead.core.tree.digest import digest_json
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
+from fedhead.metrics.averages import mean_and_deviation
 from fedhead.papers.tables.cell_names import name_cells
 from fedhead.papers.tables.paper_tables import PaperCell, Scale
 from fedhead.papers.tables.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
@@ -225,7 +225,6 @@ def _measurement(repetition: Repetition, path: Path, seconds: float | None) -> M
     if cell.stage is not None:
         settings = stage_settings(cell, repetition.recipe)
         result = reopen.load_stage_result(reopen.stage_file(path, cell.stage, settings)) or {}
-    clients = [c for c in result.get("clients") or [] if c is not None]
     seconds = _recorded_seconds(trained) if seconds is None else seconds
     return Measurement(
         table=repetition.table,
@@ -241,7 +240,7 @@ def _measurement(repetition: Repetition, path: Path, seconds: float | None) -> M
         accuracy=result.get("accuracy"),
         accuracy_mean=result.get("accuracy_mean"),
         personal=result.get("personal"),
-        client_deviation=statistics.stdev(clients) if len(clients) > 1 else None,
+        client_deviation=mean_and_deviation(result.get("clients") or [])[1],
         bytes_up=result.get("bytes_up"),
         bytes_down=result.get("bytes_down"),
         training_seconds=None if seconds is None else round(seconds, 2),

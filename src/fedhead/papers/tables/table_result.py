@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.tree.digest import digest_text
+from fedhead.metrics.averages import mean_and_deviation
 from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
@@ -97,12 +97,9 @@ def cell_result(cell: PaperCell, measured: Sequence[Measurement], comparable: bo
         comparable: Whether the published value is for its settings.
     """
     values = [row.value for row in measured]
-    there = [v for v in values if v is not None]
-    mean = statistics.fmean(there) if there else None
-    deviation = statistics.stdev(there) if len(there) > 1 else None
+    mean, deviation = mean_and_deviation(values)
     if cell.deviation == "clients":
-        own = [row.client_deviation for row in measured if row.client_deviation is not None]
-        deviation = statistics.fmean(own) if own else None
+        deviation, _ = mean_and_deviation(row.client_deviation for row in measured)
     expected, expected_deviation = published(cell) or (None, None)
     return CellResult(
         cell=cell.name,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.runs.seeds import deviation
+from fedhead.metrics.averages import mean_and_deviation
 from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
 
 TABLE_CSV, TABLE_JSON = "table.csv", "table.json"
@@ -30,12 +29,11 @@ class SweepRow:
 
     def mean(self, column: str) -> float | None:
         """Return the mean over the finished runs that have the value."""
-        there = [v for v in self.values.get(column, ()) if v is not None]
-        return statistics.fmean(there) if there else None
+        return mean_and_deviation(self.values.get(column, ()))[0]
 
     def deviation(self, column: str) -> float | None:
         """Return the sample standard deviation (n − 1); None for fewer than two values."""
-        return deviation(self.values.get(column, ()))
+        return mean_and_deviation(self.values.get(column, ()))[1]
 
 
 @dataclass(frozen=True)

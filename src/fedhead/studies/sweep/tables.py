@@ -65,7 +65,7 @@ class Table:
         layers = [self.content["axes"][axis][choice] or {} for axis, choice in choices.items()]
         return layers + [rule for rule in self.content.get("rules", []) if matches(rule["when"], choices)]
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> Sequence[Cell]:
         """Return the cells."""
         return [self._cell(choices) for choices in self.combinations()]
 
