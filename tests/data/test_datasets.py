@@ -12,8 +12,7 @@ from PIL import Image
 
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
-from fedhead.data.inputs import formats
-from fedhead.data.sources import datasets, download, image_folders, standard_datasets
+from fedhead.data.sources import dataset_files, datasets, download, image_folders, standard_datasets
 
 
 @pytest.fixture
@@ -111,19 +110,19 @@ def test_truncated_and_foreign_pickles_are_refused(tmp_path):
     for cut in (0, 1, 50, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(BadInput, match=r"data_batch_1: (truncated|refused) or corrupt"):
-            formats.cifar_batch(path, b"labels")
+            dataset_files.cifar_batch(path, b"labels")
     path.write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(BadInput, match="holds a list"):
-        formats.cifar_batch(path, b"labels")
+        dataset_files.cifar_batch(path, b"labels")
     path.write_bytes(pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [0, 1]}, protocol=2))
     with pytest.raises(BadInput, match="do not make a CIFAR batch"):
-        formats.cifar_batch(path, b"labels")
+        dataset_files.cifar_batch(path, b"labels")
     path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": ["a", "b"]}, protocol=2))
     with pytest.raises(BadInput, match="not one of CIFAR's batches"):
-        formats.cifar_batch(path, b"labels")
+        dataset_files.cifar_batch(path, b"labels")
     path.write_bytes(pickle.dumps({b"labels": [0, 1]}))
     with pytest.raises(BadInput, match="lacks b'data'"):
-        formats.cifar_batch(path, b"labels")
+        dataset_files.cifar_batch(path, b"labels")
 
 
 class Evil:
@@ -146,7 +145,7 @@ def test_malicious_pickles_do_not_run(tmp_path, protocol):
     ):
         path.write_bytes(pickle.dumps({b"data": evil, b"labels": [0]}, protocol=protocol))
         with pytest.raises(BadInput, match="refused or corrupt"):
-            formats.cifar_batch(path, b"labels")
+            dataset_files.cifar_batch(path, b"labels")
     assert not proof.exists()
 
 
@@ -155,7 +154,7 @@ def test_pickles_of_older_protocols_are_read(tmp_path):
     for protocol in range(5):
         data = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
         path.write_bytes(pickle.dumps({"data": data, "labels": [1, 0]}, protocol=protocol))
-        x, y = formats.cifar_batch(path, b"labels")
+        x, y = dataset_files.cifar_batch(path, b"labels")
         assert np.array_equal(x.reshape(2, -1), data)
         assert y.tolist() == [1, 0]
 
@@ -217,13 +216,13 @@ def test_damaged_idx_files_are_refused(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     with pytest.raises(BadInput, match=r"images\.gz: truncated or corrupt"):
-        formats.idx(path)
+        dataset_files.idx(path)
     path.write_bytes(gzip.decompress(whole)[:-5])
     with pytest.raises(BadInput, match="3915 bytes, its header says 5x28x28"):
-        formats.idx(path)
+        dataset_files.idx(path)
     path.write_bytes(b"hello, world")
     with pytest.raises(BadInput, match="not an idx file"):
-        formats.idx(path)
+        dataset_files.idx(path)
 
 
 # -- folder trees ---------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training import batching
 from fedhead.core.training.batch import Output
 from fedhead.core.training.optimizers import SGD
-from fedhead.core.tree.foreach import unwrapped
 from fedhead.core.tree.tree import Weights
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
@@ -202,7 +201,9 @@ def hold_samples(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     plainly = Client.apply
 
     def apply(self: Client, w: Weights, x: Tensor, *args: Any, **named: Any) -> Output:
-        held = unwrapped(x)
+        held = x
+        while torch._C._functorch.is_functorch_wrapped_tensor(held):
+            held = torch._C._functorch.get_unwrapped(held)
         if held.numel() // x[0].numel() > most:
             raise torch.OutOfMemoryError("full")
         return plainly(self, w, x, *args, **named)

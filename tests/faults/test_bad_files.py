@@ -17,10 +17,10 @@ import pytest
 from fedhead.calibration.files import load_statistics
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.npy_header import read_npy_header
 from fedhead.core.tree.treefile import load_metadata, load_tree
 from fedhead.data.federation.federation import Federation
-from fedhead.data.inputs import formats
+from fedhead.data.inputs.npz_files import read_npy_header
+from fedhead.data.sources import dataset_files
 from fedhead.flower.config import ServerFile, SiteFile
 from fedhead.papers.tables import reproduce
 from fedhead.papers.tables.results import Results
@@ -60,7 +60,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "metadata": ("a.safetensors", load_metadata),
     "statistics": ("a.safetensors", load_statistics),
     "results": ("results.csv", lambda path: Results(path.parent)),
-    "idx": ("train-images-idx3-ubyte", formats.idx),
+    "idx": ("train-images-idx3-ubyte", dataset_files.idx),
     "metrics": in_run("metrics.jsonl", lambda folder: folder.metrics()),
     "environment": in_run("environment.json", lambda folder: folder.environment()),
     "result": in_run("result.json", lambda folder: folder.result()),
@@ -189,11 +189,11 @@ def test_what_the_header_of_an_array_claims_is_not_allocated(header: bytes, tmp_
 
 
 def test_a_gzip_file_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_UNPACKED", 1 << 20)
+    monkeypatch.setattr(dataset_files, "_UNPACKED", 1 << 20)
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(bytes(1 << 21)))
     with pytest.raises(BadInput, match="when unpacked"):
-        formats.idx(path)
+        dataset_files.idx(path)
 
 
 def test_a_label_that_is_no_row_of_samples_is_refused(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_pickle_with_a_huge_memo_is_not_loaded(tmp_path: Path) -> None:
     """Python would allocate 32 GiB for the number under which this empty dictionary is remembered."""
     (tmp_path / "batch").write_bytes(b"\x80\x02}r" + (2**31).to_bytes(4, "little") + b".")
     with pytest.raises(BadInput, match="remembers"):
-        formats.cifar_batch(tmp_path / "batch", b"labels")
+        dataset_files.cifar_batch(tmp_path / "batch", b"labels")
 
 
 @pytest.mark.parametrize("sides", [(-1, -18), (2**30, 2**30, 2**30, 2**30, 0), (2**31 - 1,)])
@@ -234,4 +234,4 @@ def test_idx_files_of_impossible_sides_are_refused(sides: tuple[int, ...], tmp_p
     header = bytes([0, 0, 8, len(sides)]) + b"".join(side.to_bytes(4, "big", signed=True) for side in sides)
     (tmp_path / "idx").write_bytes(header + bytes(18 if sides[0] < 0 else 0))
     with pytest.raises(BadInput, match="idx"):
-        formats.idx(tmp_path / "idx")
+        dataset_files.idx(tmp_path / "idx")

@@ -72,5 +72,8 @@ def test_the_host_does_not_wait_for_the_gpu() -> None:
         busy = not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
     assert busy, "the GPU had not caught up"
-    assert found[0].tolist() == made.clients.pool.row_tables.once(job.rows, lambda: pytest.fail("not kept"))[0].tolist()
+    assert (
+        found[0].tolist()
+        == made.clients.pool.row_tables.get_or_make(job.rows, lambda: pytest.fail("not kept"))[0].tolist()
+    )
     assert len(found[1]) == max(len(mine[0]) for mine in job.schedules)

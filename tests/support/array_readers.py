@@ -1,4 +1,4 @@
-"""Readers of arrays: checkpoints, statistics, .npz files, images, the standard data sets' formats."""
+"""Readers of arrays: checkpoints, statistics, .npz files, images, the standard data sets' dataset_files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from fedhead.core.tree import treefile
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.treefile import load_metadata, load_tree, save_tree
 from fedhead.data.federation.federation import Federation
-from fedhead.data.inputs import formats
-from fedhead.data.sources import images
+from fedhead.data.sources import dataset_files, images
 
 
 def checkpoint(folder: Path) -> Reader:
@@ -192,10 +191,10 @@ def image(kind: str) -> Callable[[Path], Reader]:
 def idx(folder: Path) -> Reader:
     file = folder / "images-idx3-ubyte"
     sound = b"\0\0\x08\x03" + b"".join(side.to_bytes(4, "big") for side in (2, 3, 3)) + bytes(18)
-    return Reader(sound, file, lambda: formats.idx(file))
+    return Reader(sound, file, lambda: dataset_files.idx(file))
 
 
 def pickled(folder: Path) -> Reader:
     file = folder / "data_batch_1"
     sound = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}, 2)
-    return Reader(sound, file, lambda: formats.cifar_batch(file, b"labels"))
+    return Reader(sound, file, lambda: dataset_files.cifar_batch(file, b"labels"))

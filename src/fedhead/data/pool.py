@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.core.system.identity_cache import IdentityCache
 from fedhead.core.training import random
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
+from fedhead.data.identity_cache import IdentityCache
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.named_transforms import AnyTransform
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -55,20 +54,6 @@ def module_digest(module: nn.Module, weights: bool = True, known: frozenset[int]
     for kind in sorted(classes, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         total.update("\n".join([f"{kind.__module__}.{kind.__qualname__}", _file(kind), *_methods(kind)]).encode())
     return total.hexdigest()
-
-
-_computations: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-
-def computation_digest(module: nn.Module) -> str:
-    """Return a digest of what a module computes with given weights; it is computed once per module.
-
-    Args:
-        module: The module, whose layers and settings must not change any more.
-    """
-    if module not in _computations:
-        _computations[module] = module_digest(module, weights=False)
-    return _computations[module]
 
 
 def settings_digest(part: object) -> str:

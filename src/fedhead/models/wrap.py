@@ -10,8 +10,8 @@ from torch import fx, nn
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.models.check import fix
-from fedhead.models.huggingface import use_plain_attention
 from fedhead.models.origin import Origin
+from fedhead.models.plain_attention import use_plain_attention
 from fedhead.models.split_model import Placeholder, SplitModel
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
-from fedhead.data.inputs.formats import read_npz
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.partitions import partition_file
 from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
 

@@ -224,17 +224,6 @@ def clone_for_in_place(params: Tree, state: Tree) -> tuple[Tree, Tree]:
     return own, _lay_out_state(Tree({n: t.clone() for n, t in state.items()}), own)
 
 
-def lay_out_alike(params: Tree, grads: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
-    """Return parameters, gradients and optimizer state with equal strides: those of the gradients, where they can be.
-
-    What has them already is not copied.
-    """
-    dense = Tree({name: g if 0 not in g.stride() else g.contiguous() for name, g in grads.items()})
-    params = Tree(zip(params, _match_strides(params, dense), strict=True))
-    grads = Tree(zip(params, _match_strides(dense, params), strict=True))
-    return params, grads, _lay_out_state(state, params)
-
-
 def _lay_out_state(state: Tree, like: Tree) -> Tree:
     """Return an optimizer's state, of which trees have one tensor per parameter, with the strides of these."""
     return Tree(

@@ -53,13 +53,6 @@ def zeros_like_all(tensors: Sequence[Tensor]) -> list[Tensor]:
     return made
 
 
-def unwrapped(t: Tensor) -> Tensor:
-    """Return the tensor behind those that vmap hands to a function, which counts what is written to it."""
-    while _functorch.is_functorch_wrapped_tensor(t):
-        t = _functorch.get_unwrapped(t)
-    return t
-
-
 def _are_fused(tensors: Sequence[Tensor]) -> bool:
     """Whether kernels are saved: on a GPU, where neither autograd nor vmap watches the tensors."""
     return all(

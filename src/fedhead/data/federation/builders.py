@@ -21,7 +21,7 @@ from fedhead.data.partitions.allocation import Rows, stratified_share
 from fedhead.data.partitions.client_test_sets import SHARE
 from fedhead.data.partitions.partition import IID, Partition
 from fedhead.data.partitions.partition_registry import FromFunction
-from fedhead.data.sources.sources import Part, Reader, torch_part
+from fedhead.data.sources.library_datasets import Part, Reader, torch_part
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
 CLIENTS = 10  # of a random partition, where no number is given

@@ -27,9 +27,9 @@ from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of
 from fedhead.data.partitions.partition import Dirichlet, Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
-from fedhead.data.sources import datasets, sample_file, sources
+from fedhead.data.sources import datasets, library_datasets, sample_file
 from fedhead.data.sources.datasets import Dataset
-from fedhead.data.sources.sources import Reader, Reading
+from fedhead.data.sources.library_datasets import Reader, Reading
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 _PREPARATION = {"seed", "client_test", "augment", "normalize", "resize"}  # what can be changed of a saved federation
@@ -204,7 +204,7 @@ class Federation(FederationData):
         Raises:
             BadInput: If a column is not there, or the data can't be read or partitioned.
         """
-        train, held = sources.split(dataset, "the data")
+        train, held = library_datasets.split(dataset, "the data")
         mark = None
         if isinstance(test, str) and isinstance(dataset, Mapping):
             require(test in dataset, f"test: the data has no part {test!r}; it has {', '.join(map(str, dataset))}")
@@ -281,7 +281,7 @@ class Federation(FederationData):
             f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own",
         )
         options = ArrayOptions(**settings)
-        split = {f"client {name}": sources.split(source, f"client {name}") for name, source in named.items()}
+        split = {f"client {name}": library_datasets.split(source, f"client {name}") for name, source in named.items()}
         missing = preprocessing.allows_missing(options.missing)
         reader = Reader(Reading(inputs, label, encode, categories, missing), [train for train, _ in split.values()])
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
@@ -405,7 +405,7 @@ class Federation(FederationData):
         Returns:
             The federation.
         """
-        found = sources.folder(Path(path), size)
+        found = library_datasets.folder(Path(path), size)
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, "layout": "nchw", **settings}
         if found.clients is None:
             return cls.from_arrays(found.parts[0].x, found.parts[0].y, **settings)

@@ -191,7 +191,8 @@ def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
         bad &= ~stored.flatten(1).isnan()
     if bad.any():
         row = int(bad.any(dim=1).nonzero()[0])
-        kind, fix = "NaN or infinite numbers", 'clean the data (or missing="mean" for NaN in tables)'
+        kind = "NaN or infinite numbers"
+        fix = 'clean the data (or missing="mean" for NaN in tables; with fedhead oneshot --missing mean)'
         if tensor[row].isfinite().all():
             kind, fix = "numbers beyond float32", "scale the data"
         raise BadInput(f"{what} holds {kind}, first in sample {row}: {fix}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import Unreadable, require
-from fedhead.data.inputs.formats import read_npz
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.partitions.allocation import Rows
 
 

@@ -15,7 +15,7 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.inputs.formats import read_npz
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.sources import images
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})

@@ -16,9 +16,9 @@ from fedhead.core.components.component_syntax import read_call
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import arrays, encoders, labels
 from fedhead.data.inputs.encoders import Encoded
-from fedhead.data.inputs.formats import read_npz
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.inputs.tokenize import Tokenizer, tokenized
 from fedhead.data.sources import images
 

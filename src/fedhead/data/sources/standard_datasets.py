@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
-from fedhead.data.inputs import formats
 from fedhead.data.inputs.arrays import Samples, inputs
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.partitions.allocation import stratified
-from fedhead.data.sources import image_folders
+from fedhead.data.sources import dataset_files, image_folders
 from fedhead.data.sources.datasets import DATASETS, Dataset, Part
 from fedhead.data.sources.digits import load_digits
 from fedhead.data.sources.download import Remote, fetch, missing
@@ -126,7 +126,7 @@ def _cifar(
     absent = [name for name in files if not (root / name).is_file()]
     if absent:
         fetch(dataset, absent, remote, root, download)
-    parts = [formats.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
+    parts = [dataset_files.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
     y = np.concatenate([y for _, y in parts])
     return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
 
@@ -170,7 +170,7 @@ def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Pa
         if path is None:
             fetch(dataset, [f"{name}.gz"], Remote(f"{url}{name}.gz"), folder, download)
             path = folder / f"{name}.gz"
-        arrays.append(formats.idx(path, MD5.get(f"{dataset}/{name}")))
+        arrays.append(dataset_files.idx(path, MD5.get(f"{dataset}/{name}")))
     return _pair(arrays[0], arrays[1], places[0])
 
 
@@ -198,7 +198,7 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
         )
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
         found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
-    x, y = (formats.idx(path) for path in found if path is not None)
+    x, y = (dataset_files.idx(path) for path in found if path is not None)
     if y.size and (y.min() < 1 or y.max() > 26):
         raise BadInput(f"{found[1]}: labels {y.min()} … {y.max()} where letters are 1 … 26")
     return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
@@ -221,7 +221,7 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     path = root / UNION
     if not path.is_file():
         raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
-    held = formats.read_npz(path)
+    held = read_npz(path)
     for key in ("images", "labels", "source_bits"):
         require(key in held, f"{path}: no array {key!r} in it")
     chosen = ((held["source_bits"] & _LETTERS_TEST) != 0) == (part == "test")
@@ -271,7 +271,7 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
     notes = folder / "val" / "val_annotations.txt"
     number = {name: c for c, name in enumerate(classes)}
     listed = []
-    for line in formats.read_bytes(_existing(notes)).decode().splitlines():
+    for line in dataset_files.read_bytes(_existing(notes)).decode().splitlines():
         words = line.split("\t")
         if len(words) < 2 or words[1] not in number:
             raise BadInput(f"{notes}: the line {line[:60]!r} names no class that is in train")

@@ -111,7 +111,7 @@ def row_table(
     """
     pool = program.pool
     make = partial(_rows_and_mask, pool, rows)
-    table, mask = pool.row_tables.once(rows, make) if keep else make()
+    table, mask = pool.row_tables.get_or_make(rows, make) if keep else make()
     if keep and table.is_cuda:  # it may be given up while another stream than that of its memory reads it
         for tensor in (table, mask):
             tensor.record_stream(torch.cuda.current_stream(tensor.device))

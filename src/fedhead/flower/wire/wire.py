@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.core.system.npy_header import read_npy_header
 from fedhead.core.system.text import printable
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import describe, rebuild
+from fedhead.data.inputs.npz_files import read_npy_header
 from fedhead.engine.policies.reply_check import Refused, difference
 
 if TYPE_CHECKING:

@@ -1,17 +1,14 @@
-"""File formats of the standard data sets: CIFAR's pickles, idx, idx.gz and npz."""
+"""File formats of the standard data sets: CIFAR's pickles, idx and idx.gz."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
-import lzma
 import math
-import os
 import pickle
 import pickletools
 import re
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput, Unreadable, require
-from fedhead.core.system.npy_header import read_npy_header
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.special_files import refuse_special
 
 _UNPACKED = 1 << 31  # the most bytes of an unpacked file
@@ -171,57 +167,3 @@ def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
         f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}",
     )
     return np.frombuffer(whole, np.uint8, offset=start).reshape(shape)
-
-
-def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an .npz file without running any code in it.
-
-    Args:
-        path: The file.
-        only: Name of the one array to read, if the file has it; None: all.
-
-    Returns:
-        The arrays by name.
-
-    Raises:
-        BadInput: If the file is not there, damaged, or larger than this machine's memory.
-    """
-    if not path.exists():
-        raise Unreadable(f"{path}: no such file")
-    refuse_special(path)
-    try:
-        with open(path, "rb") as file:
-            if file.read(2) != b"PK":
-                raise Unreadable(f"{path}: not an .npz file; write one with numpy.savez")
-            with zipfile.ZipFile(file) as archive:
-                entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-                size = sum(entry.file_size for entry in entries.values())
-                require(
-                    size <= _memory(),
-                    f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory",
-                )
-                wanted = entries if only is None else {name: entries[name] for name in entries if name == only}
-                return {name: _member(archive, entry) for name, entry in wanted.items()}
-    except MemoryError:
-        raise BadInput(f"{path}: its arrays do not fit into memory, or its headers are damaged") from None
-    except BadInput:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]  # RuntimeError: encrypted, or an unknown method
-        raise Unreadable(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
-
-
-def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one array, whose header must claim as many bytes as the archive says that there are."""
-    with archive.open(entry) as stream:
-        shape, fortran, dtype = read_npy_header(stream, entry.file_size)
-        raw = stream.read()
-    if len(raw) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{entry.filename} is cut short")
-    flat = np.frombuffer(bytearray(raw), dtype) if raw else np.empty(math.prod(shape), dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _memory() -> int:
-    """The machine's memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

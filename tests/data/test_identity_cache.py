@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from fedhead.core.system.identity_cache import IdentityCache
+from fedhead.data.identity_cache import IdentityCache
 
 
 class Source:
@@ -23,7 +23,9 @@ def test_the_latest_are_kept_and_the_one_that_was_asked_for_longest_ago_is_given
     latest: IdentityCache[str] = IdentityCache(most=2)
     asked = [[a], [b], [a], [c], [a], [b]]
     names = ["a", "b", "a again", "c", "a again", "b again"]
-    found = [latest.once(sources, lambda name=name: make(name)) for sources, name in zip(asked, names, strict=True)]
+    found = [
+        latest.get_or_make(sources, lambda name=name: make(name)) for sources, name in zip(asked, names, strict=True)
+    ]
     assert found == ["a", "b", "a", "c", "a", "b again"]
     assert made == ["a", "b", "c", "b again"]
 
@@ -31,7 +33,7 @@ def test_the_latest_are_kept_and_the_one_that_was_asked_for_longest_ago_is_given
 def test_order_and_number_of_the_objects_count() -> None:
     a, b = Source(), Source()
     latest: IdentityCache[int] = IdentityCache(most=4)
-    assert [latest.once(s, lambda n=n: n) for n, s in enumerate([[a, b], [b, a], [a], [a, b, b], (a, b)])] == [
+    assert [latest.get_or_make(s, lambda n=n: n) for n, s in enumerate([[a, b], [b, a], [a], [a, b, b], (a, b)])] == [
         0,
         1,
         2,
@@ -44,10 +46,10 @@ def test_objects_are_held_as_long_as_what_was_made_of_them_and_no_longer() -> No
     latest: IdentityCache[int] = IdentityCache(most=1)
     source = Source()
     gone = weakref.ref(source)
-    latest.once([source], lambda: 1)
+    latest.get_or_make([source], lambda: 1)
     del source
     gc.collect()
     assert gone() is not None, "another object could get its identity"
-    latest.once([Source()], lambda: 2)
+    latest.get_or_make([Source()], lambda: 2)
     gc.collect()
     assert gone() is None

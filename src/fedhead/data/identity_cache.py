@@ -1,4 +1,4 @@
-"""What was made of the very same objects before is not made again."""
+"""Cache keyed by object identity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class IdentityCache(Generic[T]):
-    """Keeps the latest few results, and the objects that they were made of.
+    """Cache of the latest few results, keyed by the identity of the objects that they were made of.
 
     Args:
         most: How many results to keep.
@@ -19,24 +19,24 @@ class IdentityCache(Generic[T]):
         self.most = most
         self._kept: tuple[tuple[tuple[object, ...], T], ...] = ()  # replaced as a whole: threads may ask at once
 
-    def once(self, sources: Sequence[object], make: Callable[[], T]) -> T:
-        """Return what was made of the very same objects in this order, or make it.
+    def get_or_make(self, sources: Sequence[object], make: Callable[[], T]) -> T:
+        """Return the cached result of these objects, in this order, or make it.
 
         Args:
             sources: The objects, told apart by identity; they are held, so that no other object can take the place of
                 one. They must not change.
-            make: Makes it.
+            make: Function that makes it.
 
-        >>> latest, a = IdentityCache(most=1), [1, 2]
-        >>> latest.once([a], lambda: sum(a)), latest.once([a], lambda: -1), latest.once([[1, 2]], lambda: -1)
-        (3, 3, -1)
+        >>> cache, a = IdentityCache(most=1), [1, 2]
+        >>> cache.get_or_make([a], lambda: sum(a)), cache.get_or_make([a], lambda: -1)
+        (3, 3)
         """
         kept = self._kept
-        known = next((one for one in kept if _same(one[0], sources)), None)
+        known = next((entry for entry in kept if _same(entry[0], sources)), None)
         if known is None:
             self._kept = kept[: self.most - 1]  # before another is made, for its memory
             known = (tuple(sources), make())
-        self._kept = (known, *(one for one in self._kept if one is not known))[: self.most]
+        self._kept = (known, *(entry for entry in self._kept if entry is not known))[: self.most]
         return known[1]
 
 

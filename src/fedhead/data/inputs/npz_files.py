@@ -1,0 +1,116 @@
+"""NumPy's .npz and .npy formats, read without trusting them: what a header claims is checked before it is allocated."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.system.errors import BadInput, Unreadable, require
+from fedhead.core.system.special_files import refuse_special
+
+_LONGEST_HEADER = 10_000  # characters of a header
+
+
+def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an .npz file without running any code in it.
+
+    Args:
+        path: The file.
+        only: Name of the one array to read, if the file has it; None: all.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        BadInput: If the file is not there, damaged, or larger than this machine's memory.
+    """
+    if not path.exists():
+        raise Unreadable(f"{path}: no such file")
+    refuse_special(path)
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) != b"PK":
+                raise Unreadable(f"{path}: not an .npz file; write one with numpy.savez")
+            with zipfile.ZipFile(file) as archive:
+                entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+                size = sum(entry.file_size for entry in entries.values())
+                require(
+                    size <= _memory(),
+                    f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory",
+                )
+                wanted = entries if only is None else {name: entries[name] for name in entries if name == only}
+                return {name: _member(archive, entry) for name, entry in wanted.items()}
+    except MemoryError:
+        raise BadInput(f"{path}: its arrays do not fit into memory, or its headers are damaged") from None
+    except BadInput:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]  # RuntimeError: encrypted, or an unknown method
+        raise Unreadable(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
+
+
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    """Read one array, whose header must claim as many bytes as the archive says that there are."""
+    with archive.open(entry) as stream:
+        shape, fortran, dtype = read_npy_header(stream, entry.file_size)
+        raw = stream.read()
+    if len(raw) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{entry.filename} is cut short")
+    flat = np.frombuffer(bytearray(raw), dtype) if raw else np.empty(math.prod(shape), dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _memory() -> int:
+    """The machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def read_npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array, and leave the stream where its numbers begin.
+
+    Args:
+        stream: The whole .npy file.
+        size: Its size in bytes, which must be that of the header and of the numbers that it claims.
+
+    Returns:
+        The array's shape, whether it is in Fortran's order, and its type.
+
+    Raises:
+        ValueError: If it is no header, claims more or less than is there, or the array holds Python objects.
+    """
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version} of numpy's format is unknown")
+        # the last two differ in the encoding of field names, which arrays of numbers and words have none of
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream, _LONGEST_HEADER)
+    except (
+        SyntaxError,
+        TokenError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+        EOFError,
+    ) as error:
+        raise ValueError(f"the header of an array is damaged ({type(error).__name__})") from None
+    if dtype.hasobject:
+        raise ValueError("an array holds Python objects, which could run code")
+    if any(side < 0 for side in shape) or len(shape) > 32:
+        raise ValueError(f"an array claims the shape {str(shape)[:60]}")
+    if math.prod(shape) * dtype.itemsize != size - stream.tell():
+        raise ValueError(
+            f"an array claims the shape {str(shape)[:60]} of {dtype}, but has {size - stream.tell()} bytes"
+        )
+    return shape, fortran, dtype
