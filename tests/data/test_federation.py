@@ -13,8 +13,8 @@ from PIL import Image
 
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation, Samples
+from fedhead.data.inputs import npz_files
 from fedhead.data.partitions import client_test_sets
-from fedhead.data.sources import dataset_files
 from fedhead.data.transforms.augment import Transform
 
 
@@ -347,7 +347,7 @@ def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"mine\.npz: .*(do not fit into memory|not a readable)"):
         Federation.from_npz(path)
     np.savez(path, x=np.zeros((9, 2)), y=np.zeros(9))
-    monkeypatch.setattr(dataset_files, "_memory", lambda: 100)
+    monkeypatch.setattr(npz_files, "_memory", lambda: 100)
     with pytest.raises(BadInput, match="more than this machine's memory"):
         Federation.from_npz(path)
 

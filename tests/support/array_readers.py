@@ -1,4 +1,4 @@
-"""Readers of arrays: checkpoints, statistics, .npz files, images, the standard data sets' dataset_files."""
+"""Readers of arrays: checkpoints, statistics, .npz files, images, the standard data sets' formats."""
 
 from __future__ import annotations
 
