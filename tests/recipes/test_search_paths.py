@@ -146,7 +146,7 @@ def test_a_run_whose_code_is_gone_says_where_it_was(
     assert fh.load(run).module() is not None
     assert "mine.py (method mine.py:Mine) changed since run was begun" in caplog.text
     assert call(again) == 2
-    assert "mine.py (method mine.py:Mine) changed since run was begun, and results of two" in capfd.readouterr().err
+    assert "mine.py (method mine.py:Mine) changed since run was begun, and it has 1 round of" in capfd.readouterr().err
     (code / "mine.py").rename("run/mine.py")
     assert call(again) == 0
 

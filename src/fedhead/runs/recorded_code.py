@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedhead.core.components.loading import find_file
@@ -68,31 +68,6 @@ def changes(recorded: Sources, current: Sources) -> list[str]:
     return [f"{source} ({', '.join(names)})" for source, names in lines.items()]
 
 
-def check_unchanged(
-    run: Path,
-    recipe: Recipe,
-    recorded: Sources,
-    executor: str | None,
-    allow: bool,
-    without: Collection[str] = (),
-) -> None:
-    """Refuse to resume a run whose code has changed; with `allow`, log a warning.
-
-    Raises:
-        BadInput: With what has changed.
-    """
-    lines = changes(recorded, components.sources(recipe, executor, without=without))
-    if not lines:
-        return
-    reason = f"{', '.join(lines)} changed since {run} was begun"
-    if not allow:
-        raise BadInput(
-            f"{reason}, and results of two versions must not be mixed: put the old code back, start a new run, "
-            "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
-        )
-    warn_once(f"{reason}: its results are from both versions")
-
-
 def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: bool) -> None:
     """Refuse to add runs to those of an older version of the user's own code.
 
@@ -110,7 +85,7 @@ def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: 
         for line in _changes_since(path, recipe):
             older.setdefault(line, []).append(path)
     count = len({path for paths in older.values() for path in paths})
-    check_results(folder, list(older), count, more=more, allow=allow)
+    check_results(folder, list(older), count, "result", more=more, allow=allow)
 
 
 def _changes_since(path: Path, recipe: Recipe) -> list[str]:
@@ -127,13 +102,14 @@ def _changes_since(path: Path, recipe: Recipe) -> list[str]:
     return changes(recorded, components.sources(recipe)) if begun and own else []
 
 
-def check_results(folder: Path, lines: Sequence[str], count: int, *, more: bool, allow: bool) -> None:
+def check_results(folder: Path, lines: Sequence[str], count: int, kind: str, *, more: bool, allow: bool) -> None:
     """Refuse to add results to those of an older version of the user's own code.
 
     Args:
         folder: The folder that holds the results.
         lines: What has changed since the first of them, as `changes` says it.
         count: How many results of the older version there are.
+        kind: The name of one, such as "round".
         more: Whether any are to be added; else a warning says that these are older.
         allow: Whether to add them all the same, with a warning.
 
@@ -143,7 +119,7 @@ def check_results(folder: Path, lines: Sequence[str], count: int, *, more: bool,
     if not lines or not count:
         return
     reason = f"{', '.join(lines)} changed since {folder} was begun"
-    results = "1 result" if count == 1 else f"{count} results"
+    results = f"{count} {kind}{'' if count == 1 else 's'}"
     if not more:
         warn_once(f"{reason}: its results are those of the old code; select another folder with --out for new ones")
     elif allow:
@@ -151,8 +127,8 @@ def check_results(folder: Path, lines: Sequence[str], count: int, *, more: bool,
     else:
         raise BadInput(
             f"{reason}, and it has {results} of the old code, which must not be mixed with those of the new one: put "
-            "the old code back, select another folder with --out, or add --allow-changed-code "
-            "(allow_changed_code=True)"
+            "the old code back, select another folder with --out, or add --allow-changed-code (in Python "
+            "allow_changed_code=True, in a server.yaml allow_changed_code: true)"
         )
 
 

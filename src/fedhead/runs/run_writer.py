@@ -97,9 +97,11 @@ class RunWriter(Observer):
         recorded = self.environment.get("components", [])
         self._executor = executor = executor or recorded_code.own_executor(recorded)
         recorded_code.check_present(self.recipe, recorded, self.out, executor)
-        if self._existing.checkpoint.round:  # before the first one there are no results that could be mixed
-            allow = compute.allow_changed_code
-            recorded_code.check_unchanged(self.out, self.recipe, recorded, executor, allow, self._left_out)
+        # before the first checkpoint there are no results that could be mixed
+        if trained := self._existing.checkpoint.round:
+            current = components.sources(self.recipe, executor, without=self._left_out)
+            lines, allow = recorded_code.changes(recorded, current), compute.allow_changed_code
+            recorded_code.check_results(self.out, lines, trained, "round", more=True, allow=allow)
 
     def _weights_digest(self) -> str | None:
         found = self.recipe.weights

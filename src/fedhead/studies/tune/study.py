@@ -216,7 +216,7 @@ class Study:
                 return
             changed = recorded_code.changes(before, code)
         more = final or _taken(states) < self.limits.trials
-        recorded_code.check_results(self.folder, changed, ended, more=more, allow=allow)
+        recorded_code.check_results(self.folder, changed, ended, "result", more=more, allow=allow)
 
     def close(self) -> None:
         """Stop the heartbeat and close the study's files."""
