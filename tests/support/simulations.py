@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,9 @@ from fedhead.engine.rounds.observer import FinishedRun, Observer, RoundFunction,
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import AnyTransport
 from fedhead.models.split_model import SplitModel
-from fedhead.testing.inprocess import InProcessFederation
+
+if TYPE_CHECKING:
+    from fedhead.testing.inprocess import InProcessFederation
 
 _SCHEDULE = {field.name for field in fields(Schedule)}
 _COMPUTE = {field.name for field in fields(Compute)}
@@ -112,4 +114,6 @@ def make_world(
 ) -> InProcessFederation:
     """Return a federation of sites within this process; the settings are those of `make_experiment`."""
     experiment = make_experiment(list(models.values())[:1], method, stages=stages, **settings)
+    from fedhead.testing.inprocess import InProcessFederation  # needs Flower
+
     return InProcessFederation(federation, models, experiment, folder, own or {}, **more)
