@@ -14,17 +14,19 @@ import pytest
 from rich.console import Console
 
 from fedhead.cli import call
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.metrics.records import Row
-from fedhead.runs import checkpoint, run
-from fedhead.runs.progress import bar, progress
+from fedhead.runs import checkpoint
+from fedhead.runs.progress import Progress
+from fedhead.runs.run_writer import RunWriter
 
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress(3, quiet=False) as tell:
-        tell("fedavg", {"round": 1, "accuracy": 91.234, "personal": 80.0})
-        tell("local", {"round": 1, "accuracy": None, "personal": 80.0})
-        tell("local", {"round": 2, "train_loss": 0.12345})
+    with Progress() as shown:
+        shown.round("fedavg", {"round": 1, "accuracy": 91.234, "personal": 80.0})
+        shown.round("local", {"round": 1, "accuracy": None, "personal": 80.0})
+        shown.round("local", {"round": 2, "train_loss": 0.12345})
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: round 1, accuracy 91.23 %",
         "local: round 1, personal accuracy 80.00 %",
@@ -32,20 +34,16 @@ def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_rounds_of_an_earlier_process_are_no_news(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress(6, quiet=False, resumed=[2, 1]) as tell:
-        for number in (1, 2, 1, 3, 2, 3):  # rounds 1 and 2 of one run and 1 of another are told again
-            tell("fedavg", {"round": number})
-    assert capsys.readouterr().err.splitlines() == [f"fedavg: round {number}" for number in (3, 2, 3)]
-
-
 def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    with bar(Console(file=io.StringIO(), force_terminal=True), rounds=100, done=80) as (shown, advance):
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as progress:
+        shown = progress._bar
+        assert shown is not None
         monkeypatch.setattr(shown, "get_time", lambda: now[0])
+        progress.start(rounds=100, done=80)
         for number in (81, 82, 83):
             now[0] += 10.0
-            advance("fedavg", {"round": number})
+            progress.round("fedavg", {"round": number})
         [task] = shown.tasks
         assert task.completed == 83
         assert task.time_remaining == pytest.approx(170, abs=1)  # 17 rounds of 10 seconds
@@ -54,14 +52,14 @@ def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatc
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Ctrl-C come in the third round."""
-    record = run.RunWriter.after_round
+    record = RunWriter.round
 
-    def stop(self: run.RunWriter, now: run.Snapshot, state: run.Tree) -> None:
-        if now.round == 3:
+    def stop(self: RunWriter, row: Row, snapshot: Snapshot) -> None:
+        if snapshot.round == 3:
             raise KeyboardInterrupt
-        record(self, now, state)
+        record(self, row, snapshot)
 
-    monkeypatch.setattr(run.RunWriter, "after_round", stop)
+    monkeypatch.setattr(RunWriter, "round", stop)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -84,10 +82,10 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
 def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run.RunWriter.after_round
+    record = RunWriter.round
 
-    def stop(self: run.RunWriter, now: run.Snapshot, state: run.Tree) -> None:
-        record(self, now, state)
+    def stop(self: RunWriter, row: Row, snapshot: Snapshot) -> None:
+        record(self, row, snapshot)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "SHARE", float("inf"))  # every round, however slow the disk is
@@ -95,7 +93,7 @@ def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
     words += ["--out", str(tmp_path / "run")]
     for number in (1, 2):
         with monkeypatch.context() as patch:
-            patch.setattr(run.RunWriter, "after_round", stop)
+            patch.setattr(RunWriter, "round", stop)
             assert call([*words, *(["--resume"] if number > 1 else [])]) == 130
         shown = capsys.readouterr().err
         assert shown.startswith(f"stopped after round {number} of 3; go on with: fedhead run digits rounds=3 ")
@@ -110,7 +108,7 @@ def test_ctrl_c_before_anything_was_written(
     def stop(*_: object, **__: object) -> Row:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhead.runs.seeds.execute_seeds", stop)
+    monkeypatch.setattr("fedhead.api.run_recipe.run_recipe", stop)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
     monkeypatch.setattr("fedhead.papers.tables.paper_tables.names", stop)

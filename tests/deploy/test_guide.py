@@ -16,8 +16,10 @@ from deployments import MARK, end_marked
 
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.recipes.experiment import build_experiment
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.recipes.experiment import prepare
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
@@ -89,8 +91,7 @@ def _wait_for(port: int, log: Path) -> None:
 def _equals_simulation(folder: Path) -> None:
     torch.set_num_threads(1)
     recipe = RunFolder.open(folder).recipe
-    experiment = build_experiment(recipe)
-    simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
+    simulation = Simulation(*prepare(recipe), Compute(device="cpu", executor="loop"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         assert "failed" not in row

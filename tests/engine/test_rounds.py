@@ -17,6 +17,7 @@ from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.observer import FinishedRun, Snapshot
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.job import Job
 from fedhead.executors.loop import Loop
@@ -59,7 +60,7 @@ def test_a_stage_leaves_the_trained_run_as_it_was() -> None:
     result = train(rounds=1)
     before = {k: state.clone() for k, state in result.clients.items()}
     server = result.server.clone()
-    tuned = result.calibrate(STAGES["finetune"]())
+    tuned = run_stage(result.transport, STAGES["finetune"]())
     assert tuned.states.kept.keys() == before.keys()
     for now, then in ((result.server, server), *((result.clients[k], before[k]) for k in before)):
         assert now.leaves().keys() == then.leaves().keys()

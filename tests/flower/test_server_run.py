@@ -16,10 +16,11 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.flower import factory
 from fedhead.flower.server_run import serve
-from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint
 from fedhead.runs.run import execute
@@ -95,9 +96,8 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "client_test=0.3")
     found = serve(made.server(), grid, log=lambda line: None)
     recipe = made.server().recipe_of_run()
-    experiment = build_experiment(recipe)
-    assert len(experiment.models) == 2
-    simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
+    simulation = Simulation(*prepare(recipe), Compute(device="cpu", executor="loop"))
+    assert len(simulation.experiment.models) == 2
     for number in range(1, 4):
         train_round(simulation.using(Loop()), number)
     accuracies = simulation.evaluate(simulation.experiment.method, simulation.server, simulation.states, 3).accuracy

@@ -10,8 +10,8 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
-from fedhead.recipes import experiment as build
 from fedhead.recipes.components import folders_from
+from fedhead.recipes.parts import component
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_paths import file_of, to_write
 from fedhead.studies.sweep.sweep_file import plan
@@ -40,7 +40,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def method_of(recipe: Recipe) -> str:
-    return type(build.component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)).__name__
+    return type(component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)).__name__
 
 
 def test_the_best_setting_of_a_study(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.treefile import save_tree
+from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import checkpoint, run
 from fedhead.runs.checkpoint import OWNER, Checkpoint, owner_of, to_host
@@ -102,12 +103,12 @@ def test_states_are_only_collected_where_they_are_saved(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(run, "stored_clients", noted)
     monkeypatch.setattr(checkpoint, "SHARE", 1e-9)
-    run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", run.Compute())
+    run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", Compute())
     assert collected == [3, 3], "the first and the last round"
 
 
 # -- checkpoints of other runs ---------------------------------------------------------------------------
-CPU = run.Compute(device="cpu", executor="loop")
+CPU = Compute(device="cpu", executor="loop")
 RECIPE = load("digits", ["rounds=2", "clients=3", "subset=90", "model.hidden=[8]"])
 
 

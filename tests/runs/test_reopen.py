@@ -11,8 +11,9 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.recipes import recipe_data as recipe_data
-from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
 from fedhead.runs.run import execute
@@ -91,8 +92,7 @@ def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) ->
     ],
 )
 def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
-    experiment = build_experiment(RECIPE)
-    simulation = experiment.simulation(experiment.federation(), torch.device(device), bf16=False)
+    simulation = Simulation(*prepare(RECIPE), Compute(device=device, executor="loop"))
     assert _executor(begun, simulation, ()).name == name
 
 

@@ -199,15 +199,15 @@ def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Pat
 def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="an optional extra")
     recipe = load("digits", SMALL)
-    settings = Compute(executor="loop", loggers=(TensorBoard(),))
+    settings = Compute(executor="loop")
 
     def interrupt(row: dict[str, Any]) -> None:
         if row["round"] == 2:
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(recipe, tmp_path / "run", settings, observers=[RowFunction(interrupt)])
-    execute(recipe, tmp_path / "run", settings, resume=True)
+        execute(recipe, tmp_path / "run", settings, loggers=[TensorBoard()], observers=[RowFunction(interrupt)])
+    execute(recipe, tmp_path / "run", settings, loggers=[TensorBoard()], resume=True)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

@@ -14,6 +14,7 @@ from mixed import perceptron
 from simulations import RowFunction
 from small import network
 
+from fedhead.api.run_recipe import run_recipe
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.deploy import local_run
@@ -29,7 +30,6 @@ from fedhead.runs.reopen import reopen
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_writer import RunWriter
-from fedhead.runs.seeds import execute_seeds
 
 RECIPE = load("digits", ["rounds=3", "model.hidden=[8]", "clients=3", "subset=120"])
 
@@ -45,7 +45,7 @@ class Stopped(BaseException):
     """Stands for a kill: nothing on the way catches it."""
 
 
-def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path) -> None:
+def test_a_resumed_run_tells_of_new_rounds_and_keeps_its_threads(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def note(row: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path)
     with pytest.raises(Stopped):
         execute(RECIPE, tmp_path / "run", Compute(executor="loop", threads=2), observers=[RowFunction(note)])
     execute(RECIPE, tmp_path / "run", resume=True, observers=[RowFunction(note)])
-    assert seen == [(1, 2), (2, 2), (1, 2), (2, 2), (3, 2)]
+    assert seen == [(1, 2), (2, 2), (3, 2)]
 
 
 def test_small_models_without_convolutions_take_one_thread() -> None:
@@ -133,11 +133,12 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
     assert reopen(out).executor.name == "mine.py:Slow"
 
 
-@pytest.mark.parametrize("name", ["device", "executor", "precision", "loggers"])
+@pytest.mark.parametrize("name", ["device", "executor", "precision", "logger"])
 def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
-    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "loggers": (CSVLogger(),)}
+    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16"}
+    compute = Compute(**{name: asked[name]}) if name in asked else Compute()
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
-        local_run.execute(RECIPE, tmp_path / "run", Compute(**{name: asked[name]}))
+        local_run.execute(RECIPE, tmp_path / "run", compute, loggers=[CSVLogger()] if name == "logger" else [])
     assert not (tmp_path / "run").exists()
 
 
@@ -152,7 +153,7 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
 
 def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"])
-    found = execute_seeds(recipe, tmp_path / "run", Compute(executor="loop"), on_row=lambda recipe, row: None)
+    found = run_recipe(recipe, tmp_path / "run", Compute(executor="loop"))
     each = [run["metrics"]["f1"] for run in found["runs"]]
     assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 

@@ -19,8 +19,9 @@ from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.deploy.project import Project
+from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.experiment import prepare
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
@@ -85,15 +86,7 @@ def replayed(project: Project) -> Tree:
     """
     torch.set_num_threads(1)
     recipe, sites = project.server().recipe_of_run(), project.server().sites
-    experiment = build_experiment(recipe)
-    simulation = Partial(
-        experiment.federation(),
-        experiment.models,
-        experiment.method,
-        rounds=recipe.rounds,
-        local=experiment.local,
-        seed=recipe.seed,
-    )
+    simulation = Partial(*prepare(recipe), Compute(device="cpu", executor="loop"))
     reached = RunFolder.open(project.path / "run").checkpoint.round
     for row in history(project)[:reached]:
         simulation.absent = {sites.index(name) for name in missing(row)}
