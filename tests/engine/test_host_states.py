@@ -169,7 +169,7 @@ def test_a_run_that_ends_with_an_earlier_round_has_that_round_s_states() -> None
     later = set(made[1].cohort(4)) - set(made[1].cohort(1))
     assert later & ({*made[1].cohort(2), *made[1].cohort(3)}), "else nothing is tested"
     assert list(found.clients) == list(expected.clients) == made[0].cohort(1)
-    for k in made[0].holders:
+    for k in made[0].clients.holders:
         assert same(found.transport.states[k], expected.transport.states[k])
 
 

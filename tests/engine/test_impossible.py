@@ -156,11 +156,13 @@ def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_pat
     pytest.importorskip("flwr")
     from simulations import make_world
 
-    settings = {"rounds": 1, "local": LOCAL, "min_class_count": 4}
+    settings = {"rounds": 1, "local": LOCAL}
     stage = CCVR(samples=5, epochs=1)
-    here = make_world(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage])
+    here = make_world(
+        federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage], min_class_count=4
+    )
     over_flower = run(here.transport(here.grid()), stages=[stage]).stages["ccvr"]
-    simulation = make_simulation(federation(), [network("group")], METHODS["fedavg"](), **settings)
+    simulation = make_simulation(federation(), [network("group")], METHODS["fedavg"](), min_class_count=4, **settings)
     simulated = run(simulation.using(Loop()), stages=[stage]).stages["ccvr"]
     assert over_flower.metrics["left_out"] == {f"site-{k}": v for k, v in simulated.metrics["left_out"].items()}
     for name, t in simulated.server["calibrated"].leaves().items():

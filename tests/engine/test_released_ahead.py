@@ -34,7 +34,7 @@ def simulation(executor: Executor, method: fh.Method | None = None, **settings: 
     method = method or fh.FedAvg()
     usual: dict[str, Any] = {"rounds": 8, "local": LOCAL}
     made = make_simulation(federation(), [network("group", method.head)], method, executor=executor, **usual | settings)
-    made.device = torch.device("cuda")
+    made.clients.device = torch.device("cuda")
     return made
 
 

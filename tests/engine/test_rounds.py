@@ -16,7 +16,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.rounds.observer import FinishedRun, Snapshot
+from fedhead.engine.rounds.observer import FinishedRun, Observer, Snapshot
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.job import Job
@@ -74,10 +74,12 @@ def test_a_stage_that_does_not_fit_is_refused_before_training() -> None:
         def check(self, models: Any, federation: Any) -> None:
             raise BadInput("never")
 
-    started: list[str] = []
+    class Started(Observer):
+        def start(self, name: str, resume: Snapshot | None) -> None:
+            pytest.fail("the run has begun")
+
     with pytest.raises(BadInput, match="never"):
-        train(stages=[Never()], on_start=started.append)
-    assert not started
+        train(stages=[Never()], observers=[Started()])
 
 
 class Watching(Loop):

@@ -197,7 +197,7 @@ def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> N
 def trained(made: Simulation, executor: Executor, ahead: bool) -> list[bool]:
     """Train all rounds, with tables made ahead as beside a GPU; return of each stack whether it had some."""
     if ahead:
-        made.device = torch.device("cuda")  # as the run sees it: all tensors stay on the CPU
+        made.clients.device = torch.device("cuda")  # as the run sees it: all tensors stay on the CPU
     with pytest.MonkeyPatch.context() as patch:
         used = note_tables(patch)
         for number in range(1, 4):

@@ -60,7 +60,7 @@ def test_a_class_that_no_client_has(name: str) -> None:
         assert result.server["prototypes"]["seen"].tolist() == [1, 0, 1]
         job = result.transport.jobs(fh.FedProto(), result.server, result.transport.states, [0], 3)[0]
         client = job.program.client(job.inputs(0))
-        scores = result.transport.method.predict(client.state["own"], torch.zeros(1, 1, 6, 6), client)
+        scores = result.transport.experiment.method.predict(client.state["own"], torch.zeros(1, 1, 6, 6), client)
         assert scores[0, 1] == -torch.inf  # a class without a prototype is never predicted
 
 

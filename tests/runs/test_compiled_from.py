@@ -129,7 +129,7 @@ def test_the_mode_decides_how_a_stack_is_compiled(
     local = LocalTraining(epochs=1, batch_size=4)
     simulation = make_simulation(federation(), [network()], METHODS["fedavg"](), rounds=1, local=local)
     for device in ("cpu", "cuda"):
-        simulation.device = torch.device(device)
+        simulation.clients.device = torch.device(device)
         found = select.by_name("stack", simulation, mode)
         assert isinstance(found, Stack)
         assert found.graphs.compile == (compiles and device == "cuda")

@@ -24,7 +24,7 @@ from fedhead.core.training.optimizers import Optimizer, make_optimizer
 from fedhead.core.training.schedules import make_schedule
 from fedhead.core.tree.inputs import blank, to_dtype
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.experiment import training_objective
+from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.experiment import Experiment, Inputs, Schedule
 from fedhead.metrics import registry
 from fedhead.models.build_many import build_many
@@ -80,6 +80,8 @@ def build_experiment(
         models=chosen,
         assign=None if assign is None else tuple(assign),
     )
+    compatibility.check_rounds(recipe.rounds, experiment.stages)
+    registry.check(metrics, inputs.classes, inputs.objective)
     experiment.check(inputs, recipe.clients)
     return experiment
 

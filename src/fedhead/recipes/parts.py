@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,11 +100,18 @@ class Part:
         return [read_call(text, self.kind).name for text in self.listed(getattr(recipe, self.key))]
 
     def policy_text(self, policy: Any) -> str:
-        """Return a policy as recipes write it."""
-        name, *others = (field.name for field in fields(policy))
-        values = {word: getattr(policy, word) for word in others}
-        words = [f"{word}={'null' if value is None else value}" for word, value in values.items()]
-        return f"{getattr(policy, name)}({', '.join(words)})"
+        """Return a policy as recipes write it: what has no default without its name, and what differs from it."""
+        first, *others = fields(policy)
+        words = []
+        for field in others:
+            value = getattr(policy, field.name)
+            text = "null" if value is None else str(value)
+            if field.default is MISSING:
+                words.append(text)
+            elif value != field.default:
+                words.append(f"{field.name}={text}")
+        name = getattr(policy, first.name)
+        return f"{name}({', '.join(words)})" if words else str(name)
 
 
 PARTS = (

@@ -96,6 +96,7 @@ class InProcessFederation:
     own: dict[int, str] = field(default_factory=dict)  # a client's own model
     metrics: list[str] = field(default_factory=list)  # of the recipe
     identity: str = "ab" * 8  # of the run
+    min_class_count: int = 1  # of every site
 
     def spec(self) -> RunSpec:
         fed = self.federation
@@ -112,6 +113,7 @@ class InProcessFederation:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             experiment = self.experiment.with_models([model], [0] * len(self.federation))
             clients = Clients(experiment, share(self.federation, number), all_here=False)
+            clients.leave_out_classes_below(self.min_class_count)
             return SiteRun(clients, computed_at_sites(self.metrics))
 
         own = {"model": self.own[k]} if k in self.own else {}

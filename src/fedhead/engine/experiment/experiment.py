@@ -24,7 +24,6 @@ from fedhead.engine.experiment.callbacks import Callback, CallbackList
 from fedhead.engine.policies import robust_mean, sampling
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
-from fedhead.metrics import registry
 from fedhead.metrics.registry import Metric
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import Sampler
@@ -145,7 +144,6 @@ class Experiment:
         Raises:
             BadInput: They do not.
         """
-        compatibility.check_rounds(self.schedule.rounds, self.stages)
         for algorithm in (self.method, *self.stages):
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
@@ -156,7 +154,6 @@ class Experiment:
         if self.outliers is not None:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
-        registry.check(self.metrics, inputs.classes, inputs.objective)
         validated = self.schedule.validation is not None if validated is None else validated
         CallbackList(self.callbacks, self.metrics, validated, objective=inputs.objective)
         self.check_models(clients)
