@@ -210,7 +210,7 @@ def test_components_with_names_are_written_as_a_recipe_has_them(tmp_path: Path) 
     assert recipe.uploads[1] == "half"
     assert recipe.uploads[0].startswith("clip(")
     assert recipe.aggregator == "median"
-    assert recipe.outliers == "drop(norm=5.0, samples=None)"
+    assert recipe.outliers == "drop"
     assert "optimizer" in RunFolder.open(tmp_path / "run").environment()["objects"]
 
 

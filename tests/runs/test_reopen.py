@@ -59,7 +59,7 @@ def test_it_goes_on_with_the_executor_and_the_precision_of_the_run_where_it_can(
     moved = reopen(run, device="cpu")  # a run of a GPU, on a machine without one
     assert moved.executor.name == "loop"
     assert moved.simulation.clients.bf16
-    assert fresh(moved).bf16
+    assert fresh(moved).clients.bf16
 
 
 def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None:

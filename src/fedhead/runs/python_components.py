@@ -134,7 +134,10 @@ def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> No
     optional = ("metric ", "callback ")  # which no question to a finished run needs
     missing = [name for name in stored if name.split(" ")[0] not in given and not name.startswith(optional)]
     if missing:
-        words = dict.fromkeys({"stage": "stages"}.get(word, word) for word in (name.split(" ")[0] for name in missing))
+        words = dict.fromkeys(
+            {"stage": "stages", "upload": "uploads"}.get(word, word)
+            for word in (name.split(" ")[0] for name in missing)
+        )
         call = ", ".join(f"{word}=…" for word in words)
         own = f"{run} was begun in Python with its own {_list(missing)}"
         raise BadInput(f"{own}: give the same, fedhead.load({str(run)!r}, {call})")

@@ -25,7 +25,7 @@ from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.models.precision import check_precision
 from fedhead.models.split_model import SplitModel
-from fedhead.recipes.experiment import local, prepare
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment
 from fedhead.runs.run_writer import RunWriter
@@ -58,8 +58,8 @@ def execute(
     compute = compute or Compute()
     run = RunWriter(recipe, out, resume=resume, compute=compute, loggers=loggers)
     if run.result is None:
-        epochs = recipe.rounds * per_client_counts.mean(local(run.recipe).epochs)
-        if select.device(compute.device).type == "cuda" and epochs >= LONG:
+        epochs = per_client_counts.mean(per_client_counts.read(recipe.local_epochs, "local_epochs"))
+        if select.device(compute.device).type == "cuda" and recipe.rounds * epochs >= LONG:
             start_ahead(compute.compile)  # while the data is read
         run_in_folder(run, *prepare(run.recipe, compute.data), compute, observers)
     assert run.result is not None, "set when the run ends"
