@@ -13,12 +13,12 @@ from small import federation, network
 
 import fedhead as fh
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Clip, Float16Upload, Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.clients.server import aggregate
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
@@ -163,9 +163,11 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
             k: reply.replace(total if k == 0 else Tree({name: 0 * total[name] for name in total}))
             for k, reply in sent.items()
         }
-        sizes = {k: float(len(simulation.clients.federation.rows[k])) for k in sent}
+        sizes = [float(len(simulation.clients.federation.rows[k])) for k in sent]
         a, b = (
-            aggregate(simulation.experiment.method, simulation.server, trees, sizes, simulation.task)
+            simulation.experiment.method.aggregate(
+                simulation.server, Replies(list(trees), sizes, list(trees.values())), simulation.task
+            )
             for trees in (sent, moved)
         )
         for name, t in a.leaves().items():

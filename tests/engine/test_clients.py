@@ -15,7 +15,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.clients.server import aggregate, make_downlink
+from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
@@ -111,20 +111,6 @@ def test_what_is_posted_is_counted_for_every_client() -> None:
     plain = simulate()
     model = make_downlink(plain.experiment.method, plain.server, HOLDERS, plain.clients.task_of)
     assert model.nbytes() == 4 * plain.server["model"].nbytes > 0
-
-
-def test_replies_are_aggregated_in_the_order_of_the_clients() -> None:
-    made = simulate()
-    seen = []
-
-    class Watching(METHODS["fedavg"]):  # type: ignore[misc, name-defined]  # the class comes from a registry
-        def aggregate(self, server, replies, task):  # type: ignore[no-untyped-def]  # as its parent's
-            seen.append((list(replies.clients), list(replies.samples)))
-            return super().aggregate(server, replies, task)
-
-    sent = dict.fromkeys((4, 0, 3), made.server)
-    aggregate(Watching(), made.server, sent, {0: 9.0, 3: 14.0, 4: 3.0}, made.task)
-    assert seen == [([0, 3, 4], [9.0, 14.0, 3.0])]
 
 
 def test_a_reply_that_is_unlike_the_others_is_refused_and_changes_nothing() -> None:

@@ -17,9 +17,8 @@ from small import federation, network
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
-from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.client_round import Trainer, local_round, train_eagerly
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.steps import Trainer, train_eagerly
 from fedhead.executors.compiling import step
 from fedhead.executors.stack import graph_runner
 from fedhead.executors.stack.graphs import Graphs

@@ -17,8 +17,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.client.job import Job
-from fedhead.executors.stack.bucketed_finish import similar_sizes
-from fedhead.executors.stack.vectorize import VmapVectorizer
+from fedhead.executors.stack.vectorize import VmapVectorizer, similar_sizes
 from fedhead.methods import METHODS
 
 SIZES = [40, 30, 12, 11, 3, 1]

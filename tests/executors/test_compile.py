@@ -17,18 +17,16 @@ from torch import Tensor
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.client_round import Carry, PhaseRun, Trainer, local_round, train_eagerly
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.steps import Carry, PhaseRun, Trainer, train_eagerly
 from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
 from fedhead.executors.stack import graph_runner, step_graphs
 from fedhead.executors.stack.graph_runner import GraphRunner
 from fedhead.executors.stack.graphs import Graphs
-from fedhead.executors.stack.phase_keys import without_rows
 from fedhead.executors.stack.slots import choose_slots, plan
 from fedhead.executors.stack.stack import Stack
-from fedhead.executors.stack.step_graphs import StepGraphs
+from fedhead.executors.stack.step_graphs import StepGraphs, without_rows
 from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision

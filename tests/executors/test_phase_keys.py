@@ -22,8 +22,7 @@ from fedhead.core.training.batch import Batch
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Weights
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.executors.client.client_round import local_round
-from fedhead.executors.client.steps import Trainer, train_eagerly
+from fedhead.executors.client.client_round import Trainer, local_round, train_eagerly
 from fedhead.executors.compiling.step import trace
 from fedhead.executors.lanes import lane_steps
 from fedhead.executors.stack import graph_runner, graphs
@@ -73,8 +72,8 @@ def simulation(method: Scaled) -> Simulation:
     return make_simulation(federation(), [network("group")], method, **settings)
 
 
-def trained(run: Simulation, trainer: Trainer) -> Tensor:
-    job = run.jobs(run.experiment.method, run.server, run.states, run.clients.holders, 1)[0].take([0, 1])
+def trained(run: Simulation, method: Scaled, trainer: Trainer) -> Tensor:
+    job = run.jobs(method, run.server, run.states, run.clients.holders, 1)[0].take([0, 1])
     order = sorted(range(2), key=lambda k: -len(job.rows[k]))
     job = job.take(order)
     sent = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), trainer).send
@@ -85,10 +84,12 @@ def trained(run: Simulation, trainer: Trainer) -> Tensor:
 def test_methods_with_other_settings_have_their_own_graphs(kind: type[Scaled], captures: list[object]) -> None:
     run, trainer = simulation(kind()), Graphs(slots=2)
     for scale in (1.0, 3.0, 1.0):
-        run.experiment.method = kind(scale)
-        torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
+        method = kind(scale)
+        torch.testing.assert_close(
+            trained(run, method, trainer), trained(run, method, train_eagerly), atol=1e-11, rtol=1e-10
+        )
     count = len(captures)
-    trained(run, trainer)
+    trained(run, method, trainer)
     assert len(captures) == count
     assert len(trainer._runners) == 2  # what was captured before serves again
 
@@ -100,8 +101,10 @@ def test_the_runner_that_was_used_least_recently_makes_room(
     run, trainer = simulation(Scaled()), Graphs(slots=2, compile=False)
     counts = []
     for scale in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
-        run.experiment.method = Scaled(scale)
-        torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
+        method = Scaled(scale)
+        torch.testing.assert_close(
+            trained(run, method, trainer), trained(run, method, train_eagerly), atol=1e-11, rtol=1e-10
+        )
         assert len(trainer._runners) <= 2
         counts.append(len(captures))
     new = [after > before for before, after in itertools.pairwise([0, *counts])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.executors.stack.stacked_rows import FEW, StackedRows
+from fedhead.executors.stack.graph_runner import FEW, StackedRows
 
 
 @pytest.mark.parametrize("count", [0, 1, FEW, FEW + 1, 20, 25])

@@ -10,6 +10,7 @@ import torch
 from small import federation
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
@@ -40,7 +41,8 @@ def test_a_thousand_classifiers_are_averaged_in_a_tenth_of_a_second(hidden: int)
     took = []
     for _ in range(3):
         begin = time.perf_counter()
-        new = aggregate(method, server, sent, samples, clients.task)
+        replies = Replies(list(sent), list(samples.values()), list(sent.values()))
+        new = aggregate(method, server, replies, clients.task)
         down = make_downlink(method, new, range(CLIENTS), lambda _: clients.task)
         took.append(time.perf_counter() - begin)
     assert min(took) < 0.1, took
@@ -57,7 +59,7 @@ def test_memory_of_averaging_does_not_grow_with_the_extractors() -> None:
         server = method.init_server(weights(clients.task.model), clients.task)
         sent = {k: Tree(model=server["model"].clone()) for k in range(50)}
         with Allocated() as allocated:
-            aggregate(method, server, sent, dict.fromkeys(sent, 1.0), clients.task)
+            aggregate(method, server, Replies(list(sent), [1.0] * len(sent), list(sent.values())), clients.task)
         made.append(allocated.bytes)
     assert made[0] == made[1]
     assert 50 * 4 * (512 * 3 + 3) < made[0] < 4 * 50 * 4 * (512 * 3 + 3)  # the stack of classifiers, hardly more

@@ -23,10 +23,10 @@ from fedhead.data.transforms.augment import Transform
 from fedhead.engine.rounds.rounds import evaluate, run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
-from fedhead.executors.client.steps import Carry, PhaseRun, train_eagerly
+from fedhead.executors.client.client_round import Carry, PhaseRun, train_eagerly
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.stack.stack import Stack
+from fedhead.executors.stack.step_graphs import slot_key, without_rows
 from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
@@ -90,7 +90,7 @@ def test_a_rate_that_a_method_keeps_from_the_schedule_stays_so() -> None:
         def phases(self, task: Task) -> tuple[Phase, ...]:
             return (Phase(self.loss, scheduled=False), Phase(self.loss))
 
-    task = trained(FedAvg(), rounds=0).task
+    task = trained(FedAvg(), rounds=1).task
     for full, expected in ((False, [False, True]), (True, [False, False])):
         phases = FineTune(full_lr=full).tuned(Fixed().phases(task))
         assert [phase.scheduled for phase in phases] == expected
@@ -187,7 +187,7 @@ def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
 
 @pytest.mark.parametrize("record", [True, False])
 def test_turns_that_are_alike_can_share_a_graph(record: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: set[PhaseKey] = set()
+    keys: set[str] = set()
 
     def train(phase_run: PhaseRun) -> Carry:
         keys.add(slot_key(without_rows(phase_run)))
@@ -257,7 +257,7 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     stage = FineTuneCCVR().on_method(FedAvg())
     job = dataclasses.replace(job, program=dataclasses.replace(job.program, algorithm=stage))
     schedules = simulation.jobs(stage, by_hand.server, by_hand.states, [1], STAGE)[0].schedules
-    (reply,) = Loop().run(dataclasses.replace(job, schedules=schedules))
+    (reply,) = Loop().train(dataclasses.replace(job, schedules=schedules))
     assert (reply.keep["tuned"] - result.states[1]["tuned"]).sq() < 1e-20
     assert result.metrics["bytes_up"] > 0  # the statistics
     with pytest.raises(BadInput, match=r"finetune_ccvr can't follow fedrep"):

@@ -76,7 +76,7 @@ class Replies:
         clients: Numbers of the clients.
         samples: n_k, the number of training samples behind each reply.
         sent: What each client sent.
-        total: The sums of what was sent, where each reply was added as it arrived (`Algorithm.add`); `sent` is empty
+        total: The sums of what was sent, where each reply was added as it arrived (`Stage.add`); `sent` is empty
             then.
         robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
             set where the run has an aggregator.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from torch import Tensor
@@ -106,6 +106,45 @@ class Stage(Algorithm):
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send nothing, keep the client's state."""
         return Reply(send=Tree(), keep=client.state)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the server needs only sums over clients, so that a reply is added to `add`'s total and not kept."""
+        return False
+
+    def add(self, total: Tree, sent: Tree) -> Tree:
+        """Add a reply to the sums so far; asked where `adds_up`.
+
+        Args:
+            total: The sums so far, which may be written to; empty before the first reply.
+            sent: What a client sent; it has passed `check_reply`.
+
+        Returns:
+            The new sums, as `aggregate` reads them from `Replies.total`.
+        """
+        raise NotImplementedError
+
+    def summary_for_comparison(self, sent: Tree) -> Tree:
+        """Return what `find_inconsistent_replies` compares of a reply; all of it by default.
+
+        Args:
+            sent: What the client sent; it has passed `check_reply`.
+
+        Returns:
+            Named tensors, small where replies are large.
+        """
+        return sent
+
+    def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
+        """Return which replies can't be aggregated with the others, and why; those clients are left out then.
+
+        Args:
+            digests: What `summary_for_comparison` returned, by client.
+
+        Returns:
+            Why a client's reply is left out, by client.
+        """
+        return {}
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Leave the server's state as it is."""

@@ -18,9 +18,16 @@ from fedhead.data.pool import Pool
 from fedhead.engine.clients.local_schedule import LocalSchedule
 from fedhead.engine.clients.prefetch import Prefetcher
 from fedhead.engine.policies.stragglers import Stragglers
-from fedhead.executors.client.job_tables import HostBatches, JobTables, all_batches, host_batches, phase_data, row_table
+from fedhead.executors.client.job_tables import (
+    HostBatches,
+    JobTables,
+    all_batches,
+    host_batches,
+    phase_data,
+    row_table,
+    stack_order,
+)
 from fedhead.executors.client.program import ClientProgram
-from fedhead.executors.stack.stack_order import stack_order
 
 Draws = list[list[DrawArguments]]  # of each client's phases
 Schedules = list[list[BatchSchedule]]

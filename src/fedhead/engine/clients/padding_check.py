@@ -24,10 +24,9 @@ from fedhead.core.training import global_generators, random
 from fedhead.core.training.batch import Batch, Output
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.executors.client.client_round import phase_runs
+from fedhead.executors.client.client_round import PhaseRun, phase_runs
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
-from fedhead.executors.client.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on

@@ -58,23 +58,9 @@ def initial_server(method: Method, w: Weights, task: Task) -> Tree:
 
 
 def aggregate(
-    algorithm: Algorithm,
-    server: Tree,
-    sent: Mapping[int, Tree],
-    samples: Mapping[int, float],
-    task: Task,
-    aggregator: Aggregator | None = None,
-) -> Tree:
-    """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
-    order = sorted(sent)
-    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order])
-    return aggregate_replies(algorithm, server, replies, task, aggregator)
-
-
-def aggregate_replies(
     algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
 ) -> Tree:
-    """The server's new state from replies that have passed the checks, in the order of the clients' numbers.
+    """Return the server's new state from replies that have passed the checks, in the order of the clients' numbers.
 
     Raises:
         BadInput: If the rule writes into the old state, or returns something else than a tree of tensors with all that

@@ -6,7 +6,7 @@ client and names it in the record; without one, as in simulations, the failure e
 that no client could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that
 stand out from the others if the run's policy is to drop them (`fedhead.engine.policies.outliers`).
 
-Where an algorithm needs only sums over clients (`Algorithm.adds_up`), a portion of the clients is asked at a time and
+Where an algorithm needs only sums over clients (`Stage.adds_up`), a portion of the clients is asked at a time and
 each reply is added to a total as soon as it is checked, so that memory does not grow with the number of clients.
 """
 
@@ -29,7 +29,7 @@ from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_rows import TreeRows
 from fedhead.engine.clients.evaluation import nanmean
-from fedhead.engine.clients.server import aggregate_replies
+from fedhead.engine.clients.server import aggregate
 from fedhead.engine.policies import reply_check
 from fedhead.engine.policies.outliers import Outlier
 from fedhead.engine.policies.sampling import Cohort
@@ -134,7 +134,7 @@ def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
     """Whether replies are added up as they arrive: nothing is to be found out about single ones later."""
     experiment = transport.experiment
     exact = upload.exact(experiment.uploads, algorithm, algorithm.sums)
-    return algorithm.adds_up and experiment.outliers is None and exact
+    return isinstance(algorithm, Stage) and algorithm.adds_up and experiment.outliers is None and exact
 
 
 def request_replies(
@@ -173,6 +173,7 @@ def request_replies(
 
 def _added(transport: AnyTransport, algorithm: Algorithm, total: Tree, replies: ReplySet) -> tuple[Tree, ReplySet]:
     """Return the total with some replies, and a digest of each of these."""
+    assert isinstance(algorithm, Stage), "methods don't add up"
     digests: dict[int, ClientReply] = {}
     for k, reply in replies.items():
         sent = decoded(transport, algorithm, {k: reply})[k]
@@ -194,14 +195,14 @@ def _aggregate(
     task = transport.clients.task
     if total is not None:
         added = Replies(list(replies), replies.samples, [], total)
-        return _with_frozen(server, aggregate_replies(algorithm, server, added, task), task.model.frozen)
+        return _with_frozen(server, aggregate(algorithm, server, added, task), task.model.frozen)
     sent, samples = replies.sent, dict(zip(replies, replies.samples, strict=True))
     if clipped or transport.experiment.uploads:
         trees = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
         sent = TreeRows([trees[k] for k in replies])
     samples |= {k: outlier.samples for k, outlier in clipped.items()}
     weights = [count / inclusion[k] if k in inclusion else count for k, count in samples.items()]
-    new = aggregate_replies(algorithm, server, Replies(list(replies), weights, sent), task, rule)
+    new = aggregate(algorithm, server, Replies(list(replies), weights, sent), task, rule)
     return _with_frozen(server, new, task.model.frozen)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput, Diverged, FedheadError
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
@@ -77,7 +78,11 @@ def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) 
     The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
     and does not wait until it has trained.
     """
-    seen = algorithm.adds_up or algorithm.class_rows or transport.experiment.outliers is not None
+    seen = (
+        (isinstance(algorithm, Stage) and algorithm.adds_up)
+        or algorithm.class_rows
+        or transport.experiment.outliers is not None
+    )
     return transport.quorum is None and not seen
 
 
@@ -110,7 +115,9 @@ def find_inconsistent_replies(
     transport: AnyTransport, algorithm: Algorithm, replies: ReplySet
 ) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
-    if not algorithm.class_rows or not upload.exact(transport.experiment.uploads, algorithm, algorithm.class_rows):
+    if not isinstance(algorithm, Stage) or not algorithm.class_rows:
+        return {}
+    if not upload.exact(transport.experiment.uploads, algorithm, algorithm.class_rows):
         return {}
     whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
     digests = {k: algorithm.summary_for_comparison(sent) for k, sent in decoded(transport, algorithm, whole).items()}

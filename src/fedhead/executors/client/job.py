@@ -15,10 +15,10 @@ from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import StackedTrees, as_rows
 from fedhead.data.partitions.allocation import Rows
+from fedhead.executors.client.client_round import PhaseBatches
 from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, row_table
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.stack_errors import CannotStack
-from fedhead.executors.client.steps import PhaseBatches
 
 T = TypeVar("T")
 

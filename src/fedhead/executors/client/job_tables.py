@@ -21,8 +21,8 @@ from fedhead.core.training.batching import BatchSchedule, batch_tables
 from fedhead.core.tree.transfer import to_device
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
+from fedhead.executors.client.client_round import PhaseBatches
 from fedhead.executors.client.program import ClientProgram
-from fedhead.executors.client.steps import PhaseBatches
 
 
 class RowTable(NamedTuple):
@@ -140,3 +140,30 @@ def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
     key = to_device(batches.keys, device)
     rows, weight = to_device(batches.rows, device).long(), to_device(batches.weight, device)
     return PhaseBatches(rows, weight, key, batches.widths, batches.padded)
+
+
+def stack_order(steps: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """Return the places of clients in as few lists as it takes for steps never to grow, in any phase.
+
+    One list is enough unless clients do different amounts of work in some phases but not in others.
+
+    Args:
+        steps: Each client's steps, one entry per phase.
+        sizes: Each client's training samples.
+
+    >>> stack_order([[1], [3], [2]], sizes=[4, 12, 8])
+    [[1, 2, 0]]
+    >>> stack_order([[1, 5], [3, 2]], sizes=[4, 12])
+    [[0], [1]]
+    """
+    if all(mine == steps[0] for mine in steps):
+        return [sorted(range(len(steps)), key=lambda k: -sizes[k])] if steps else []
+    lists: list[list[int]] = []
+    for k in sorted(range(len(steps)), key=lambda k: (-sum(steps[k]), -sizes[k], k)):
+        fits = (own for own in lists if all(a >= b for a, b in zip(steps[own[-1]], steps[k], strict=True)))
+        found = next(fits, None)
+        if found is None:
+            lists.append([k])
+        else:
+            found.append(k)
+    return lists

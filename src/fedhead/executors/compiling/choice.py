@@ -9,8 +9,8 @@ import torch
 
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.stage import Stage
+from fedhead.executors.client.client_round import PhaseRun
 from fedhead.executors.client.program import ClientProgram
-from fedhead.executors.client.steps import PhaseRun
 
 # From which on it pays: client-steps, or floating-point operations of their forward passes. On an H200 the compiler
 # took as long as 7,000 to 15,000 uncompiled steps of ResNet-20 with batches of 128, 0.7e14 to 1.6e14 operations, and

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs
 from fedhead.data.pool import Pool, ViewsAhead
-from fedhead.executors.client.steps import draw_batch
+from fedhead.executors.client.client_round import draw_batch
 from fedhead.executors.lanes.lane_steps import Lane
 
 MAX_BYTES = 1 << 28  # of inputs that are drawn at once, of one view; augmentation takes several times as much

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from fedhead.executors.client.steps import Carry, PhaseRun
+from fedhead.executors.client.client_round import Carry, PhaseRun
 from fedhead.executors.lanes.lane_batches import LaneBatches
 from fedhead.executors.lanes.lane_steps import CompiledSteps, Lane
 from fedhead.executors.stack.step_graphs import StepGraphs, copy_into, preparing

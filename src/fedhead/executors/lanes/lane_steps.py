@@ -15,10 +15,9 @@ from fedhead.core.training.batch import Batch
 from fedhead.core.training.optimizers import clone_for_in_place
 from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.executors.client.steps import PhaseBatches, PhaseRun, draw_batch
+from fedhead.executors.client.client_round import PhaseBatches, PhaseRun, draw_batch
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
-from fedhead.executors.stack.phase_keys import cache_key
-from fedhead.executors.stack.step_graphs import copy_each, copy_into
+from fedhead.executors.stack.step_graphs import cache_key, copy_each, copy_into
 
 
 class Lane:

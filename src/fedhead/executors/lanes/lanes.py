@@ -16,13 +16,12 @@ import torch
 
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.client.base import Executor, ExecutorReport
-from fedhead.executors.client.client_round import phase_runs
+from fedhead.executors.client.client_round import Carry, PhaseRun, phase_runs
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram, Vectorizer
-from fedhead.executors.client.steps import Carry, PhaseRun
 from fedhead.executors.lanes.lane_groups import LaneGroup
 from fedhead.executors.lanes.lane_steps import CompiledSteps
-from fedhead.executors.stack.phase_keys import cache_key, without_rows
+from fedhead.executors.stack.step_graphs import cache_key, without_rows
 
 MAX_GROUPS = 4  # groups of lanes whose graphs are kept
 

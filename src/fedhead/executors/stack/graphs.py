@@ -6,13 +6,13 @@ from collections import OrderedDict
 
 import torch
 
-from fedhead.executors.client.steps import Carry, PhaseRun
+from fedhead.executors.client.client_round import Carry, PhaseRun
 from fedhead.executors.compiling.choice import pays_for
 from fedhead.executors.compiling.process import Compiler
 from fedhead.executors.compiling.step import warn_not_compiled
 from fedhead.executors.stack.graph_runner import GraphRunner
-from fedhead.executors.stack.phase_keys import slot_key, without_rows
 from fedhead.executors.stack.slots import choose_slots
+from fedhead.executors.stack.step_graphs import slot_key, without_rows
 
 MAX_RUNNERS = 6  # whose static tensors and graphs are kept
 

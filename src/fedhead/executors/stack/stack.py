@@ -14,13 +14,12 @@ from fedhead.core.tree.finite import FiniteCheck
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import as_rows, with_own_rows
 from fedhead.executors.client.base import Executor, ExecutorReport
-from fedhead.executors.client.client_round import local_round
+from fedhead.executors.client.client_round import local_round, train_eagerly
 from fedhead.executors.client.job import Job
+from fedhead.executors.client.job_tables import stack_order
 from fedhead.executors.client.reply_set import ReplyRows, ReplySet
 from fedhead.executors.client.stack_errors import explain
-from fedhead.executors.client.steps import train_eagerly
 from fedhead.executors.stack.graphs import Graphs
-from fedhead.executors.stack.stack_order import stack_order
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
 # Stacks of small models on a GPU may hold more clients than `default_size` says, up to a number and a size in memory.
