@@ -132,11 +132,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": ["fedavg", fh.FedProx()]}, "method: FedProx(mu=0.01) is an object, and a sweep writes its values into"),
     ({"method": fh.FedProx, "lr": [0.1]}, "give a name, such as 'fedavg', 'fedprox(mu=0.1)' or 'mine.py:FedMine'"),
     ({"local_epochs": [1, "1"]}, "is there twice"),
-    ({"method": ["fedprox", "fedprox(mu=0.01)"]}, "are the same"),
-    ({"partition": ["dirichlet(0.1)", "dirichlet(alpha=0.10)"]}, "are the same"),  # however they are written
-    ({"method": "fedprox", "method.mu": [1, 1.0]}, "the cells 'mu=1' and 'mu=1.0' are the same"),
-    ({"model": ["mlp(hidden=[8])", "mlp([8])"]}, "are the same"),
-    ({"sampler": [None, "uniform"]}, "are the same"),
     ({"method": ["fedprox(0.1)"]}, "name the parameters, as in fedprox"),
     ({"method": "fedprox(mu=0.1)", "method.mu": [0.1, 0.2]}, "method.mu: it is an axis and has the value 0.1 as well"),
     ({"method": "fedprox(mu=0.1)", "method.mu": 0.2, "lr": [0.1]}, "fedprox(mu=0.1): method.mu is given as well"),

@@ -15,7 +15,6 @@ from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.tree.digest import digest_text
 from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.recipe_equality import canonical
 from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, DamagedRun
@@ -53,7 +52,7 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     found = cell_folders(table)
     seen: dict[str, str] = {}
     for cell, name in found.values():
-        if (other := seen.setdefault(_meaning(cell, name), name)) is not name:
+        if (other := seen.setdefault(settings_of(_recipe(cell, 0, name)), name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
     return [
         SweepCell(
@@ -101,15 +100,6 @@ def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
         with_stage = {**recipe.flat(), "stages": [*recipe.stages, cell.stage]}
         with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
         return Recipe.from_flat(with_stage, recipe.folders)
-    except BadInput as error:
-        raise BadInput(f"{name}: {error}") from error
-
-
-def _meaning(cell: Cell, name: str) -> str:
-    """Return what a cell's settings mean, however they are written."""
-    recipe = _recipe(cell, 0, name)
-    try:
-        return canonical(recipe)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
 
