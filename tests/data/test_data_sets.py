@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
@@ -124,12 +124,6 @@ class Sentences(Dataset):
         return {"words": torch.tensor(ids(self.texts[i])), "length": float(len(self.texts[i])), "label": i % 2}
 
 
-def padded(rows):
-    """A collate function of the user's."""
-    words = torch.nn.utils.rnn.pad_sequence([row["words"] for row in rows], batch_first=True)
-    return {"words": words, "label": torch.tensor([row["label"] for row in rows])}
-
-
 def test_datasets_of_dictionaries():
     fed = Federation.from_dataset(Sentences(TEXTS), clients=2, layout={"words": "tokens"})
     assert fed.input_shape == {"words": (4,), "length": (1,), "words_mask": (4,)}
@@ -141,33 +135,10 @@ def test_datasets_of_dictionaries():
         Federation.from_dataset(Sentences(TEXTS), inputs=["age"])
 
 
-def test_loaders_give_the_order_of_their_data_set():
-    x, y = torch.randn(7, 3), torch.arange(7) % 2
-    data = TensorDataset(x, y)
-    state = torch.get_rng_state()
-    for loader, kept in (
-        (DataLoader(data, batch_size=3, shuffle=True), range(7)),
-        (DataLoader(data, batch_size=2, drop_last=True), range(7)),
-        (DataLoader(data, batch_size=None), range(7)),
-    ):
-        fed = Federation.from_dataset(loader, clients=1)
-        assert torch.equal(fed.train.x, x[list(kept)])
-        assert torch.equal(fed.train.y, y[list(kept)])
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
-    some = DataLoader(data, sampler=SubsetRandomSampler([5, 1, 2]))
-    assert torch.equal(Federation.from_dataset(some, clients=1).train.x, x[[1, 2, 5]])
-    with pytest.raises(BadInput, match="draws samples with replacement"):
-        Federation.from_dataset(DataLoader(data, sampler=RandomSampler(data, replacement=True)))
-
-
-def test_a_loader_s_own_collate_function_is_used():
-    loader = DataLoader(Sentences(TEXTS), batch_size=2, collate_fn=padded)
-    fed = Federation.from_dataset(loader, clients=2, inputs="words", layout="tokens")
-    assert fed.input_shape == {"x": (4,), "mask": (4,)}
-    assert fed.train.x["x"][1].tolist() == [*ids("bad"), 0, 0, 0]
-    failing = DataLoader(Sentences(TEXTS), batch_size=2)
-    with pytest.raises(BadInput, match="the DataLoader: the function raised RuntimeError: stack expects each tensor"):
-        Federation.from_dataset(failing)
+def test_a_loader_is_refused_for_its_data_set():
+    data = TensorDataset(torch.randn(7, 3), torch.arange(7) % 2)
+    with pytest.raises(BadInput, match="give its Dataset, as in loader"):
+        Federation.from_dataset(DataLoader(data, batch_size=3, shuffle=True))
 
 
 # -- one data set per client ----------------------------------------------------------------------
@@ -176,7 +147,7 @@ def test_clients_of_every_kind_with_their_own_test_sets():
     data = TensorDataset(torch.from_numpy(x[:6]), torch.from_numpy(y[:6]))
     fed = Federation.from_clients(
         {
-            "loader": {"train": DataLoader(data, batch_size=4, shuffle=True), "test": data},
+            "tensors": {"train": data, "test": data},
             "arrays": (x[6:12], y[6:12], x[12:15], y[12:15]),
             "no test": (x[15:20], y[15:20]),
             "rows": datasets.DatasetDict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,22 +27,10 @@ HEADS = Registry[Callable[..., nn.Module]](
     ),
 )
 """The heads by name."""
-C = TypeVar("C")
-
-
-def head(name: str) -> Callable[[C], C]:
-    """Register a head under a name: a class of `nn.Module` or a function, called with (features, classes).
-
-    One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers; further
-    parameters have defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
-
-    Args:
-        name: The name, for recipes.
-
-    Returns:
-        A decorator of classes or functions.
-    """
-    return HEADS.decorator(name)
+head = HEADS.decorator
+"""Register a head under a name: a class of `nn.Module` or a function, called with (features, classes)."""
+# One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers; further
+# parameters have defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
 
 
 class ChosenHead(NamedTuple):

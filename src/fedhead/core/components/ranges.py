@@ -6,9 +6,11 @@ Several ranges in one annotation hold together: `Annotated[float, Above(0), AtMo
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Range:
@@ -19,7 +21,21 @@ class Range:
 
 
 @dataclass(frozen=True)
-class AtLeast(Range):
+class _Bound(Range):
+    """Numbers on one side of a bound."""
+
+    bound: float
+    words: ClassVar[str]
+    holds: ClassVar[Callable[[Any, Any], bool]]
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(type(self).holds(value, self.bound))
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.bound}"
+
+
+class AtLeast(_Bound):
     """Numbers from `bound` on.
 
     Args:
@@ -29,64 +45,37 @@ class AtLeast(Range):
     (True, False, 'at least 0')
     """
 
-    bound: float
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(value >= self.bound)
-
-    def __str__(self) -> str:
-        return f"at least {self.bound}"
+    words, holds = "at least", operator.ge
 
 
-@dataclass(frozen=True)
-class Above(Range):
+class Above(_Bound):
     """Numbers greater than `bound`.
 
     Args:
         bound: Not allowed itself.
     """
 
-    bound: float
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(value > self.bound)
-
-    def __str__(self) -> str:
-        return f"above {self.bound}"
+    words, holds = "above", operator.gt
 
 
-@dataclass(frozen=True)
-class AtMost(Range):
+class AtMost(_Bound):
     """Numbers up to `bound`.
 
     Args:
         bound: The largest allowed number.
     """
 
-    bound: float
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(value <= self.bound)
-
-    def __str__(self) -> str:
-        return f"at most {self.bound}"
+    words, holds = "at most", operator.le
 
 
-@dataclass(frozen=True)
-class Below(Range):
+class Below(_Bound):
     """Numbers smaller than `bound`.
 
     Args:
         bound: Not allowed itself.
     """
 
-    bound: float
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(value < self.bound)
-
-    def __str__(self) -> str:
-        return f"below {self.bound}"
+    words, holds = "below", operator.lt
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Federation(FederationData):
         """Create a federation from a data set of PyTorch, Hugging Face or pandas.
 
         Args:
-            dataset: A torch `Dataset` or `DataLoader` of (sample, label) pairs or of dictionaries, a Hugging Face
+            dataset: A torch `Dataset` of (sample, label) pairs or of dictionaries, a Hugging Face
                 `Dataset`, a pandas `DataFrame`, or a `DatasetDict` (or dictionary) of such with the parts train and,
                 if there is one, test.
             partition: A partition or its name, see `from_arrays`; "natural(column)" takes the clients that a column

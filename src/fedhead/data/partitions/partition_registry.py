@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,21 +67,10 @@ class PartitionEntry(NamedTuple):
     forms: tuple[Form, ...] = ()
 
 
-P = TypeVar("P")
 PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
 """The partitions by name."""
-
-
-def partition(name: str) -> Callable[[P], P]:
-    """Register a partition under a name.
-
-    Args:
-        name: The name, for recipes and the command line.
-
-    Returns:
-        A decorator of subclasses of `Partition`, or of functions `(y, clients, rng, …)`.
-    """
-    return PARTITIONS.decorator(name)
+partition = PARTITIONS.decorator
+"""Register a partition under a name: a subclass of `Partition`, or a function `(y, clients, rng, …)`."""
 
 
 def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
@@ -138,56 +127,20 @@ def _dirichlet(
     require(
         minimum is None, f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)"
     )
-    forms: dict[str, Callable[[float], Partition]] = {
-        "plain": Dirichlet,
-        "equal": EqualDirichlet,
-        "moon": MoonDirichlet,
-        "fedetf": FedETFDirichlet,
-    }
-    return forms[form](alpha)
+    return {"plain": Dirichlet, "equal": EqualDirichlet, "moon": MoonDirichlet, "fedetf": FedETFDirichlet}[form](alpha)
 
 
 _built_in("iid", IID, Form("iid", "", "shuffled and distributed evenly"))
 _built_in(
     "dirichlet",
     _dirichlet,
-    Form(
-        "dirichlet(alpha)",
-        "alpha > 0",
-        "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
-    ),
-    Form(
-        "dirichlet(alpha, capped)",
-        "alpha > 0, minimum=10",
-        "the same, with a cap of N/K samples per client and a minimum (MOON, CCVR)",
-    ),
-    Form(
-        "dirichlet(alpha, moon)",
-        "alpha > 0",
-        "the capped rule, seeded as np.random.seed does: the very splits of MOON's public code",
-    ),
-    Form(
-        "dirichlet(alpha, fedetf)",
-        "alpha > 0",
-        "the plain rule, seeded as np.random.seed does: the very splits of FedETF's public code",
-    ),
-    Form(
-        "dirichlet(alpha, equal)",
-        "alpha > 0",
-        "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
-    ),
+    Form("dirichlet(alpha)", "alpha > 0", "each class cut by its own Dir(alpha) (FedETF); may leave clients empty"),
+    Form("dirichlet(alpha, capped)", "alpha > 0, minimum=10", "at most N/K samples per client, a minimum (MOON, CCVR)"),
+    Form("dirichlet(alpha, moon)", "alpha > 0", "capped, seeded by np.random.seed: the splits of MOON's public code"),
+    Form("dirichlet(alpha, fedetf)", "alpha > 0", "plain, seeded by np.random.seed: splits of FedETF's public code"),
+    Form("dirichlet(alpha, equal)", "alpha > 0", "clients of equal size, class shares from Dir(alpha) (FedClassAvg)"),
 )
 _built_in(
-    "skewed",
-    Skewed,
-    Form(
-        "skewed(per_client)",
-        "per_client >= 1",
-        "a few distinct classes per client, each shared evenly by those who hold it",
-    ),
+    "skewed", Skewed, Form("skewed(per_client)", "per_client >= 1", "a few classes per client, each shared evenly")
 )
-_built_in(
-    "natural",
-    Natural,
-    Form("natural", "column=site", "the clients that the data itself has: an array of an .npz file, or folders"),
-)
+_built_in("natural", Natural, Form("natural", "column=site", "the clients of the data: an array of a file, or folders"))

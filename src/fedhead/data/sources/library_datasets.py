@@ -115,8 +115,8 @@ class Reader:
         if isinstance(source, tuple | list) and len(source) == 2:
             return Part(*source)
         raise BadInput(
-            f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset or DataLoader, a Hugging Face "
-            "Dataset, or a pandas DataFrame"
+            f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset, a Hugging Face Dataset, or a "
+            "pandas DataFrame"
         )
 
     def _columns(self, source: Any, what: str) -> Part:
@@ -174,7 +174,7 @@ class Reader:
 
 
 def torch_part(source: Any, reading: Reading) -> Part:
-    """Return the inputs and labels of a torch `Dataset` or `DataLoader`, or of what can be indexed like one."""
+    """Return the inputs and labels of a torch `Dataset`, or of what can be indexed like one."""
     x, y = torch_sets.samples(source, reading.label, reading.names)
     labels = torch_sets.label_array(y)
     if isinstance(x, dict):

@@ -47,10 +47,22 @@ CINIC10 = Remote(
 )
 TINY = Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
 EMNIST = Remote("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
+SCIKIT = "https://scikit-learn.org/stable/datasets/toy_dataset.html"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
 UNION = "emnist-letters-union.npz"
+DESCRIPTIONS = {
+    "digits": "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
+    "cifar10": "60,000 color photographs of 10 kinds of things, 32x32",
+    "cifar100": "60,000 color photographs of 100 kinds of things, 32x32",
+    "mnist": "70,000 handwritten digits, 28x28",
+    "fashionmnist": "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
+    "emnist-letters": "145,600 handwritten letters, 28x28, set upright",
+    "emnist-letters-union": f"127,648 real EMNIST letters of {UNION}: NOT the official split, classes unbalanced",
+    "cinic10": "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
+    "tinyimagenet": "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
+}
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _DIGITS, _LETTERS = tuple("0123456789"), tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -59,26 +71,26 @@ _HALF = Transform.named("none", "half")
 _LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
 
 
-def standard(name: str, description: str, source: str, **facts: Any) -> Callable[[Read], Read]:
+def standard(
+    name: str,
+    classes: int,
+    shape: tuple[int, int, int],
+    transform: Transform,
+    source: str,
+    names: tuple[str, ...] | None = None,
+    sizes: tuple[int, int] | None = None,
+) -> Callable[[Read], Read]:
     """Register the reader of a standard data set; see `Dataset` for the arguments."""
 
     def register(read: Read) -> Read:
-        DATASETS.register(name, Dataset(name=name, description=description, source=source, read=read, **facts))
+        entry = Dataset(name, classes, shape, transform, DESCRIPTIONS[name], source, read, names, sizes)
+        DATASETS.register(name, entry)
         return read
 
     return register
 
 
-@standard(
-    "digits",
-    "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
-    "https://scikit-learn.org/stable/datasets/toy_dataset.html",
-    classes=10,
-    shape=(1, 8, 8),
-    transform=Transform((0.3053,), (0.376,)),
-    names=_DIGITS,
-    sizes=(1437, 360),
-)
+@standard("digits", 10, (1, 8, 8), Transform((0.3053,), (0.376,)), SCIKIT, _DIGITS, (1437, 360))
 def digits(root: Path, part: Part, download: bool) -> Samples:
     """Read scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
     x, y = load_digits()
@@ -89,31 +101,14 @@ def digits(root: Path, part: Part, download: bool) -> Samples:
     return everything.take(test if part == "test" else np.setdiff1d(np.arange(len(y)), test))
 
 
-@standard(
-    "cifar10",
-    "60,000 color photographs of 10 kinds of things, 32x32",
-    CIFAR10.url,
-    classes=10,
-    shape=_COLOR,
-    transform=Transform.named("cifar", "cifar10"),
-    names=_CIFAR10,
-    sizes=(50_000, 10_000),
-)
+@standard("cifar10", 10, _COLOR, Transform.named("cifar", "cifar10"), CIFAR10.url, _CIFAR10, (50_000, 10_000))
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
     """Read CIFAR-10's Python batches."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
     return _cifar("cifar10", "cifar-10-batches-py", names, b"labels", CIFAR10, root, download)
 
 
-@standard(
-    "cifar100",
-    "60,000 color photographs of 100 kinds of things, 32x32",
-    CIFAR100.url,
-    classes=100,
-    shape=_COLOR,
-    transform=Transform.named("cifar100", "cifar100"),
-    sizes=(50_000, 10_000),
-)
+@standard("cifar100", 100, _COLOR, Transform.named("cifar100", "cifar100"), CIFAR100.url, None, (50_000, 10_000))
 def cifar100(root: Path, part: Part, download: bool) -> Samples:
     """Read CIFAR-100's Python files, with the 100 fine labels."""
     return _cifar("cifar100", "cifar-100-python", [part], b"fine_labels", CIFAR100, root, download)
@@ -131,31 +126,13 @@ def _cifar(
     return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
 
 
-@standard(
-    "mnist",
-    "70,000 handwritten digits, 28x28",
-    MNIST,
-    classes=10,
-    shape=_GRAY,
-    transform=_HALF,
-    names=_DIGITS,
-    sizes=(60_000, 10_000),
-)
+@standard("mnist", 10, _GRAY, _HALF, MNIST, _DIGITS, (60_000, 10_000))
 def mnist(root: Path, part: Part, download: bool) -> Samples:
     """Read MNIST's idx files."""
     return _idx_pair("mnist", [root / "mnist", root / "MNIST" / "raw", root], MNIST, root / "mnist", part, download)
 
 
-@standard(
-    "fashionmnist",
-    "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
-    FASHION,
-    classes=10,
-    shape=_GRAY,
-    transform=_HALF,
-    names=_FASHION,
-    sizes=(60_000, 10_000),
-)
+@standard("fashionmnist", 10, _GRAY, _HALF, FASHION, _FASHION, (60_000, 10_000))
 def fashionmnist(root: Path, part: Part, download: bool) -> Samples:
     """Read Fashion-MNIST's idx files, also from Debian's package."""
     places = [root / "fashionmnist", root / "fashion-mnist", root / "FashionMNIST" / "raw", DEBIAN]
@@ -174,15 +151,7 @@ def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Pa
     return _pair(arrays[0], arrays[1], places[0])
 
 
-@standard(
-    "emnist-letters",
-    "145,600 handwritten letters, 28x28, set upright",
-    EMNIST.url,
-    classes=26,
-    shape=_GRAY,
-    transform=_HALF,
-    names=_LETTERS,
-)
+@standard("emnist-letters", 26, _GRAY, _HALF, EMNIST.url, _LETTERS)
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     """Read EMNIST Letters' official idx files.
 
@@ -204,15 +173,7 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
 
 
-@standard(
-    "emnist-letters-union",
-    f"127,648 real EMNIST letters of {UNION}: NOT the official split, classes unbalanced",
-    EMNIST.url,
-    classes=26,
-    shape=_GRAY,
-    transform=_HALF,
-    names=_LETTERS,
-)
+@standard("emnist-letters-union", 26, _GRAY, _HALF, EMNIST.url, _LETTERS)
 def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     """Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
 
@@ -228,16 +189,7 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     return _pair(held["images"][chosen], held["labels"][chosen].astype(np.int64) - 1, path)
 
 
-@standard(
-    "cinic10",
-    "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
-    CINIC10.url,
-    classes=10,
-    shape=_COLOR,
-    transform=Transform.named("cifar", "cinic10"),
-    names=_CIFAR10,
-    sizes=(90_000, 90_000),
-)
+@standard("cinic10", 10, _COLOR, Transform.named("cifar", "cinic10"), CINIC10.url, _CIFAR10, (90_000, 90_000))
 def cinic10(root: Path, part: Part, download: bool) -> Samples:
     """Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML."""
     places = [root / "cinic10", root / "CINIC-10", root / "cinic-10"]
@@ -250,15 +202,7 @@ def cinic10(root: Path, part: Part, download: bool) -> Samples:
     return image_folders.cached(folder, part, listed, 32, 3)
 
 
-@standard(
-    "tinyimagenet",
-    "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
-    TINY.url,
-    classes=200,
-    shape=(3, 64, 64),
-    transform=Transform.named("none", "imagenet"),
-    sizes=(100_000, 10_000),
-)
+@standard("tinyimagenet", 200, (3, 64, 64), Transform.named("none", "imagenet"), TINY.url, None, (100_000, 10_000))
 def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
     """Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations."""
     folder = root / "tiny-imagenet-200"

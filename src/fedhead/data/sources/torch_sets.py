@@ -1,4 +1,4 @@
-"""PyTorch's data sets and loaders as inputs and labels, in the order of the data set."""
+"""PyTorch's data sets as inputs and labels, in their order."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fedhead.core.system.errors import BadInput, require, user_code
-from fedhead.core.tree.inputs import map_inputs
+from fedhead.core.system.errors import BadInput, require
 
-BATCH = 32  # samples that are collated at a time, where a loader does not say
 PAIRS = 'the Dataset must yield (sample, label) pairs, or dictionaries with a "label" (label="…" for another name)'
 
 
 def is_torch(source: Any) -> bool:
-    """Return whether something is a data set or loader of PyTorch."""
+    """Return whether something is a data set of PyTorch, or a loader, which `samples` refuses."""
     return isinstance(source, Dataset | DataLoader)
 
 
 def samples(source: Any, label: str, inputs: Sequence[str] | None) -> tuple[Any, list[Any]]:
-    """Return the samples of a data set or loader: a list of inputs, or one per name, and the labels.
-
-    A loader's batches are made by its own collate function, but in the order of the data set: its shuffling, and
-    `drop_last`, concern training and not the data.
+    """Return the samples of a data set: a list of inputs, or one per name, and the labels.
 
     Args:
-        source: A `Dataset` or `DataLoader`.
+        source: A `Dataset`.
         label: Name of the label, where samples are dictionaries.
         inputs: Names of the inputs, likewise; None for all others.
 
@@ -60,60 +55,18 @@ def _selected(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequen
 
 
 def _rows(source: Any) -> Iterable[Any]:
-    """Yield single samples."""
-    if not isinstance(source, DataLoader):
-        yield from _items(source)
-        return
-    with user_code("the DataLoader"):
-        if isinstance(source.dataset, IterableDataset):
-            for batch in source:
-                yield from [batch] if source.batch_size is None else _split(batch)
-            return
-        items = list(_items(source.dataset, _indices(source)))
-        if source.batch_sampler is None:  # batch_size=None: no batches
-            yield from map(source.collate_fn, items)
-            return
-        size = source.batch_size or BATCH
-        for i in range(0, len(items), size):
-            yield from _split(source.collate_fn(items[i : i + size]))
-
-
-def _indices(loader: DataLoader[Any]) -> Sequence[int]:
-    """Return which samples a loader takes, in order."""
+    """Return the single samples of a data set."""
     require(
-        not isinstance(loader.sampler, WeightedRandomSampler) and (not getattr(loader.sampler, "replacement", False)),
-        "the DataLoader draws samples with replacement: give the Dataset itself",
+        not isinstance(source, DataLoader),
+        "a DataLoader shuffles, drops and collates for training: give its Dataset, as in loader.dataset",
     )
-    everything = range(len(loader.dataset))  # type: ignore[arg-type]  # one with a length
-    if loader.batch_size is None and loader.batch_sampler is not None:  # the user's own batches
-        return sorted({int(i) for batch in loader.batch_sampler for i in batch})
-    if isinstance(loader.sampler, RandomSampler) and loader.sampler.num_samples == len(everything):
-        return everything  # without asking it, which would draw random numbers
-    return sorted(loader.sampler)
-
-
-def _items(dataset: Any, indices: Sequence[int] | None = None) -> Iterable[Any]:
-    if isinstance(dataset, IterableDataset):
-        return iter(dataset)
+    if isinstance(source, IterableDataset):
+        return iter(source)
     require(
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
-        f"{type(dataset).__name__} is not a torch Dataset with a length: give one that can be indexed",
+        hasattr(source, "__len__") and hasattr(source, "__getitem__"),
+        f"{type(source).__name__} is not a torch Dataset with a length: give one that can be indexed",
     )
-    return (dataset[i] for i in (range(len(dataset)) if indices is None else indices))
-
-
-def _split(batch: Any) -> Iterable[Any]:
-    """Yield the samples of a batch (x, y) or of a dictionary, whose x may be a dictionary too."""
-    if isinstance(batch, Mapping):
-        for i in range(len(next(iter(batch.values())))):
-            yield {name: values[i] for name, values in batch.items()}
-    elif isinstance(batch, tuple | list) and len(batch) == 2:
-        x, y = batch
-        yield from (
-            (map_inputs(lambda t, i=i: t[i], dict(x) if isinstance(x, Mapping) else x), y[i]) for i in range(len(y))
-        )
-    else:
-        raise BadInput(PAIRS)
+    return (source[i] for i in range(len(source)))
 
 
 def label_array(values: Sequence[Any]) -> Any:
