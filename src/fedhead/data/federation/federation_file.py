@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, require
@@ -16,11 +17,11 @@ from fedhead.data.federation import splits
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs import arrays, labels, named_inputs, targets
 from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.input_spec import describe_transform, read_transform
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
-from fedhead.data.transforms.augment import Transform
-from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
+from fedhead.data.transforms.named_transforms import NamedTransforms
 
 
 def save(path: Path, federation: FederationData) -> None:
@@ -40,7 +41,7 @@ def save(path: Path, federation: FederationData) -> None:
         "site_names": list(names),
         **_entries("layout", arrays.stored_layout(held.train.x)),
         "classes": federation.classes,
-        **_transform_entries(federation.transform),
+        "preparation": _preparation(federation),
         "title": federation.title,
         "partition": federation.partition,
     }
@@ -56,9 +57,6 @@ def save(path: Path, federation: FederationData) -> None:
         entries["client_test_from"] = held.client_test_from
     if held.validation is not None:
         entries |= partition_file.pack(held.validation, "validation_rows", "validation_ends")
-    for name, filled in federation.missing.items():
-        dot = f".{name}" if name else ""
-        entries |= {f"missing_mean{dot}": list(filled.mean), f"missing_indicated{dot}": list(filled.indicated)}
     partition_file.write(path, **{name: np.asarray(value) for name, value in entries.items()})
 
 
@@ -71,39 +69,13 @@ def _entries(key: str, value: Any) -> dict[str, Any]:
     return {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
 
 
-def _transform_entries(transform: AnyTransform) -> dict[str, Any]:
+def _preparation(federation: FederationData) -> str:
+    """Return the transform and the filling of missing values as JSON text."""
+    transform = federation.transform
     named = transform.parts if isinstance(transform, NamedTransforms) else {"": transform}
-    found: dict[str, Any] = {}
-    for name, one in named.items():
-        dot = f".{name}" if name else ""
-        found |= {f"mean{dot}": list(one.mean), f"std{dot}": list(one.std), f"augment{dot}": "+".join(one.augment)}
-        if one.resize is not None:
-            found[f"resize{dot}"] = one.resize
-    return found
-
-
-def _transform(contents: Contents) -> AnyTransform:
-    held = contents.arrays
-
-    def one(dot: str) -> Transform:
-        steps = tuple(filter(None, str(held[f"augment{dot}"]).split("+")))
-        side = int(held[f"resize{dot}"]) if f"resize{dot}" in held else None
-        return Transform(tuple(held[f"mean{dot}"].tolist()), tuple(held[f"std{dot}"].tolist()), steps, resize=side)
-
-    if isinstance(contents.x, dict):
-        return NamedTransforms({name: one(f".{name}") for name in named_arrays(held, "mean")})
-    return one("")
-
-
-def _missing(held: dict[str, NDArray[Any]]) -> dict[str, MissingValues]:
-    means = {"": held["missing_mean"]} if "missing_mean" in held else named_arrays(held, "missing_mean")
-    return {
-        name: MissingValues(
-            tuple(mean.tolist()),
-            tuple(held[f"missing_indicated.{name}" if name else "missing_indicated"].astype(np.int64).tolist()),
-        )
-        for name, mean in means.items()
-    }
+    transforms = {name: describe_transform(part) for name, part in named.items()}
+    missing = {name: asdict(filled) for name, filled in federation.missing.items()}
+    return json.dumps({"transforms": transforms, "missing": missing})
 
 
 def restore(contents: Contents) -> dict[str, Any]:
@@ -114,6 +86,8 @@ def restore(contents: Contents) -> dict[str, Any]:
             partition_file.unpack(held, f"{name}_rows", f"{name}_ends") if f"{name}_rows" in held else None
             for name in ("client_test", "validation")
         )
+        preparation = json.loads(str(held["preparation"]))
+        transforms = {name: read_transform(entries) for name, entries in preparation["transforms"].items()}
         own_test = str(held.get("client_test_from", "train"))
         clients = len(held["site_names"])
         parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in held}
@@ -132,15 +106,18 @@ def restore(contents: Contents) -> dict[str, Any]:
             "client_test": local,
             "client_test_from": own_test,
             "validation": validation,
-            "transform": _transform(contents),
+            "transform": NamedTransforms(transforms) if isinstance(contents.x, dict) else transforms[""],
             "names": contents.class_names,
             "client_names": names_of(held, "site_names"),
             "title": str(held["title"]),
             "partition": str(held["partition"]),
             "objective": contents.objective,
-            "missing": _missing(held),
+            "missing": {
+                name: MissingValues(tuple(entries["mean"]), tuple(entries["indicated"]))
+                for name, entries in preparation["missing"].items()
+            },
         }
-    except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None
 
 

@@ -1,7 +1,8 @@
-"""What the inputs of a model look like, as JSON can hold it: for sites, and for run folders."""
+"""Shapes, types and transforms of a model's inputs as JSON: for sites, run folders and saved federations."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -34,14 +35,20 @@ def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
         kinds = {
             name: {"shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")} for name, t in x.items()
         }
-        named = {name: kind | _lists(transform.parts.get(name)) for name, kind in kinds.items()}
+        transforms = {name: describe_transform(part) for name, part in transform.parts.items()}
+        named = {name: kind | transforms.get(name, {}) for name, kind in kinds.items()}
         return {"shape": [], "named": named}
     assert isinstance(transform, Transform)
-    return {"shape": list(x.shape[1:]), **_lists(transform)}
+    return {"shape": list(x.shape[1:]), **describe_transform(transform)}
 
 
-def _lists(transform: Transform | None) -> dict[str, Any]:
-    if transform is None:
-        return {}
-    found = {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
-    return found if transform.resize is None else {**found, "resize": transform.resize}
+def describe_transform(transform: Transform) -> dict[str, Any]:
+    """Return a transform as JSON can hold it."""
+    entries = {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
+    return entries if transform.resize is None else {**entries, "resize": transform.resize}
+
+
+def read_transform(entries: Mapping[str, Any]) -> Transform:
+    """Return the transform that `describe_transform` described."""
+    steps = tuple(entries["augment"])
+    return Transform(tuple(entries["mean"]), tuple(entries["std"]), steps, resize=entries.get("resize"))
