@@ -64,7 +64,7 @@ def small(name: str, seed: int = 0) -> Simulation:
 
 
 def simplecnn() -> Simulation:
-    return WORKLOADS["simplecnn"].simulation(4, 6, torch.device("cuda"), set_precision("fp32"))
+    return WORKLOADS["simplecnn"].simulation(4, 6, torch.device("cuda"))
 
 
 def train(simulation: Simulation, executor: Executor, compiled_from: int | None = AT) -> Simulation:

@@ -11,6 +11,7 @@ from small import federation, network
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.engine.clients import prefetch
+from fedhead.engine.clients.clients import Clients
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.stack.graphs import Graphs
@@ -49,7 +50,7 @@ def test_runs_have_the_same_numbers(method: str, participation: float, monkeypat
         used = note_tables(patch)
         found = trained(simulate(method, participation))
     assert used == [False, True, True, True]
-    monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: None)
+    monkeypatch.setattr(Clients, "draw_ahead", lambda *args: None)
     other = trained(simulate(method, participation))
     assert found.states.kept.keys() == other.states.kept.keys()
     pairs = [(found.server, other.server), *((found.states[k], other.states[k]) for k in other.states.kept)]
