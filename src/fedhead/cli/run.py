@@ -190,8 +190,9 @@ def demo(
     for name in DEMO:  # each by itself, so that no label lists the settings in which they differ
         runs = read_runs.load_runs([out / f"{name}-seed{seed}" for seed in range(seeds)])
         for stage in ("", *runs[0].recipe.stages):
-            values = [m.values["accuracy"] for m in of_runs(runs) if m.stage == stage]
-            body.append([f"{runs[0].recipe.method} + {stage}" if stage else runs[0].recipe.method, mean_std(values)])
-    body[-2:] = [["one round: ridge", body[-1][1]]]
+            values = [m.values["accuracy"] for m in of_runs(runs) if m.stage == stage and "accuracy" in m.values]
+            label = f"{runs[0].recipe.method} + {stage}" if stage else runs[0].recipe.method
+            if values:  # without any round there is an accuracy after the stage alone
+                body.append(["one round: ridge" if name == "one-round" else label, mean_std(values)])
     print_table(Table("", ["method", "accuracy"], body))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")
