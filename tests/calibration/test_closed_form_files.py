@@ -126,4 +126,4 @@ def test_a_built_in_model_with_parameters_on_the_command_line(
     assert call([*words, "mlp(hidden=[12])"]) == 0, capsys.readouterr().err
     assert fh.load_statistics("site.st").features == 12
     assert call([*words, "mpl(hidden=[12])"]) == 2
-    assert "is no built-in model" in capsys.readouterr().err
+    assert "name the weights' architecture" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from fedhead.calibration.membership import with_members
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
 from fedhead.core.components.parameters import check_all, parameters
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel, load, weights
 from fedhead.stages import STAGES
@@ -57,8 +57,10 @@ def calibrate(
     >>> x, y = torch.randn(20, 4), torch.arange(20) % 2
     >>> calibrated = calibrate(model, statistics_of(model, x, y), samples=10, epochs=1)
     """
-    if not isinstance(model, SplitModel):
-        raise BadInput(f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')")
+    require(
+        isinstance(model, SplitModel),
+        f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')",
+    )
     chosen, w = _stage(stage, settings), weights(model)
     merged, parts = _merged(chosen, statistics)
     if isinstance(chosen, CCVR):
@@ -100,11 +102,11 @@ def calibrate_weights(
     _refuse_misfit(merged, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
     own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
     new = _new_classifier(chosen, SplitModel(nn.Identity(), head), own, merged, parts, seed)
-    if any(t.shape != own[name].shape if name in own else bool(t.any()) for name, t in new.items()):
-        raise BadInput(
-            f"the head of {chosen.name} does not fit the linear layer {classifier!r}, which has "
-            f"{' and '.join(names)}: give a run folder, or a layer with a bias"
-        )
+    require(
+        not any(t.shape != own[name].shape if name in own else bool(t.any()) for name, t in new.items()),
+        f"the head of {chosen.name} does not fit the linear layer {classifier!r}, which has "
+        f"{' and '.join(names)}: give a run folder, or a layer with a bias",
+    )
     return {**w, **{name: new[f"classifier.{word}"].to(weight.dtype) for word, name in names.items()}}
 
 
@@ -126,8 +128,10 @@ def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tupl
     parts: list[Statistics] = []
     if isinstance(stage, FedCOF):
         statistics = parts = [statistics] if isinstance(statistics, Statistics) else list(statistics)
-        if len(parts) < 2 or any(len(part.members) > 1 for part in parts):
-            raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
+        require(
+            len(parts) >= 2 and all(len(part.members) <= 1 for part in parts),
+            "fedcof needs the statistics of each site, not their sum: give a list",
+        )
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(map(with_members, statistics))
     return statistics_check.check(merged, "the statistics"), parts
 
@@ -142,8 +146,10 @@ def _new_classifier(
 ) -> Tree:
     """Return the new entries of the classifier, by full name, from raw statistics."""
     if isinstance(stage, CCVR):
-        if stage.tukey == "real":
-            raise BadInput("tukey=real needs statistics of transformed features, which only a run's stage collects")
+        require(
+            stage.tukey != "real",
+            "tukey=real needs statistics of transformed features, which only a run's stage collects",
+        )
         return stage.calibrate(model, head, merged, seed)
     found = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
     return Tree({f"classifier.{name}": t for name, t in found.items()})

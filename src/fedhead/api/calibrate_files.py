@@ -17,7 +17,7 @@ from fedhead.calibration.files import load_statistics, merge_files, save_statist
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.components.loading import load_object
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import BadInput, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.inputs import map_inputs, to_dtype
 from fedhead.core.tree.tree import Tree
@@ -75,8 +75,10 @@ def calibrate_file(
     """
     check_out(out)
     is_run = checkpoint.is_dir()
-    if (statistics and data) or not (statistics or data or is_run):
-        raise BadInput("there must be one thing to calibrate by: give --statistics (once per site) or --data")
+    require(
+        (statistics or data or is_run) and not (statistics and data),
+        "there must be one thing to calibrate by: give --statistics (once per site) or --data",
+    )
     sites: list[Statistics] = []  # which fedcof needs one by one
     if statistics:
         total = merge_files(statistics)
@@ -141,16 +143,14 @@ def collect_statistics(
 def check_out(out: Path) -> None:
     """Refuse a file that can't be written, before any work; its folder is made."""
     check_writable(out.parent, "the file", "--out")
-    if out.is_dir():
-        raise BadInput(f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
+    require(not out.is_dir(), f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
 
 
 def _run_model(run: Path) -> SplitModel:
     """Load the global model of a run folder."""
     folder, experiment = open_experiment(run)
     method = experiment.method
-    if not set(PARTS) <= set(method.shared):
-        raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
+    require(set(PARTS) <= set(method.shared), f"{run}: {method.name} leaves no global model to calibrate")
     model = copy.deepcopy(experiment.models[0])
     load(model, checkpoint_state(folder)[1]["server"]["model"].part(*PARTS))
     return model
@@ -172,8 +172,7 @@ def load_model_and_data(
     Returns:
         The model, the samples, and the transform that brings these to the model's inputs.
     """
-    if not site.exists():
-        raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
+    require(site.exists(), f"{site} is not there: give an .npz file with x and y, or a folder of images")
     recipe = RunFolder.open(checkpoint).recipe if checkpoint.is_dir() else None
     entry = datasets.get(recipe.dataset) if recipe is not None and recipe.dataset in datasets.DATASETS else None
     federation = _site(site, None if entry is None else entry.names)
@@ -185,8 +184,7 @@ def load_model_and_data(
     else:
         trained = _architecture(model, classifier, read_file(checkpoint), federation)
     largest = int(federation.train.y.max())
-    if largest >= trained.classes:
-        raise BadInput(f"{site}: label {largest} is outside the model's {trained.classes} classes")
+    require(largest < trained.classes, f"{site}: label {largest} is outside the model's {trained.classes} classes")
     _check_inputs(trained, federation, transform, site)
     return trained, federation.train, transform
 
@@ -204,8 +202,7 @@ def _site(path: Path, names: Sequence[str] | None) -> Federation:
         data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
     found = library_datasets.folder(path, None)
-    if found.clients is not None:
-        raise BadInput(f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
+    require(found.clients is None, f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
     data = found.parts[0]
     return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=stored_layout(data.x))
 
@@ -223,8 +220,7 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     function, _ = load_object(model, f"--model {model}", [Path.cwd()], modules_beside=True)
     with user_code(f"--model {model}"):
         net = function()
-    if not isinstance(net, nn.Module):
-        raise BadInput(f"--model {model} made {type(net).__name__}, not a torch module")
+    require(isinstance(net, nn.Module), f"--model {model} made {type(net).__name__}, not a torch module")
     try:
         net.load_state_dict(w)
     except RuntimeError as error:

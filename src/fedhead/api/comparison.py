@@ -11,7 +11,7 @@ import numpy as np
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import Above, Below
 from fedhead.core.system import html
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.report.compare import statistics
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def paired(
         BadInput: If that is nothing.
     """
     found = statistics.match(first, second)
-    if not found.keys:
-        raise BadInput(f"compare: the two have no {by} in common of which both know {what}")
+    require(found.keys, f"compare: the two have no {by} in common of which both know {what}")
     level = check("level", level, Level)
     a, b = (dict(zip(found.keys, values, strict=True)) for values in (found.first, found.second))
     return Comparison(what, by, a, b, level)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedhead.api.trained import StateAfter
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import BadInput, first_line
+from fedhead.core.system.errors import BadInput, first_line, require
 from fedhead.models.split_model import SplitModel, load
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
@@ -56,11 +56,9 @@ class Network(nn.Module):
 
 def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -> None:
     """Write a model to a file; see `fedhead.Result.export`."""
-    if path.suffix not in SUFFIXES:
-        raise BadInput(f"{path}: a model's file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    require(path.suffix in SUFFIXES, f"{path}: a model's file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if path.suffix == ".safetensors":
-        if normalize:
-            raise BadInput(f"{path}: a file of weights can't hold the normalization; leave out normalize")
+        require(not normalize, f"{path}: a file of weights can't hold the normalization; leave out normalize")
         _write(path, lambda draft: _save_weights(state.module(client), draft))
         return
     network, inputs, expected = _network(state, client, normalize)
@@ -87,11 +85,11 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     network = Network(model.eval(), federation.transform if normalize else None, names).eval()
     with torch.no_grad():
         worst = _distance(network(*inputs), expected)
-    if worst > TOLERANCE[clients.device.type]:
-        raise BadInput(
-            f"export: {state.algorithm.name} predicts by its own rule, which its weights alone do not hold "
-            f"(scores differ by {worst:.1e}): use predict"
-        )
+    require(
+        worst <= TOLERANCE[clients.device.type],
+        f"export: {state.algorithm.name} predicts by its own rule, which its weights alone do not hold "
+        f"(scores differ by {worst:.1e}): use predict",
+    )
     return network, inputs, expected
 
 
@@ -144,8 +142,7 @@ def _save_program(network: Network, inputs: tuple[Tensor, ...], expected: Tensor
 
 def _save_onnx(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise BadInput(f"{path}: this needs {' and '.join(missing)}: install them with pip install 'fedhead[export]'")
+    require(not missing, f"{path}: this needs {' and '.join(missing)}: install them with pip install 'fedhead[export]'")
     weights = sum(t.nbytes for t in network.state_dict().values())
     with _tracing(path, "ONNX", ".pt2 or .safetensors"):
         torch.onnx.export(
@@ -183,8 +180,10 @@ def _check(path: Path, read: Callable[..., Tensor], inputs: tuple[Tensor, ...], 
     """Refuse a file that gives other scores, for all samples at once or for one alone."""
     for count in (SAMPLES, 1):
         worst = _distance(read(*(t[:count] for t in inputs)), expected[:count])
-        if not worst <= TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]:
-            raise BadInput(f"{path} was not written: its scores differ from predict's by {worst:.1e}")
+        require(
+            worst <= TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"],
+            f"{path} was not written: its scores differ from predict's by {worst:.1e}",
+        )
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

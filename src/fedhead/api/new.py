@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import require, unknown
 
 NEXT = {
     "method": "fedhead run digits method={file}:{name} rounds=5",
@@ -34,14 +34,17 @@ def new(kind: str, name: str, out: str | Path = ".") -> list[Path]:
     if kind not in NEXT:
         raise unknown("kind", kind, NEXT)
     module = name.lower()
-    if not name.isascii() or not name.isidentifier() or keyword.iskeyword(module) or name.startswith("_"):
-        raise BadInput(f"the name {name!r} can't be used: write a word of letters, digits and _, such as FedMine")
-    if find_spec(module) is not None and not (Path(out) / f"{module}.py").exists():
-        raise BadInput(f"the name {name!r} is taken: Python has a module {module!r} already; choose another")
+    require(
+        name.isascii() and name.isidentifier() and not keyword.iskeyword(module) and not name.startswith("_"),
+        f"the name {name!r} can't be used: write a word of letters, digits and _, such as FedMine",
+    )
+    require(
+        find_spec(module) is None or (Path(out) / f"{module}.py").exists(),
+        f"the name {name!r} is taken: Python has a module {module!r} already; choose another",
+    )
     paths = [Path(out) / f"{module}.py", Path(out) / f"test_{module}.py"]
     for path in paths:
-        if path.exists():
-            raise BadInput(f"{path} exists already: choose another name, or another folder with --out")
+        require(not path.exists(), f"{path} exists already: choose another name, or another folder with --out")
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     words = {"Name": class_name(name), "module": module}
     for path, template in zip(paths, (f"{kind}.txt", f"test_{kind}.txt"), strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 from fedhead.api.features import extract_features
 from fedhead.api.result import Result
 from fedhead.api.run import run
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.core.system.log import warn_once
 from fedhead.data.federation import preprocessing
 from fedhead.data.federation.federation import Federation
@@ -197,8 +197,10 @@ def _federation(
         if unused := [name for name, there in given.items() if there]:
             raise BadInput(f"{unused[0]} would have no effect: the federation has its clients and their samples")
         return data
-    if not isinstance(data, str | PathLike):
-        raise BadInput(f"data is {type(data).__name__}: give a federation, a data set's name, or a path")
+    require(
+        isinstance(data, str | PathLike),
+        f"data is {type(data).__name__}: give a federation, a data set's name, or a path",
+    )
     more: dict[str, Any] = {} if missing == "refuse" else {"missing": missing}
     if wanted.encode is not None and is_path(data) and Path(data).is_file():
         more["encode"] = wanted.encode
@@ -212,8 +214,10 @@ def _prepared(
     federation: Federation, wanted: Preprocessing, resize: int | None, normalize: str | None, seed: int
 ) -> Federation:
     """Return the federation with the inputs that the model wants, and with test sets."""
-    if federation.has_classes is False or federation.objective != "multiclass":
-        raise BadInput(f"heads in closed form are for classes, the data's objective is {federation.objective}")
+    require(
+        federation.has_classes is not False and federation.objective == "multiclass",
+        f"heads in closed form are for classes, the data's objective is {federation.objective}",
+    )
     if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
         raise BadInput(
             f"this backbone takes images, the samples have shape {federation.input_shape}: use --backbone "

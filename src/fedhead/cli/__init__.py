@@ -27,10 +27,8 @@ from fedhead.cli import partition as partition
 from fedhead.cli import report as report
 from fedhead.cli import reproduce as reproduce
 from fedhead.cli import run as run
-from fedhead.cli import statistics as statistics
 from fedhead.cli import sweep as sweep
 from fedhead.cli import tune as tune
-from fedhead.cli import validate as validate
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault

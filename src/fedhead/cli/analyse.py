@@ -10,7 +10,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import ColumnWidth, DataFolder, Device
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 
 Kind = Annotated[
     str | None,
@@ -121,6 +121,5 @@ def _numbers(text: str) -> list[int]:
         numbers = [range(int(first), int(last or first) + 1) for first, _, last in spans]
     except ValueError:
         numbers = [range(0)]
-    if not all(numbers):
-        raise BadInput(f"--rounds {text!r}: write whole numbers or rising spans with commas between: 1,5-10")
+    require(all(numbers), f"--rounds {text!r}: write whole numbers or rising spans with commas between: 1,5-10")
     return sorted({r for span in numbers for r in span})

@@ -1,14 +1,16 @@
-"""The command calibrate."""
+"""The commands calibrate, and statistics collect, merge and subtract."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from fedhead.cli.app import app
 from fedhead.cli.options import once
+from fedhead.core.system.errors import BadInput
 
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
 Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
@@ -56,3 +58,113 @@ def calibrate(
     options: dict[str, Any] = {"model": model, "classifier": classifier, "normalize": normalize}
     total = calibrate_file(checkpoint, out, statistics or (), data, stage=stage, seed=seed, **options, **parameters)
     print(f"calibrated the classifier by the statistics of {int(total.count.sum())} samples -> {out}")
+
+
+class _CollectByDefault(TyperGroup):
+    """Reads `fedhead statistics RUN DATA` as `fedhead statistics collect RUN DATA`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in front where none is named."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["collect", *args]
+        return super().parse_args(ctx, args)
+
+
+statistics = typer.Typer(
+    name="statistics",
+    help="Class statistics of a site's features: collect them (the default), merge those of sites, subtract a site.",
+    cls=_CollectByDefault,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(statistics)
+
+SiteData = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
+Out = Annotated[Path, typer.Option(help="The file to write, .safetensors.")]
+
+
+@statistics.command()
+def collect(
+    checkpoint: Checkpoint,
+    site: SiteData,
+    out: Out,
+    model: Architecture = None,
+    classifier: Classifier = "fc",
+    kind: Annotated[
+        Literal["full", "diagonal", "low-rank", "pooled", "means"],
+        typer.Option(
+            help="Whole covariances, their diagonals, these and --rank leading directions, one matrix for all classes, "
+            "or no second moments."
+        ),
+    ] = "full",
+    rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --kind low-rank.")] = 16,
+    normalize: Normalize = None,
+    min_class_count: Annotated[
+        int, typer.Option(min=1, help="Leave out classes with fewer samples: the sum over one sample is that sample.")
+    ] = 5,
+) -> None:
+    """Write the class statistics of a site's features: all that a server needs of it to compute a classifier.
+
+    \b
+    Examples:
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
+      fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
+    """
+    from fedhead.api.calibrate_files import collect_statistics
+
+    options: dict[str, Any] = {"model": model, "classifier": classifier, "normalize": normalize, "kind": kind}
+    collected, size, left_out = collect_statistics(
+        checkpoint, site, out, rank=rank, min_class_count=min_class_count, **options
+    )
+    if left_out:
+        print(f"left out: classes {', '.join(map(str, left_out))}, with fewer than {min_class_count} samples each")
+    classes = int((collected.count > 0).sum())
+    print(f"{int(collected.count.sum())} samples of {classes} classes, {size:,} bytes -> {out}")
+
+
+@statistics.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Files of sites, or of sites that were merged before.")],
+    out: Out,
+) -> None:
+    """Add up the statistics of several sites; nobody is added twice.
+
+    \b
+    Example:
+      fedhead statistics merge site1.safetensors site2.safetensors --out all.safetensors
+    """
+    from fedhead.api.calibrate_files import check_out
+    from fedhead.calibration.files import merge_files, save_statistics
+
+    check_out(out)
+    merged = merge_files(files)
+    save_statistics(out, merged)
+    print(f"{int(merged.count.sum())} samples of {len(merged.members)} sites -> {out}")
+
+
+@statistics.command()
+def subtract(
+    total: Annotated[Path, typer.Argument(help="A file that `merge` wrote.")],
+    files: Annotated[list[Path], typer.Argument(help="The files of the sites that leave, as they were merged.")],
+    out: Out,
+) -> None:
+    """Take sites out of merged statistics, as if they had never been in.
+
+    \b
+    Example:
+      fedhead statistics subtract all.safetensors site2.safetensors --out rest.safetensors
+    """
+    from fedhead.api.calibrate_files import check_out
+    from fedhead.calibration.files import load_statistics, save_statistics
+    from fedhead.calibration.membership import remove
+
+    check_out(out)
+    rest = load_statistics(total)
+    for file in files:
+        try:
+            rest = remove(rest, load_statistics(file))
+        except BadInput as error:
+            raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
+    save_statistics(out, rest)
+    print(f"{int(rest.count.sum())} samples of {len(rest.members)} sites -> {out}")

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import ColumnWidth
 from fedhead.cli.output import print_table
-
-
-class TextFormat(StrEnum):
-    """How a comparison is written."""
-
-    markdown = "markdown"
-    csv = "csv"
-    latex = "latex"
-    json = "json"
 
 
 @app.command()
@@ -32,7 +22,10 @@ def compare(
         typer.Option(help="A recipe's key whose values are the columns; may be repeated."),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
-    text_format: Annotated[TextFormat | None, typer.Option("--format", help="Print this in place of tables.")] = None,
+    text_format: Annotated[
+        Literal["markdown", "csv", "latex", "json"] | None,
+        typer.Option("--format", help="Print this in place of tables."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv, .tex or .json.")] = None,
     diagram: Annotated[Path | None, typer.Option(help="Draw the mean ranks to this .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
@@ -53,11 +46,11 @@ def compare(
 
     found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level)
     if out is not None:
-        found.save(out, text_format.value if text_format else None)
+        found.save(out, text_format)
     if diagram is not None:
         save(found.diagram(WIDTHS[width]), diagram)
     if out is None and text_format is not None:
-        print(found.text(text_format.value), end="")
+        print(found.text(text_format), end="")
         return
     if out is None:
         for table in found.tables():

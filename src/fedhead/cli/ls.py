@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.output import print_table
 
-
-class ComponentKind(StrEnum):
-    """Kinds that `ls` can list."""
-
-    methods = "methods"
-    stages = "stages"
-    datasets = "datasets"
-    models = "models"
-    heads = "heads"
-    partitions = "partitions"
-    executors = "executors"
-    analyses = "analyses"
-    metrics = "metrics"
-    uploads = "uploads"
-    aggregators = "aggregators"
-    samplers = "samplers"
-    recipes = "recipes"
+Kind = Literal[
+    "methods", "stages", "datasets", "models", "heads", "partitions", "executors", "analyses", "metrics", "uploads",
+    "aggregators", "samplers", "recipes",
+]  # fmt: skip
 
 
 @app.command()
 def ls(
-    kind: Annotated[ComponentKind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """List what can be named: fedhead's own and what installed packages add, with where each comes from.
@@ -45,7 +31,7 @@ def ls(
     from fedhead.api.listing import list_components
     from fedhead.report.table import Table
 
-    entries = list_components(kind.value)
+    entries = list_components(kind)
     if as_json:
         print(json.dumps(entries))
         return

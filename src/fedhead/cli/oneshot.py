@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import DataFolder, Device, Precision, words
 from fedhead.cli.output import print_table
-
-
-class Missing(StrEnum):
-    """What to do about missing values."""
-
-    refuse = "refuse"
-    mean = "mean"
 
 
 @app.command()
@@ -30,9 +22,9 @@ def oneshot(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
     resize: Annotated[int | None, typer.Option(min=1, help="Pixels. [default: as in the pretraining]")] = None,
     normalize: Annotated[str | None, typer.Option(help="standard, or a name. [default: as in the pretraining]")] = None,
-    missing: Annotated[Missing, typer.Option(help="NaN in a table; mean: filled in, with an indicator column.")] = (
-        Missing.refuse
-    ),
+    missing: Annotated[
+        Literal["refuse", "mean"], typer.Option(help="NaN in a table; mean: filled in, with an indicator column.")
+    ] = "refuse",
     rounds: Annotated[int, typer.Option(min=0, help="Also FedAvg and CCVR on the features, over so many rounds.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against bytes: .png, .svg or .pdf.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
@@ -63,7 +55,7 @@ def oneshot(
         seed=seed,
         resize=resize,
         normalize=normalize,
-        missing=missing.value,
+        missing=missing,
         rounds=rounds,
         device=device,
         precision=precision.value,

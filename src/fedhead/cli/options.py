@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedhead.core.system.assignments import refuse_repeated
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 
 
 def once(texts: list[str] | None) -> list[str] | None:
@@ -101,6 +101,8 @@ def numbers(option: str, text: str | None) -> int | list[int] | None:
         numbers = [int(word) for word in words(text)]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise BadInput(f"{option} {text!r}: write how many (3), or which ones, different and at least 0 (7,8,9)")
+    require(
+        numbers and min(numbers) >= 0 and len(set(numbers)) == len(numbers),
+        f"{option} {text!r}: write how many (3), or which ones, different and at least 0 (7,8,9)",
+    )
     return numbers

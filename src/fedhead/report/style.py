@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.report.table import shorten
 from fedhead.report.widths import WIDTHS as WIDTHS
 
@@ -192,8 +192,7 @@ def save(fig: Figure, path: str | Path, dpi: int = 200, title: str | None = None
         BadInput: If the suffix is unknown or the file can't be written.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise BadInput(f"{path}: a figure's name must end in .png, .svg or .pdf")
+    require(path.suffix.lower() in (".png", ".svg", ".pdf"), f"{path}: a figure's name must end in .png, .svg or .pdf")
     metadata: dict[str, str | None] = {"Title": title} if title is not None else {}
     metadata |= {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.core.training.batch import Output
 from fedhead.core.tree.tree import Weights
 from fedhead.engine.clients.server import global_model
@@ -35,8 +35,10 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
     found = {}
     for name, run in by_label(runs).items():
         simulation, test = run.simulation, client_models.held_out_pool(run.simulation)
-        if len(set(simulation.clients.assign)) > 1:
-            raise BadInput(f"{run.path}: clients differ in architecture, so their layers have no counterparts")
+        require(
+            len(set(simulation.clients.assign)) <= 1,
+            f"{run.path}: clients differ in architecture, so their layers have no counterparts",
+        )
         models = client_models.local_models(simulation, run.executor, run.round + 1)
         rows = embed.sample_rows(test.y, options.samples or len(test), options.seed)
         batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
@@ -178,8 +180,7 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     run = only(runs, "inversion")
     simulation = run.simulation
     shape = simulation.clients.federation.input_shape
-    if len(shape) != 3:
-        raise BadInput(f"{run.path}: inputs of shape {shape} are no images, there is nothing to be seen")
+    require(len(shape) == 3, f"{run.path}: inputs of shape {shape} are no images, there is nothing to be seen")
     client = max(simulation.clients.holders, key=lambda k: len(simulation.clients.federation.rows[k]))
     rows = torch.from_numpy(simulation.clients.federation.rows[client])
     y = simulation.clients.pool.y.cpu()[rows]
@@ -206,6 +207,5 @@ def only(runs: Sequence[Trained], name: str) -> Trained:
     Raises:
         BadInput: If there are several.
     """
-    if len(runs) != 1:
-        raise BadInput(f"{name} takes one run at a time, {len(runs)} were given")
+    require(len(runs) == 1, f"{name} takes one run at a time, {len(runs)} were given")
     return runs[0]

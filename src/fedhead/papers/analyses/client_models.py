@@ -15,7 +15,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics import Statistics, from_features
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.clients.server import evaluate_global_model, global_model
@@ -168,10 +168,10 @@ def check_rounds(rounds: Sequence[int], last: int, trained: int) -> None:
 
 def check_same_size(sizes: Collection[int], where: object) -> None:
     """Refuse clients whose features differ in dimension, so that they have no common space."""
-    if len(set(sizes)) > 1:
-        raise BadInput(
-            f"{where}: clients' features differ in dimension ({sorted(set(sizes))}), so they can't be compared"
-        )
+    require(
+        len(set(sizes)) <= 1,
+        f"{where}: clients' features differ in dimension ({sorted(set(sizes))}), so they can't be compared",
+    )
 
 
 def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.models.split_model import SplitModel
 
 
@@ -60,8 +60,7 @@ def ranks(values: Tensor) -> Tensor:
 def similarity(by_client: Mapping[int, Tensor]) -> float:
     """Return the mean rank correlation (Spearman) over all pairs of clients."""
     rows = torch.stack([ranks(v).double() for v in by_client.values()])
-    if len(rows) < 2:
-        raise BadInput(f"conductance compares clients: only {len(rows)} classifies the image correctly")
+    require(len(rows) >= 2, f"conductance compares clients: only {len(rows)} classifies the image correctly")
     rows = rows - rows.mean(dim=1, keepdim=True)
     unit = rows / rows.norm(dim=1, keepdim=True)
     pairs = (unit @ unit.T).triu(diagonal=1)

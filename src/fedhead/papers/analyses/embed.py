@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.core.training import random
 
 
@@ -24,8 +24,7 @@ def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
     """
     from sklearn.manifold import TSNE
 
-    if len(z) < 4:
-        raise BadInput(f"t-SNE needs at least 4 samples, not {len(z)}")
+    require(len(z) >= 4, f"t-SNE needs at least 4 samples, not {len(z)}")
     fit = TSNE(
         init="pca",
         perplexity=min(perplexity, (len(z) - 1) / 3),

@@ -8,14 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.core.tree.tree import Tree
 
 
 def classifier_norms(w: Mapping[str, Tensor]) -> Tensor:
     """Return ‖φ_c‖ of every class, [C]."""
-    if "classifier.weight" not in w:
-        raise BadInput("the model's classifier has no weight vectors, so there are no norms to look at")
+    require("classifier.weight" in w, "the model's classifier has no weight vectors, so there are no norms to look at")
     norms: Tensor = torch.linalg.vector_norm(w["classifier.weight"].detach().double(), dim=1)
     return norms.cpu()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import per_client_counts
 from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
@@ -32,8 +32,10 @@ def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisR
                 "rounds": rounds.tolist(),
                 "mean": values.mean(axis=0).tolist(),
             }
-    if not numbers and not any(values_by_round(run.rows, options.metric) for run in runs):
-        raise BadInput(f"none of the runs has {options.metric}")
+    require(
+        numbers or any(values_by_round(run.rows, options.metric) for run in runs),
+        f"none of the runs has {options.metric}",
+    )
     return AnalysisReport(numbers, {"": plots.curves(entries, options.metric, options.width)})
 
 
@@ -47,11 +49,9 @@ def analyze_curves(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisRep
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
         rows = [row for row in run.rows if row.get("clients")]
-        if not rows:
-            raise BadInput(f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
+        require(rows, f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
         local = build.local(run.recipe)
-        if local.steps is not None:
-            raise BadInput(f"{run.path} counts local steps, and the curves are over local epochs")
+        require(local.steps is None, f"{run.path} counts local steps, and the curves are over local epochs")
         each = [[a for a in row["clients"] if a is not None] for row in rows]
         numbers[name] = {
             "epochs": [row["round"] * per_client_counts.mean(local.epochs) for row in rows],
@@ -87,6 +87,5 @@ def analyze_finetuning(runs: Sequence[Run], options: AnalysisOptions) -> Analysi
                 numbers[f"{name} + {stage}"] = {
                     step: value for step, value in row["steps"].items() if value is not None
                 }
-    if not numbers:
-        raise BadInput("no run has a stage that records its steps: add stages=[finetune_etf] with client_test")
+    require(numbers, "no run has a stage that records its steps: add stages=[finetune_etf] with client_test")
     return AnalysisReport(numbers, {"": analysis_plots.steps(numbers, options.width)})

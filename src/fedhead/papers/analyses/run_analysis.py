@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
 from fedhead.runs.read_runs import load_run
 from fedhead.runs.reopen import reopen
@@ -43,8 +43,7 @@ def analyze(
     Raises:
         BadInput: If there is no run, or the analysis can't follow it.
     """
-    if not paths:
-        raise BadInput(f"fedhead {command} {kind} needs a run: give its folder")
+    require(paths, f"fedhead {command} {kind} needs a run: give its folder")
     places = [place for path in paths for place in _run_folders(path)]
     recipes = [RunFolder.open(place).recipe for place in places]
     # the analysis is named here and now: that code of a run is missing is no matter, unless the run is opened
@@ -52,10 +51,10 @@ def analyze(
     if found.reads == "records":
         return places, found.run([load_run(place) for place in places], options)
     for place, recipe in zip(places, recipes, strict=True):
-        if recipe.objective not in (None, "multiclass") and found.run.__module__.startswith("fedhead."):
-            raise BadInput(
-                f"analysis {kind} compares classes, {place} has objective={recipe.objective}: it can't follow"
-            )
+        require(
+            recipe.objective in (None, "multiclass") or not found.run.__module__.startswith("fedhead."),
+            f"analysis {kind} compares classes, {place} has objective={recipe.objective}: it can't follow",
+        )
     return places, found.run([reopen(place, data, device) for place in places], options)
 
 
@@ -83,8 +82,7 @@ def figures(
     """
     name, ending = (kind.rpartition("-")[0], "-" + kind.rpartition("-")[2]) if kind in FURTHER else (kind, "")
     drawn = analyze(name, paths, options, data, device, "figure")[1].figures
-    if ending not in drawn:
-        raise BadInput(f"{kind}: analysis {name} draws no such figure of these runs")
+    require(ending in drawn, f"{kind}: analysis {name} draws no such figure of these runs")
     of_runs = {other: fig for other, fig in drawn.items() if not ending and other.removeprefix("-").isdigit()}
     return {"": drawn[ending], **of_runs}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import virtual_features
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
 from fedhead.core.tree.tree import Tree
 from fedhead.models.split_model import SplitModel, classify
@@ -36,8 +36,7 @@ def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: 
     except ImportError as error:
         raise BadInput("separability needs POT: install it with pip install 'fedhead[analysis]'") from error
     present = torch.nonzero(statistics.count > 0).flatten().tolist()
-    if len(present) < 2:
-        raise BadInput("separability needs samples of at least two classes")
+    require(len(present) >= 2, "separability needs samples of at least two classes")
     counts = [samples if c in present else 0 for c in range(statistics.classes)]
     z, y = virtual_features(statistics, counts, random.key(seed, "separability"))
     draws = {c: z[y == c].cpu().numpy() for c in present}

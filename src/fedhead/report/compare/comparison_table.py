@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured
 from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
@@ -118,8 +118,7 @@ def compare(
     Raises:
         BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
     """
-    if not measured:
-        raise BadInput("compare: none of the runs is finished, and only finished runs count")
+    require(measured, "compare: none of the runs is finished, and only finished runs count")
     known = dict.fromkeys(name for m in measured for name in m.values)
     if metric is None:
         metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import require, unknown
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report.compare import statistics
@@ -176,10 +176,8 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
 
 def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
     for key in by:
-        if _of_row(key):
-            raise BadInput(f"by {key}: methods and stages are the rows; name a setting, such as partition")
-        if key in _REPEATS:
-            raise BadInput(f"by {key}: means are over seeds; name a setting, such as partition")
+        require(not _of_row(key), f"by {key}: methods and stages are the rows; name a setting, such as partition")
+        require(key not in _REPEATS, f"by {key}: means are over seeds; name a setting, such as partition")
         if key not in KEYS and not any(key in recipe for recipe in recipes):
             raise unknown("key", key, {*KEYS, *(key for recipe in recipes for key in recipe)} - {*_REPEATS})
     settings = [key for key in differing(recipes) if not _of_row(key)]

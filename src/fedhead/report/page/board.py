@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.page.content import Content
 from fedhead.report.page.page import Page, page
@@ -152,8 +152,7 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080) -> N
         BadInput: If a folder does not exist, the address can't be used, or `fedhead[board]` is not installed.
     """
     for path in paths:
-        if not path.is_dir():
-            raise BadInput(f"{path} is no folder: give one in which runs are or will be, such as runs/")
+        require(path.is_dir(), f"{path} is no folder: give one in which runs are or will be, such as runs/")
     hosts = ["localhost", "127.0.0.1", "[::1]", host] if _is_loopback(host) else ["*"]
     server = server_of(application(paths, hosts))
     listening = _listen(host, port)
