@@ -10,7 +10,6 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.deploy import certificates, processes
@@ -58,6 +57,7 @@ class LocalFederation:
     link: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        processes.require_flower()
         self.private = self.project.private
         self.sites = self.project.sites()
         if not self.sites:
@@ -145,18 +145,11 @@ class LocalFederation:
         return processes.start(command, self.private / f"site-{site}.log", self.env, file.parent)
 
     def _submit(self) -> None:
-        config = f'server="{self.project.server_file}" '
-        config += f"resume={str(self.resume).lower()} insecure={str(not self.secure).lower()}"
-        reply = self._flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
-        if not reply.get("success"):
-            raise FedheadError(f"Flower refused the run: {reply.get('error-message', reply)}")
-        self._server_deadline = time.monotonic() + SERVER_SECONDS
-        self.log(f"run {reply.get('run-id')} has begun")
-
-    def _flwr(self, *words: str) -> dict[str, Any]:
-        """Run a `flwr` command against this SuperLink and return its JSON output."""
+        """Hand the run to the SuperLink by Flower's own command."""
+        values = {"server": str(self.project.server_file), "resume": self.resume, "insecure": not self.secure}
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         completed = subprocess.run(
-            ["flwr", *words],
+            ["flwr", "run", str(self.project.app), "--run-config", config, "--format", "json"],
             env=self.env,
             cwd=self.project.path,
             capture_output=True,
@@ -165,11 +158,12 @@ class LocalFederation:
             check=False,
         )
         log = self.private / "flwr.log"
-        log.write_text(f"$ flwr {' '.join(words)}\n{completed.stdout}{completed.stderr}\n", encoding="utf-8")
-        if completed.returncode != 0:
-            raise FedheadError(f"flwr {words[0]} failed: see {log}")
-        output: dict[str, Any] = json.loads(completed.stdout[completed.stdout.find("{") :])
-        return output
+        log.write_text(completed.stdout + completed.stderr, encoding="utf-8")
+        reply = json.loads(completed.stdout[completed.stdout.find("{") :] or "{}") if completed.returncode == 0 else {}
+        if not reply.get("success"):
+            raise FedheadError(f"Flower refused the run: {reply.get('error-message', '')} (see {log})")
+        self._server_deadline = time.monotonic() + SERVER_SECONDS
+        self.log(f"run {reply.get('run-id')} has begun")
 
     # -- waiting ----------------------------------------------------------------------------------
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:

@@ -10,6 +10,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import raising_on_term
 from fedhead.core.tree.tree import Tree
 from fedhead.deploy.local_federation import LocalFederation
+from fedhead.deploy.processes import require_flower
 from fedhead.deploy.project import Project
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.observer import Observer, Snapshot
@@ -64,10 +65,7 @@ def execute(
     for name, allowed in ALLOWED.items():
         if (given := options[name]) not in allowed:
             raise BadInput(f"--{name} {given} is for simulations; leave it out with --transport flower")
-    try:
-        import flwr  # noqa: F401 (only to fail early if it is missing)
-    except ImportError as error:
-        raise BadInput("--transport flower needs Flower: pip install 'fedhead[flower]'") from error
+    require_flower()
     out = Path(out).resolve()
     path = out.with_name(f"{out.name}.flower")
     if resume and RunFolder.holds_run(out):

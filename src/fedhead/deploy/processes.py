@@ -11,9 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedhead.core.system.errors import BadInput
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def require_flower() -> None:
+    """Raise `BadInput` if Flower is not installed."""
+    if find_spec("flwr") is None:
+        raise BadInput("this needs Flower: pip install 'fedhead[flower]'")
 
 
 def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
