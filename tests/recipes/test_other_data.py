@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from tiny_table import CPU, tiny
 
 from fedhead.papers.tables import paper_tables as tables
-from fedhead.papers.tables.published_settings import has_published_settings
+from fedhead.papers.tables.published import has_published_settings
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.table_result import CellResult
 

@@ -147,6 +147,18 @@ def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_pa
     alone.close()
 
 
+def test_a_trial_that_was_taken_for_lost_ends_without_an_error(tmp_path: Path) -> None:
+    search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
+    study = Study(tmp_path, search, SearchLimits(2, TimeBudget()), sampler="random", pruner="none")
+    job = study.next()
+    assert job is not None
+    study.tell(job.trial, Outcome("failed"))  # as another process does after 30 seconds without a heartbeat
+    assert study.report(job.trial, 1, 0.5), "it is not trained on"
+    study.finish(job, Outcome("complete", 0.5))
+    assert [trial.state for trial in study.trials()] == ["failed"]
+    study.close()
+
+
 def test_a_search_whose_trials_all_fail_stops_with_one_line(
     breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""How fast a federation trains here: client-steps per second, by workload, executor and precision, in one run.
+"""Benchmark of training: client-steps per second by workload, executor and precision, in one run.
 
 A client-step is one optimization step of one client. The plain loop (eager PyTorch, one client after another, data on
 the device) is taken in the same run and is the 1x that the others are measured against: the faster of fedhead's own
@@ -41,7 +41,7 @@ BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: the architectures, one per client in turn, and the method."""
+    """Workload of a benchmark: the architectures, one per client in turn, and the method."""
 
     name: str
     models: tuple[str, ...]
@@ -50,7 +50,7 @@ class Workload:
     plain: bool = False  # whether a textbook loop with cross entropy does the same work
 
     def simulation(self, clients: int, steps: int, device: torch.device, precision: str = "fp32") -> Simulation:
-        """A federation of random CIFAR-sized images, the same number at every client."""
+        """Return a federation of random CIFAR-sized images, the same number at every client."""
         rng = np.random.RandomState(0)
         x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE), dtype=np.uint8)
         y = rng.randint(0, CLASSES, len(x))
@@ -290,7 +290,7 @@ def profile_round(
 
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:
-    """What a reader of PyTorch's tutorials would write: a module, `torch.optim`, cross entropy, data on the device."""
+    """Textbook training loop: a module, `torch.optim`, cross entropy, data on the device."""
     simulation = workload.simulation(2, steps, where)
     model, pool = copy.deepcopy(simulation.task.model).train(), simulation.clients.pool
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)

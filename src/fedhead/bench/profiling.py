@@ -26,7 +26,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the seconds of a piece of work went.
+    """Time of a piece of work, by kind of kernel or operator.
 
     Args:
         seconds: By the clock.

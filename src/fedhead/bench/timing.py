@@ -1,4 +1,4 @@
-"""How long work takes on a device, all of it: a GPU computes beside its host and is waited for."""
+"""Timing of work on a device, synchronized with a GPU."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Scale(StrEnum):
-    """How large a version of a table to run."""
+    """Scale of a table."""
 
     full = "full"
     small = "small"
@@ -200,7 +200,7 @@ def _check_time(option: str, minutes: float) -> None:
 
 
 def _describe(cell: PaperCell) -> dict[str, object]:
-    """A cell before it is run: its choices, and the recipe of its first seed."""
+    """Return a cell before it is run: its choices, and the recipe of its first seed."""
     from fedhead.papers.tables.published import published
 
     mean, deviation = published(cell) or (None, None)

@@ -34,7 +34,7 @@ ENDED = ("complete", "pruned", "failed")
 
 
 class Sampler(StrEnum):
-    """How values are chosen."""
+    """Samplers of values."""
 
     tpe = "tpe"
     gp = "gp"
@@ -42,7 +42,7 @@ class Sampler(StrEnum):
 
 
 class Pruner(StrEnum):
-    """Which trials end early."""
+    """Pruners of trials."""
 
     median = "median"
     halving = "halving"
@@ -50,7 +50,7 @@ class Pruner(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which values are good."""
+    """Directions of an objective."""
 
     maximize = "maximize"
     minimize = "minimize"

@@ -9,18 +9,19 @@ from functools import cache
 from pathlib import Path
 
 from fedhead.core.system.errors import BadInput
-from fedhead.papers.tables.paper_tables import PaperCell
+from fedhead.papers.tables.paper_tables import PaperCell, PaperTable
+from fedhead.papers.tables.results import digest
 
 
 @cache
 def published_rows() -> tuple[Mapping[str, str], ...]:
-    """Every value of the papers' tables, one row each."""
+    """Return every value of the papers' tables, one row each."""
     with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def published(cell: PaperCell) -> tuple[float, float | None] | None:
-    """The published mean and deviation of a cell, or None if the paper gives no value for it."""
+    """Return the published mean and deviation of a cell, or None if the paper gives no value for it."""
     place = published_place(cell)
     row = {"mean": ""} if place is None else published_rows()[place]
     mean = _number(row["mean"])
@@ -28,7 +29,7 @@ def published(cell: PaperCell) -> tuple[float, float | None] | None:
 
 
 def published_place(cell: PaperCell) -> int | None:
-    """Which of `published_rows` a cell is compared with: cells of two tables may be compared with one."""
+    """Return the index in `published_rows` of a cell's value; cells of two tables may share one."""
     rows = enumerate(published_rows())
     found = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]
     if len(found) > 1:
@@ -36,7 +37,26 @@ def published_place(cell: PaperCell) -> int | None:
     return found[0] if found else None
 
 
+def has_published_settings(table: PaperTable, cell: PaperCell) -> bool:
+    """Return whether a cell has the settings of its table or of a variant, by its name or as key=value.
+
+    A variant is another reading of the paper, so its results are compared with the published ones too.
+
+    Args:
+        table: The cell's table.
+        cell: One of its cells at full scale, perhaps changed.
+
+    Raises:
+        BadInput: The cell can't be built.
+    """
+    if not cell.overrides:
+        return True
+    own, mine = table.cell(cell.choices), digest(cell)
+    variants = (table.as_in(own, name) for name in table.variants())
+    return digest(own) == mine or any(variant is not None and digest(variant) == mine for variant in variants)
+
+
 def _number(text: str) -> float | None:
-    """A published value; sizes such as 22 KB in bytes."""
+    """Return a published value; sizes such as 22 KB in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
     return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None

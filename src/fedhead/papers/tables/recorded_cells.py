@@ -1,4 +1,4 @@
-"""Which cell of today's tables a recorded row is a result of."""
+"""Cells of recorded rows."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ from fedhead.executors import select
 from fedhead.papers.tables import table_result
 from fedhead.papers.tables.cell_names import added_seeds
 from fedhead.papers.tables.paper_tables import PaperCell, PaperTable, Scale
-from fedhead.papers.tables.published import published
-from fedhead.papers.tables.published_settings import has_published_settings
+from fedhead.papers.tables.published import has_published_settings, published
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
-from fedhead.papers.tables.run_cells import MeasureContext, Repetition, measure_all
+from fedhead.papers.tables.run_cells import MeasureContext, Repetition, enter_finished, measure_all
 from fedhead.papers.tables.table_result import CellResult, TableResult
 from fedhead.recipes import experiment as build
 from fedhead.runs.run import check_executor, check_settings
@@ -97,8 +96,10 @@ def reproduce(
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context)
-    # what other processes of this very command have finished is no earlier result
-    finished = [] if context.claims.over else _found(_enter_finished(planned, context), context)
+    finished: list[Measurement] = []
+    if not context.claims.over:  # else what other processes of this very command have finished is no earlier result
+        enter_finished(planned, context)
+        finished = [row for row in _found(planned, context) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
         if known:
             log(_stored(known, place, len(planned), context))
@@ -159,7 +160,7 @@ def _with_others(
 
 def _rows_by_digest(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
     """Return what was measured of a table, by the cells' digests."""
-    _enter_finished(planned, context)
+    enter_finished(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
         if (row := r.found(context.results)) is not None:
@@ -169,19 +170,6 @@ def _rows_by_digest(planned: Sequence[Repetition], context: MeasureContext) -> d
 
 def _found(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Measurement]:
     return [row for r in repetitions if (row := r.found(context.results)) is not None]
-
-
-def _enter_finished(planned: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
-    """Enter what finished runs in the folder hold, which takes no time of the budget; returns what was not known.
-
-    A run that can't be read is left to be measured, where it is named.
-    """
-    only_collect = replace(context, claims=Claims(over=True), shard=None)
-    missing = [r for r in planned if r.found(context.results) is None]
-    for repetition in missing:
-        with suppress(BadInput):
-            measure_all([repetition], only_collect)
-    return missing
 
 
 def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:

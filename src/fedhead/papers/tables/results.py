@@ -301,7 +301,7 @@ def _value(where: str, entry: Mapping[str, str], name: str) -> Any:
 
 
 def _most(entry: Mapping[str, str], name: str) -> float | None:
-    """The largest value that a column can have, if it has one: accuracies are in per cent."""
+    """Return the largest value that a column can have, if there is one: accuracies are in per cent."""
     percent = name in ("accuracy", "accuracy_mean", "personal") or (name == "value" and entry["metric"] in ACCURACIES)
     return 100 if percent else None
 

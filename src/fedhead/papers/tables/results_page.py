@@ -14,8 +14,7 @@ from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import read_text, refuse_special
 from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.paper_tables import PaperCell, PaperTable
-from fedhead.papers.tables.published import published, published_place, published_rows
-from fedhead.papers.tables.published_settings import has_published_settings
+from fedhead.papers.tables.published import has_published_settings, published, published_place, published_rows
 from fedhead.papers.tables.recorded_cells import changed_cell
 from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.table_result import CellResult, cell_result, plus_minus

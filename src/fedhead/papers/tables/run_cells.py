@@ -25,7 +25,6 @@ from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment, reopen
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import DamagedRun
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import RunQueue
@@ -56,7 +55,7 @@ class Repetition:
 
 @dataclass(frozen=True)
 class MeasureContext:
-    """How and where cells are measured, and where their results go."""
+    """Options of measuring cells, and where their results go."""
 
     out: Path  # the folder of the run folders
     results: Results = field(default_factory=Results)
@@ -69,7 +68,7 @@ class MeasureContext:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """What became of measurements."""
+    """Outcome of measurements."""
 
     left: int  # runs that were not run, for lack of time or because they failed
     failures: Mapping[str, str]  # why runs failed, by what each is called
@@ -125,7 +124,8 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         part = list(dict.fromkeys(folder(context.out, r.recipe) for r in repetitions))[number - 1 :: count]
         jobs = [job for job in jobs if job.folder in part]
     if context.claims.over:
-        return MeasureResult(_collect(jobs, context), {})
+        left = enter_finished([r for job in jobs for r in job.repetitions], context)
+        return MeasureResult(len({folder(context.out, r.recipe) for r in left}), {})
     if jobs:
         context.results.check_writable()
         check_writable(context.out, "runs", "--out")
@@ -136,18 +136,20 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     return MeasureResult(queue.left + len(queue.failures), queue.failures)
 
 
-def _collect(jobs: Sequence[TableJob], context: MeasureContext) -> int:
-    """Enter what other processes have measured, as far as it is; returns how many runs are left."""
-    left = 0
-    for job in jobs:
-        done = 0
-        for repetition in job.repetitions:
-            with suppress(DamagedRun):  # which the process that took the run has named
-                if _is_finished(job.folder) and _stage_is_done(repetition, job.folder):
-                    context.results.add(_measurement(repetition, job.folder, None))
-                    done += 1
-        left += done < len(job.repetitions)
-    return left
+def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
+    """Enter what finished runs hold, and return what is not measured yet.
+
+    A run that can't be read is left to be measured, where it is named.
+    """
+    missing: list[Repetition] = []
+    for repetition in repetitions:
+        path = folder(context.out, repetition.recipe)
+        with suppress(BadInput):
+            if repetition.found(context.results) is None and _is_finished(path) and _stage_is_done(repetition, path):
+                context.results.add(_measurement(repetition, path, None))
+        if repetition.found(context.results) is None:
+            missing.append(repetition)
+    return missing
 
 
 def _stage_is_done(repetition: Repetition, path: Path) -> bool:
@@ -181,7 +183,7 @@ def _jobs(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Ta
 
 
 def folder(out: Path, recipe: Recipe) -> Path:
-    """The run folder of a training: cells that train alike have the same one, and others where a default changes."""
+    """Return the run folder of a training: one for cells that train alike, another where a default changes."""
     keys = {k: v for k, v in all_settings(recipe).items() if k != "seed"}
     code = digest_json(keys, 4)
     words = re.sub(r"[^a-z0-9.]+", "-", f"{recipe.dataset}-{recipe.partition}-{recipe.method}".lower())
@@ -256,6 +258,6 @@ def _measurement(repetition: Repetition, path: Path, seconds: float | None) -> M
 
 
 def _recorded_seconds(trained: Mapping[str, Any]) -> float | None:
-    """What a run that ended in an earlier process took."""
+    """Return the recorded time of a run that ended in an earlier process."""
     seconds = trained.get("seconds")
     return None if seconds is None else float(seconds) + float(trained.get("preparing") or 0)

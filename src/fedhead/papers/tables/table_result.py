@@ -36,7 +36,7 @@ class CellResult:
     published: float | None
     published_deviation: float | None
     difference: float | None  # ours less the paper's; None where the two can't be compared
-    comparable: bool = True  # whether the published value is for these settings, see `published_settings`
+    comparable: bool = True  # whether the published value is for these settings, see `has_published_settings`
     seeds: Sequence[int] = ()  # of its values
     splits: Sequence[int] = ()
 
@@ -58,7 +58,7 @@ class TableResult:
     file: str = "table"  # the name of its files, without .csv and .json
 
     def note(self) -> str:
-        """What a reader must know before comparing."""
+        """Return the remarks that a reader needs before comparing."""
         there = [cell for cell in self.cells if cell.values]
         drawn = ", ".join(
             [_count([len(cell.seeds) for cell in there], "seed"), _count([len(cell.splits) for cell in there], "split")]

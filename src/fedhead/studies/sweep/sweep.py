@@ -94,7 +94,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to run."""
+    """Plan of a sweep."""
 
     folder: Path
     cells: Sequence[SweepCell]

@@ -38,7 +38,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep has measured so far.
+    """Results of a sweep so far.
 
     Attributes:
         title: What the sweep shows.
@@ -58,7 +58,7 @@ class SweepResult:
 
     @property
     def columns(self) -> list[str]:
-        """What was measured: accuracy, then what some run has besides."""
+        """The columns: accuracy, then what some run has besides."""
         found = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if _any(values))
         return list(dict.fromkeys(["accuracy", *found]))
 

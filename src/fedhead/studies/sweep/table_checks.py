@@ -1,4 +1,4 @@
-"""What is checked of a table's or a sweep's file when it is read: its keys, and the axes and choices that it names."""
+"""Checks of the file of a table or a sweep: its keys, and the axes and choices that it names."""
 
 from __future__ import annotations
 

@@ -265,7 +265,10 @@ class Study:
     def report(self, trial: Any, round_: int, value: float) -> bool:
         """Record what a trial has reached in a round, and return whether it is to end there."""
         with self._storage():
-            trial.report(value, round_)
+            try:
+                trial.report(value, round_)
+            except optuna().exceptions.UpdateFinishedTrialError:
+                return True  # it was taken for lost, as after a suspension, and another process has its values
             return bool(trial.should_prune())
 
     def finish(self, job: TrialJob, result: Outcome) -> None:
@@ -280,7 +283,7 @@ class Study:
         """Record the end of a trial."""
         states = optuna().trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[outcome.state]
-        with self._storage():
+        with self._storage(), suppress(optuna().exceptions.UpdateFinishedTrialError):  # it was taken for lost
             trial.set_user_attr(REASON, outcome.reason)
             trial.set_user_attr(RETRYABLE, outcome.retryable)
             self._study.tell(trial, outcome.value, state=state)
@@ -342,13 +345,13 @@ class Study:
     # -- files ------------------------------------------------------------------------------------
     @contextmanager
     def locked(self, what: str = "") -> Iterator[None]:
-        """Let one worker at a time begin trials and write files, or do what is named."""
+        """Hold the study's lock, or one of another name."""
         with FileLock(self.folder / f".lock{what}"):
             yield
 
     @contextmanager
     def _storage(self) -> Iterator[None]:
-        """Say in one line what is wrong with the study's file; Optuna's own warnings are left out."""
+        """Raise errors of the study's file in one line, and ignore Optuna's own warnings."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:

@@ -94,7 +94,7 @@ class _ChosenExecutor(Observer):
 
 @dataclass
 class TrialTraining:
-    """How the trials of a study are trained and what is measured of them."""
+    """Training and measurement of the trials of a study."""
 
     recipe: Recipe
     space: tuple[Dimension, ...]
