@@ -15,15 +15,24 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import FrameType
 
 STEP = 0.01
 WAITING = ("wait", "_wait_for_tstate_lock", "wait_for", "join", "acquire", "_worker", "select", "poll")
 
 
+def innermost(frame: FrameType | None) -> str:
+    """Return the innermost function of fedhead that a stack of calls is in."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("fedhead."):
+            return f"{module.removeprefix('fedhead.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "outside fedhead"
+
+
 def watch(main: int, every: float, done: threading.Event, busy: list[int]) -> None:
     """Print a line for each interval until the command has ended."""
-    from fedhead.bench.profiling import innermost
-
     begin, seen, last = time.perf_counter(), Counter[str](), 0.0
     while True:
         stop = done.wait(STEP)

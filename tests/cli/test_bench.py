@@ -9,7 +9,6 @@ import pytest
 
 from fedhead.bench import benchmark
 from fedhead.bench.benchmark import BenchmarkResult
-from fedhead.bench.profiling import Profile
 from fedhead.cli import call
 from fedhead.cli.bench import COLUMNS, HEADER, LOOP_NOTE
 from fedhead.models import precision
@@ -106,17 +105,6 @@ def test_a_cpu_measures_little_if_nothing_is_asked_for(
     assert [*begun, *emulated] == ["2 clients, loop, fp32", "10 clients, stack, fp32", "10 clients, stack, bf16"]
 
 
-def test_a_profile_ends_with_json_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Profile(2.0, None, {"copies": 0.5}, {"executors.stack.run": 2.0})
-    monkeypatch.setattr(benchmark, "profile_round", lambda *_: made)
-    assert call([*BENCH, "--profile", "--json"]) == 0
-    *text, last = capsys.readouterr().out.splitlines()
-    assert text[0] == "simplecnn, 2 clients, stack, fp32"
-    about = {"clients": 2, "executor": "stack", "precision": "fp32"}
-    found = {"seconds": 2.0, "busy": None, "kinds": {"copies": 0.5}, "host": {"executors.stack.run": 2.0}}
-    assert json.loads(last) == [{"workload": name} | about | found for name in ("simplecnn", "moon")]
-
-
 def test_lanes_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--executors", "stack,lanes"]) == 0
     said = capsys.readouterr()
@@ -133,14 +121,3 @@ def test_lanes_alone_are_refused_without_a_gpu(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     assert "--executors lanes: lanes need a GPU" in said.err
     assert said.out == ""
-
-
-@pytest.mark.parametrize("unknown", [["--workloads", "simplecnn,nosuch"], ["--executors", "stack,"]])
-def test_a_profile_refuses_unknown_names_before_it_begins(
-    unknown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(benchmark, "profile_round", lambda *_: pytest.fail("it has begun"))
-    assert call([*BENCH, "--profile", *unknown]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert "unknown" in err

@@ -31,7 +31,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("words", [[*BENCH, "--precisions"], [*BENCH, "--profile", "--precisions"], RUN])
+@pytest.mark.parametrize("words", [[*BENCH, "--precisions"], RUN])
 def test_a_command_says_it_once_and_torch_not_at_all(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,7 +51,7 @@ def test_fp32_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bf16" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [RUN, [*BENCH, "--profile", "--precisions"], [*BENCH, "--precisions"]])
+@pytest.mark.parametrize("words", [RUN, [*BENCH, "--precisions"]])
 @pytest.mark.usefixtures("emulated")
 def test_a_cpu_has_no_tf32_and_says_so(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

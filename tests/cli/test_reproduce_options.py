@@ -12,24 +12,11 @@ import pytest
 
 from fedhead.cli import call
 
-TABLE = ["reproduce", "fedetf/table1", "--cells", "cifar10-0.05 fedavg"]
 
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["nosuch/table"], "nosuch/table"),
-        (["ccvr/table2", "lr=3", "rounds=1"], "ccvr/table2, lr=3, rounds=1"),
-        (["--cells", "zzz", "--seeds", "0", "--dry-run", "--json"], "--cells, --seeds, --dry-run, --json"),
-        (["--scale", "full"], "--scale"),
-    ],
-)
-def test_what_the_summary_does_not_heed_is_refused(
-    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("words", [["nosuch/table"], ["ccvr/table2", "lr=3"], ["--dry-run"], ["--json"]])
+def test_a_summary_runs_nothing(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "--summary", "--results", str(tmp_path), *words]) == 2
-    said = f"error: --summary writes the page of --results and runs nothing: leave {named} out\n"
-    assert capsys.readouterr().err == said
+    assert "--summary writes the page of --results and runs nothing: leave" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -56,16 +43,6 @@ def test_an_empty_value_of_a_table_is_refused(
     assert f"{option} '': the value is empty" in capsys.readouterr().err
     assert call(["reproduce", ""]) == 2
     assert "'': the value is empty; give one, or leave it out" in capsys.readouterr().err
-
-
-def test_seeds_beyond_the_papers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call([*TABLE, "--seeds", "6", "--dry-run"]) == 0
-    said = "--seeds 6 is more than a table has; the seeds that follow are added to its own: 11-13 after 7 8 10\n"
-    assert capsys.readouterr().err == said
-    assert call([*TABLE, "--seeds", "6", "--dry-run", "--scale", "small"]) == 0
-    assert call([*TABLE, "--seeds", "3", "--dry-run"]) == 0
-    assert call([*TABLE, "--seeds", "7,8,9,10,11", "--dry-run"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("option", "what"), [("--results", "results"), ("--out", "runs")])

@@ -188,9 +188,9 @@ def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--shard", "0/4"], "--shard 0/4: there is no such shard; the first is 1/4"),
-        (["--shard", "5/4"], "--shard 5/4: there is no such shard"),
-        (["--shard", "three"], "write which of how many, such as 3/16"),
+        (["--shard", "0/4"], "--shard '0/4': write which of how many, from 1/16 to 16/16"),
+        (["--shard", "5/4"], "--shard '5/4': write which of how many"),
+        (["--shard", "three"], "write which of how many, from 1/16"),
         (["--seeds", "0"], "seeds: 0 is neither how many"),
         (["--minutes", "nan"], "minutes: nan is not finite"),
         (["--minutes", "1e308"], "minutes: 1e+308 is out of range, it must be at least 0 and at most 10000000"),
@@ -250,9 +250,9 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: py
     assert call(words) == 0
     capsys.readouterr()
     for change, message in (
-        (["rounds=3"], "holds another sweep: there is no rounds in its settings;"),
+        (["rounds=3"], "holds another sweep: rounds was None and is now 3;"),
         (["batch_size=8"], "holds another sweep: batch_size was 32 and is now 8;"),
-        (["momentum=[0.1,0.2]"], "holds another sweep: there is no momentum in its axes;"),
+        (["momentum=[0.1,0.2]"], "holds another sweep: momentum 0.1 was None and is now {"),
     ):
         assert call([*words, *change]) == 2
         assert message in capsys.readouterr().err

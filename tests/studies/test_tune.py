@@ -209,9 +209,9 @@ def test_bad_input_is_said_in_one_line(
 @pytest.mark.slow
 def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -> None:
     fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")
-    with pytest.raises(fh.BadInput, match="another recipe, which differs in batch_size"):
+    with pytest.raises(fh.BadInput, match="holds another study: batch_size was 16 and is now 8;"):
         fh.tune(replace(planted, batch_size=8), "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="loss")
-    with pytest.raises(fh.BadInput, match="another space"):
+    with pytest.raises(fh.BadInput, match="holds another study: space was"):
         fh.tune(planted, "lr=log(0.01, 0.2)", out=tmp_path, trials=2, objective="loss")
 
 
@@ -233,7 +233,7 @@ def test_validation_samples_of_a_recipe_are_given_back_unless_callbacks_need_the
     held = replace(planted, validation=0.4, rounds=1)
     found = fh.tune(held, "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
     assert found.recipe.validation is None
-    with pytest.raises(fh.BadInput, match=r"another validation: 0\.4, not 0\.15"):
+    with pytest.raises(fh.BadInput, match=r"another study: validation was 0\.4 and is now 0\.15"):
         fh.tune(replace(held, validation=None), "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
     watched = replace(held, callbacks=("early_stopping(patience=1)",))
     assert fh.tune(watched, "lr=log(0.01, 0.1)", out=tmp_path / "b", **common).recipe.validation == 0.4

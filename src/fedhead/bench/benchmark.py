@@ -19,7 +19,6 @@ from torch import nn
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.bench.memory_floor import copy_bandwidth, floor_bytes
-from fedhead.bench.profiling import Profile, profiled
 from fedhead.bench.timing import fastest, seconds
 from fedhead.core.system.errors import unknown
 from fedhead.core.training.optimizers import SGD
@@ -27,7 +26,6 @@ from fedhead.data.federation.federation import Federation
 from fedhead.data.transforms.augment import Transform
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, Schedule
-from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
@@ -255,38 +253,6 @@ def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> No
     """
     simulation.clients.draw_ahead(cohort, 1, tables)
     simulation.clients.prefetch.wait()
-
-
-def profile_round(
-    workload: str, clients: int, executor: str, precision: str, device: str = "auto", steps: int | None = None
-) -> Profile:
-    """Train rounds, the server's part included, and return where the time of one of them went.
-
-    On a GPU its batches are drawn before it begins, as in a run.
-
-    Args:
-        workload: A name in `WORKLOADS`.
-        clients: How many clients train at once.
-        executor: Name of the executor.
-        precision: fp32, tf32 or bf16.
-        device: cpu, cuda or auto.
-        steps: Local steps per client; None: those of `default_steps`.
-
-    Returns:
-        Its profile.
-
-    Raises:
-        BadInput: For an unknown name.
-    """
-    check_names([workload], [executor], [precision])
-    where = select.device(device)
-    steps = steps or default_steps(where)
-    simulation = WORKLOADS[workload].simulation(clients, steps, where, precision)
-    simulation.using(select.by_name(executor, simulation, compile=True))
-    train_round(simulation, 1)  # warms up, compiles and captures
-    if where.type == "cuda":
-        draw_and_wait(simulation, simulation.cohort(1), executor == "stack")
-    return profiled(lambda: train_round(simulation, 1), where)
 
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -47,9 +46,6 @@ def bench(
     ),
     device: str = typer.Option("auto", help="cpu, cuda or auto."),
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
-    profile: bool = typer.Option(
-        False, "--profile", help="Print where the time of a round goes instead, without the loop."
-    ),
     as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
 ) -> None:
     """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
@@ -58,7 +54,7 @@ def bench(
     Examples:
       fedhead bench --device cuda
       fedhead bench --device cpu --clients 4 --steps 5
-      fedhead bench --device cuda --workloads fedetf --clients 20 --executors stack --precisions bf16 --profile
+      fedhead bench --device cuda --workloads fedetf --clients 20 --executors stack --precisions bf16
     """
     from fedhead.bench import benchmark
     from fedhead.executors import select
@@ -78,18 +74,6 @@ def bench(
     counts = _counts(default_clients if clients is None else clients)
     if precisions is None:
         precisions = "fp32,bf16" if has_bf16(where) else "fp32"
-    if profile:
-        benchmark.check_names(models, chosen, precisions.split(","))  # all of them, before the first takes its time
-        profiles = []
-        for workload, count, executor, precision in itertools.product(models, counts, chosen, precisions.split(",")):
-            print(benchmark.describe(workload, count, executor, precision), flush=True)
-            found = benchmark.profile_round(workload, count, executor, precision, device, steps)
-            print("\n".join(found.lines()), flush=True)
-            about = {"workload": workload, "clients": count, "executor": executor, "precision": precision}
-            profiles.append(about | asdict(found))
-        if as_json:
-            print(json.dumps(profiles))
-        return
     shown = set[str]()
 
     def show(result: BenchmarkResult) -> None:

@@ -46,7 +46,6 @@ class Scale(StrEnum):
 
 @app.command()
 def reproduce(
-    context: typer.Context,
     table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
     assignments: Assignments = None,
     cells: Annotated[str, typer.Option(help="Only cells whose name holds one of these texts (comma-separated).")] = "",
@@ -102,7 +101,8 @@ def reproduce(
     if summary:
         from fedhead.papers.tables.results_page import write
 
-        _refuse_beside_summary(context)
+        if table is not None or assignments or dry_run or as_json:
+            raise BadInput("--summary writes the page of --results and runs nothing: leave tables and --dry-run out")
         if results is None:
             raise BadInput("--summary needs the folder of results: give it with --results")
         print(f"written: {write(results)}")
@@ -121,7 +121,6 @@ def reproduce(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
     from fedhead.engine.experiment.compute import Compute
-    from fedhead.papers.tables.cell_names import added_seeds
     from fedhead.papers.tables.reproduce import check_folders, plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
     from fedhead.papers.tables.table_result import json_text
@@ -143,8 +142,6 @@ def reproduce(
     if dry_run or names:
         listed, planned = plan(found, **options)  # refuses what a run would
     if dry_run:
-        if more := added_seeds(listed, how_many):
-            _log(more)
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
@@ -172,19 +169,6 @@ def reproduce(
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _refuse_beside_summary(context: typer.Context) -> None:
-    """Refuse whatever else is given with --summary, which runs nothing: it would have no effect."""
-    others = list[str]()
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name not in ("summary", "results") and source is not None and source.name == "COMMANDLINE":
-            given = context.params[one.name or ""]
-            words = [one.opts[0]] if one.param_type_name == "option" else [given] if isinstance(given, str) else given
-            others += words
-    if others:
-        raise BadInput(f"--summary writes the page of --results and runs nothing: leave {', '.join(others)} out")
 
 
 def _check_time(option: str, minutes: float) -> None:

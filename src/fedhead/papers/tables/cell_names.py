@@ -1,11 +1,10 @@
-"""Cells of paper tables in one line: those that a training is for, and the seeds that are added to theirs."""
+"""Cells of paper tables in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from fedhead.papers.tables.paper_tables import PaperCell
-from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 
 _MOST = 3  # so many of an axis' choices are named
 
@@ -36,24 +35,3 @@ def _words(cells: Sequence[PaperCell]) -> list[str]:
 def _joined(texts: Sequence[str]) -> str:
     more = f"/… {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     return "/".join(texts[:_MOST]) + more
-
-
-def added_seeds(cells: Sequence[PaperCell], asked: int | Sequence[int] | None) -> str | None:
-    """Name the seeds that are drawn beyond the papers' own at full scale; None: there are none."""
-    if not isinstance(asked, int):
-        return None
-    own = dict.fromkeys(tuple(cell.seeds) for cell in cells if cell.scale == "full" and len(cell.seeds) < asked)
-    if not own:
-        return None
-    found = (f"{_listed(drawn_seeds(seeds, asked)[len(seeds) :])} after {_listed(seeds)}" for seeds in own)
-    return f"--seeds {asked} is more than a table has; the seeds that follow are added to its own: {', '.join(found)}"
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    """Write numbers, those in a row as a range.
-
-    >>> _listed([7, 8, 10]), _listed([11, 12, 13])
-    ('7 8 10', '11-13')
-    """
-    in_a_row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if in_a_row else " ".join(map(str, seeds))

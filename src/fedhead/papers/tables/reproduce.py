@@ -16,7 +16,6 @@ from fedhead.core.system.log import Log
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.papers.tables import table_result
-from fedhead.papers.tables.cell_names import added_seeds
 from fedhead.papers.tables.paper_tables import PaperCell, PaperTable, Scale
 from fedhead.papers.tables.published import has_published_settings, published
 from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
@@ -89,8 +88,6 @@ def reproduce(
         variants=variants,
         settings=settings,
     )
-    if more := added_seeds(cells, seeds):
-        log(more)
     context = MeasureContext(
         out, Results(results), settings, TimeBudget(minutes), log, shard=shard, claims=claims or Claims()
     )

@@ -23,6 +23,7 @@ from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.digest import digest_json
 from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes import components
+from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 from fedhead.runs.recorded_code import check_runs
@@ -192,39 +193,20 @@ def check_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> bool:
     if not isinstance(stored, dict) or not isinstance(stored.get("digest"), str):
         raise BadInput(f"{out / SWEEP} is no sweep's file: it has no digest; select another folder with --out")
     if stored["digest"] != digest(cells):
+        changed = describe(differences(_settings(stored), _settings(table.content)))
         raise BadInput(
-            f"{out} holds another sweep: {_difference(_settings(stored), _settings(table.content))}; repeat it as "
-            f"{out / SWEEP} has it, or select another folder with --out"
+            f"{out} holds another sweep: {changed}; repeat it as {out / SWEEP} has it, or select another folder with "
+            "--out"
         )
     return True
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a sweep's content decides; what all cells have is together, wherever it was written."""
+    """Return the settings of a sweep by name; those of all cells are merged, wherever they were written."""
     rules = content.get("rules", [])
-    common = dict(content.get("base", {}))
+    settings = dict(content.get("base", {}))
     for rule in rules:
-        common |= rule.get("set", {}) if not rule["when"] else {}
-    axes, others = content.get("axes", {}), [rule for rule in rules if rule["when"]]
-    return {"axes": axes, "settings": common, "rules": others, "skip": content.get("skip", [])}
-
-
-def _difference(before: Any, now: Any, name: str = "sweep") -> str:
-    """Say where two contents differ first, by the innermost name.
-
-    >>> _difference({"settings": {"rounds": 2}}, {"settings": {"rounds": 3}})
-    'rounds was 2 and is now 3'
-    """
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in (*before, *now):
-            if key not in before:
-                return f"there is no {key} in its {name}"
-            if key not in now:
-                return f"{key} in its {name} is not given here"
-            if before[key] != now[key]:
-                return _difference(before[key], now[key], name if key == "set" else str(key))
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for old, new in zip(before, now, strict=True):
-            if old != new:
-                return _difference(old, new, name)
-    return f"{name} was {before} and is now {now}"
+        settings |= rule.get("set", {}) if not rule["when"] else {}
+    for axis, choices in content.get("axes", {}).items():
+        settings |= {f"{axis} {choice}": layer for choice, layer in choices.items()}
+    return settings | {"rules": [rule for rule in rules if rule["when"]], "skip": content.get("skip", [])}

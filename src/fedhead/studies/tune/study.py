@@ -21,6 +21,7 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.core.system.failures import describe_error
 from fedhead.recipes import components
+from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_space import with_values
 from fedhead.runs import recorded_code
 from fedhead.runs.run_folder_schema import read_object
@@ -189,7 +190,12 @@ class Study:
         about = json.loads(json.dumps(about))
         before = read_about(self.folder)
         if before is not None:
-            _refuse_other(self.folder, before, about)
+            changed = differences(before["recipe"], about["recipe"]) or differences(before, about)
+            if changed:
+                raise BadInput(
+                    f"{self.folder} holds another study: {describe(changed)}; give the same command to join it, or "
+                    "another --out"
+                )
             return
         with atomic(self.folder / ABOUT) as draft:
             draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -430,16 +436,3 @@ def read_about(folder: Path) -> dict[str, Any] | None:
 
 def _taken(states: Sequence[str]) -> int:
     return sum(state in ("complete", "pruned", "running", "failed") for state in states)
-
-
-def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in now:
-        if before.get(name) == now[name]:
-            continue
-        if name == "recipe":
-            keys = [key for key in now[name] if before[name].get(key) != now[name][key]]
-            keys += [key for key in before[name] if key not in now[name]]
-            what = f"recipe, which differs in {keys[0]}"
-        else:
-            what = f"{name}: {before.get(name)}, not {now[name]}"
-        raise BadInput(f"{folder} holds a study of another {what}; give the same command to join it, or another --out")
