@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from fedhead.cli import call, several_devices
-from fedhead.cli.several_devices import on_each, raise_failures
+from fedhead.cli import call
+from fedhead.cli.output import raise_failures
 from fedhead.core.system.errors import FedheadError
+from fedhead.studies import devices as several_devices
+from fedhead.studies.devices import on_each
 
 SMALL = ["clients=3", "subset=120", "--executor", "loop"]
 ENDLESS = ["digits", "rounds=100000", *SMALL]

@@ -160,9 +160,7 @@ def test_a_sweep_from_python_returns_its_runs(tmp_path: Path) -> None:
         ("fedprox", 4, True),
     ]
     assert list(found.table["method"]) == ["fedavg", "fedprox"]
-    with pytest.raises(
-        BadInput, match="holds another sweep: method fedprox was"
-    ):
+    with pytest.raises(BadInput, match="holds another sweep: method fedprox was"):
         fh.sweep("digits", {"method": ["fedavg", "moon"], **TINY}, **settings)
     with pytest.raises(BadInput, match="are resources of a Ray cluster"):
         fh.sweep("digits", {"lr": [0.1]}, gpus_per_cell=1)

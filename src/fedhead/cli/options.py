@@ -35,7 +35,10 @@ ExecutorName = Annotated[
 ]
 Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
-ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see several_devices.on_each
+Devices = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")
+]
+ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see studies.devices.on_each
 AllowChangedCode = Annotated[
     bool, typer.Option("--allow-changed-code", help="Go on although your own code has changed since.")
 ]

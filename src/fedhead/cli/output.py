@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import statistics
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -151,3 +152,26 @@ def _mean_std(values: list[float | None], decimals: int) -> str:
         return "–"
     spread = f" ± {statistics.stdev(there):.{decimals}f}" if len(there) > 1 else ""
     return f"{statistics.fmean(there):.{decimals}f}{spread}"
+
+
+def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:
+    """Name what failed of many runs, after all others are done and their table is printed.
+
+    Args:
+        failures: Why runs failed, by what they are called.
+        broken: What became of processes that ended early, see `studies.devices.on_each`.
+        missing: How many runs the table lacks; without any, a process that ended early is only worth a warning.
+
+    Raises:
+        FedheadError: If there is anything.
+    """
+    if failures:
+        name, reason = next(iter(failures.items()))
+        more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
+        ends = "".join(f"; {end}" for end in broken)
+        raise FedheadError(f"{name}: {reason}{more}{ends}; fix it, and the same command runs what failed again")
+    if broken and missing:
+        left = "1 run is left" if missing == 1 else f"{missing} runs are left"
+        raise FedheadError(f"--devices: {'; '.join(broken)}; {left}; {GOES_ON}")
+    if broken:
+        print(f"warning: --devices: {'; '.join(broken)}; no run is missing in the table", file=sys.stderr)

@@ -18,6 +18,7 @@ from fedhead.cli.options import (
     CompileName,
     DataFolder,
     Device,
+    Devices,
     DryRun,
     ExecutorName,
     Minutes,
@@ -28,9 +29,9 @@ from fedhead.cli.options import (
     numbers,
     words,
 )
-from fedhead.cli.output import console, resumable
-from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
+from fedhead.cli.output import console, raise_failures, resumable
 from fedhead.core.system.errors import BadInput
+from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
     from fedhead.papers.tables.paper_tables import PaperCell

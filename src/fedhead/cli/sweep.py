@@ -19,6 +19,7 @@ from fedhead.cli.options import (
     CompileName,
     DataFolder,
     Device,
+    Devices,
     DryRun,
     Engine,
     EngineName,
@@ -30,9 +31,9 @@ from fedhead.cli.options import (
     TableAsJson,
     numbers,
 )
-from fedhead.cli.output import GOES_ON, console, resumable
-from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
+from fedhead.cli.output import GOES_ON, console, raise_failures, resumable
 from fedhead.core.system.errors import BadInput
+from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
     from fedhead.studies.sweep.sweep_runs import SweepCell

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedhead.cli import call, several_devices
-from fedhead.cli.several_devices import check_devices, on_each, raise_failures, read_devices
+from fedhead.cli import call
+from fedhead.cli.output import raise_failures
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.papers.tables import paper_tables as tables
+from fedhead.studies import devices as several_devices
+from fedhead.studies.devices import check_devices, on_each, read_devices
 
 
 @pytest.mark.parametrize("text", ["", ",", "gpu", "0,x", "cuda:", "-1"])

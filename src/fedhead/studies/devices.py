@@ -12,19 +12,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fedhead.cli.options import words
-from fedhead.cli.output import GOES_ON
-from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import exit_with_parent
 
 _PARENT = "FEDHEAD_PARENT"  # in the environment of each device's process, the pid of the one that started it
-Devices = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")
-]
 
 
 def read_devices(text: str) -> list[str]:
@@ -33,7 +25,7 @@ def read_devices(text: str) -> list[str]:
     >>> read_devices("0,1"), read_devices("cuda:1,cpu")
     (['cuda:0', 'cuda:1'], ['cuda:1', 'cpu'])
     """
-    found = [f"cuda:{word}" if word.isdecimal() else word for word in words(text)]
+    found = [f"cuda:{word}" if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip(", "))]
     if not found or not all(re.fullmatch(r"cpu|cuda(:\d+)?", name) for name in found):
         raise BadInput(f"--devices {text!r}: write the numbers of GPUs with commas between, such as 0,1")
     return found
@@ -120,29 +112,6 @@ def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict
     if "cpu" in names or "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // len(names)))}
-
-
-def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:
-    """Name what failed of many runs, after all others are done and their table is printed.
-
-    Args:
-        failures: Why runs failed, by what they are called.
-        broken: What became of processes that ended early, see `on_each`.
-        missing: How many runs the table lacks; without any, a process that ended early is only worth a warning.
-
-    Raises:
-        FedheadError: If there is anything.
-    """
-    if failures:
-        name, reason = next(iter(failures.items()))
-        more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
-        ends = "".join(f"; {end}" for end in broken)
-        raise FedheadError(f"{name}: {reason}{more}{ends}; fix it, and the same command runs what failed again")
-    if broken and missing:
-        left = "1 run is left" if missing == 1 else f"{missing} runs are left"
-        raise FedheadError(f"--devices: {'; '.join(broken)}; {left}; {GOES_ON}")
-    if broken:
-        print(f"warning: --devices: {'; '.join(broken)}; no run is missing in the table", file=sys.stderr)
 
 
 def _ending(name: str, code: int) -> str:
