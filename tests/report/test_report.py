@@ -13,7 +13,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.figures import plots
 from fedhead.report.page.content import Content
-from fedhead.runs.read_runs import empty_folders, find_runs, load_runs
+from fedhead.runs.read_runs import find_runs, load_runs
 from fedhead.runs.run_folder import RunFolder
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
@@ -54,7 +54,7 @@ def table(content: Content) -> dict[str, str]:
 
 
 def loaded(path: Path) -> Content:
-    return Content(load_runs([path]), empty=empty_folders([path]))
+    return Content(load_runs([path]))
 
 
 def test_values_are_of_the_last_round_over_seeds_and_of_the_stages_after_it(runs: Path) -> None:
@@ -138,14 +138,10 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
     assert load_runs([tmp_path])[0].state == "diverged (client 3, round 2: 'own/w' is not finite any more)"
 
 
-def test_empty_folders_are_named(tmp_path: Path) -> None:
+def test_empty_folders_are_passed_over(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
-    (tmp_path / "seeds" / "seed0").mkdir(parents=True)
-    (tmp_path / "run" / "tensorboard").mkdir()  # inside a run, it is none of the reader's business
     (tmp_path / "none").mkdir()
     assert len(load_runs([tmp_path / "run", tmp_path / "none"])) == 1
-    assert empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
-    assert loaded(tmp_path).notes[0] == f"{tmp_path / 'none'} is empty: no run began there"
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
         load_runs([tmp_path / "none"])
 

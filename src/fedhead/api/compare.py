@@ -178,7 +178,6 @@ def _of_folders(paths: Sequence[str]) -> tuple[list[Measured], list[str]]:
     found = found_runs.find_runs(paths)
     notes = [f"{run.path} does not count: {run.state}" for run in found.runs if not run.finished]
     notes += [f"{path} can't be read and does not count: {why}" for path, why in found.broken.items()]
-    notes += [f"{path} is empty: no run began there" for path in found_runs.empty_folders(paths)]
     without = [run for run in found.runs if run.finished and run.split is None]
     notes += [f"{run.path} does not count: its partition.npz is gone, by which runs are paired" for run in without]
     versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in found.runs if run.finished}

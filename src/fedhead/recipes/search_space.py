@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,17 +100,11 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
             raise BadInput(f"{text}: {next(iter(call.named))}= is not known here; write {call.name}(value, value)")
         space.append(Dimension(key.strip(), call.name, call.positional))
         space[-1].check()
-    twice = [one.key for one in space if sum(other.key == one.key for other in space) > 1]
-    if twice:
-        raise BadInput(f"{twice[0]}: it is searched twice; give one range for it")
-    names = [key for text in others for key in expand_calls(dict([assignment(text)]))]
-    for key in names:
-        if names.count(key) > 1:
-            raise BadInput(f"{key} is given twice; give one of the values, or search among them with {key}=choice(…)")
-    given = set(names)
+    keys = [key for text in others for key in expand_calls(dict([assignment(text)]))]
+    for key, count in Counter([*keys, *(one.key for one in space)]).items():
+        if count > 1:
+            raise BadInput(f"{key} is given twice; give one value or one range, such as {key}=choice(…)")
     for one in space:
-        if one.key in given:
-            raise BadInput(f"{one.key}: it is searched and has a value as well; give one of them")
         if one.key in _FIXED:
             raise BadInput(f"{one}: {one.key} can't be searched; {_FIXED[one.key]}")
     return space, others

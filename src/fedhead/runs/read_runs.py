@@ -99,7 +99,7 @@ class FoundRuns(NamedTuple):
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Load runs from their folders; a folder that contains run folders stands for all of them.
 
-    Empty folders are passed over, see `empty_folders`.
+    Empty folders are passed over.
 
     Raises:
         BadInput: If a folder does not exist, or contains something but no run, or all are empty, or a run is damaged.
@@ -183,16 +183,6 @@ def code_versions(runs: Iterable[Run]) -> list[str]:
         for component, first in found.items()
         if len(first) > 1
     ]
-
-
-def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
-    out: dict[Path, None] = {}
-    for path in map(Path, paths):
-        below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
-        inside = [p for p in below if not (p.parent / CONFIG).exists() and ".flower" not in str(p)]
-        out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
-    return list(out)
 
 
 def _empty(path: Path) -> bool:

@@ -14,7 +14,7 @@ from fedhead.report.compare.pivot import Arrangement, natural
 from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.page.charts import SYMBOLS, Style, style
-from fedhead.runs.read_runs import FoundRuns, Run, code_versions, empty_folders, find_runs
+from fedhead.runs.read_runs import FoundRuns, Run, code_versions, find_runs
 from fedhead.runs.run_folder_schema import CONFIG
 
 
@@ -53,14 +53,12 @@ class Content:
     Args:
         runs: The runs.
         broken: Run folders that can't be read, with why.
-        empty: Folders in which no run began.
         live: Whether runs may go on while the page is shown.
         studies: Folders of searches.
     """
 
     runs: Sequence[Run]
     broken: Mapping[Path, str] = field(default_factory=dict)
-    empty: Sequence[Path] = ()
     live: bool = False
     studies: Sequence[Path] = ()
 
@@ -135,7 +133,6 @@ class Content:
         return [
             *(f"{run.path} does not count: {run.state}" for run in stopped),
             *(self.compared(next(iter(self.metrics)), gains=False).pivot.notes if self.metrics else ()),
-            *(f"{path} is empty: no run began there" for path in self.empty),
             *code_versions(self.runs),
             *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
         ]
@@ -151,7 +148,7 @@ def load(paths: Sequence[str | Path]) -> Content:
     if studies:  # a search that is not trained finally has no run
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
     found = find_runs(paths) if paths else FoundRuns([], {})
-    return Content(found.runs, found.broken, empty_folders(paths), studies=studies)
+    return Content(found.runs, found.broken, studies=studies)
 
 
 def class_names(runs: Iterable[Run], classes: int) -> list[str]:
