@@ -1,4 +1,4 @@
-"""Aggregators: what the server takes in place of the weighted mean of the clients' updates.
+"""Aggregators: replacements of the weighted mean of the clients' updates.
 
 An update is what a client sent less what the server holds under the same name. Every client counts alike: its number
 of samples is only what it says of itself.

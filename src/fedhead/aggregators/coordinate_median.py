@@ -21,7 +21,7 @@ class CoordinateMedian(Aggregator):
     """
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """The middle value, or the mean of the two in the middle."""
+        """Return the middle value, or the mean of the two in the middle."""
         return updates[0].map(_median, *updates[1:])
 
 

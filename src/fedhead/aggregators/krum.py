@@ -37,7 +37,7 @@ class Krum(Aggregator):
         return 2 * self.byzantine + 3
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """The update of the lowest score."""
+        """Return the update of the lowest score."""
         scores = krum_scores(squared_distances(inner_products(updates)), self.byzantine)
         return updates[int(scores.argmin())]
 
@@ -48,7 +48,7 @@ class MultiKrum(Krum):
     """Average the updates that are nearest to their neighbours: Krum's K − f best (Blanchard et al., 2017)."""
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """The mean of the K − f updates of the lowest scores."""
+        """Return the mean of the K − f updates of the lowest scores."""
         scores = krum_scores(squared_distances(inner_products(updates)), self.byzantine)
         best = sorted(scores.argsort()[: len(updates) - self.byzantine].tolist())
         return tree_mean([updates[i] for i in best], [1.0] * len(best))

@@ -25,11 +25,11 @@ class TrimmedMean(Aggregator):
     byzantine: Annotated[int, AtLeast(1)] = 1  # how many of a round's clients may be hostile: left out at each end
 
     def min_clients(self) -> int:
-        """One must be left."""
+        """Return the smallest number of clients, of which one is left after trimming."""
         return 2 * self.byzantine + 1
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """The mean of what is left of each coordinate."""
+        """Return the mean of the remaining values of each coordinate."""
 
         def trimmed(*rows: Tensor) -> Tensor:
             return torch.stack(rows).sort(dim=0).values[self.byzantine : len(rows) - self.byzantine].mean(dim=0)

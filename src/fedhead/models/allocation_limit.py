@@ -52,7 +52,7 @@ class _Counting(TorchDispatchMode):
 
 
 def _bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """The bytes of the tensor that a call makes from a shape, 0 for all other calls."""
+    """Return the bytes of the tensor that a call makes from a shape, 0 for all other calls."""
     given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
     if any(isinstance(value, Tensor) for value in given.values()) and not func._schema.name.startswith("aten::new_"):
         return 0

@@ -25,7 +25,7 @@ _TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, w
 
 
 class Finding(NamedTuple):
-    """One reason why a model can't be used as it is."""
+    """A problem of a model and its remedy."""
 
     where: str  # the dotted name of the submodule, or "model"
     problem: str
@@ -235,7 +235,7 @@ def _example(shape: Sequence[int], largest: int | bool | None, like: Tensor, *na
 
 
 def _words(shape: Any, largest: Any) -> str:
-    """The inputs of a trial in words."""
+    """Return a description of the inputs of a trial."""
     if isinstance(shape, dict):
         return " and ".join(f"{name}: {_words(own, (largest or {}).get(name))}" for name, own in shape.items())
     kind = "a mask" if largest is True else "inputs" if largest is None else f"tokens 0 … {largest}"

@@ -70,7 +70,7 @@ class Origin:
         return self._projects_anew(model)
 
     def _projects_anew(self, model: nn.Module) -> bool:
-        """Whether a projection came with the head, which is then a row of two modules."""
+        """Return whether a projection came with the head, which is then a row of two modules."""
         return self.projection is None and not isinstance(model.get_submodule("projection"), nn.Identity)
 
     def _name_in(self, model: nn.Module, name: str) -> str:
@@ -81,6 +81,6 @@ class Origin:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and floating-point buffers by name."""
+    """Return parameters and floating-point buffers by name."""
     buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
     return {**dict(module.named_parameters()), **buffers}

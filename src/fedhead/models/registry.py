@@ -47,7 +47,7 @@ class FeatureExtractor(NamedTuple):
 
 
 class Preprocessing(NamedTuple):
-    """What the inputs of a pretrained model were in its pretraining.
+    """Preprocessing of a pretrained model's inputs.
 
     Attributes:
         resize: Height and width of images.
@@ -71,20 +71,20 @@ class Architecture(NamedTuple):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """What a pretrained model wants its inputs to be; None: it is not pretrained, or does not say."""
+        """Preprocessing of a pretrained model's inputs; None: it is not pretrained, or does not state any."""
         return getattr(self.builder, "preprocessing", None)
 
     def parameters(self) -> dict[str, Any]:
-        """Everything that can be set of the model by name, with its type and ranges: the head's, and its own."""
+        """Return all parameters of the model with their types and ranges: the head's, and its own."""
         return self.own_parameters() | {w: hint for w, hint in parameters(build).items() if w not in RUN_DECIDES}
 
     def own_parameters(self) -> dict[str, Any]:
-        """The parameters of the architecture alone, in order."""
+        """Return the parameters of the architecture alone, in order."""
         own = list(parameters(self.builder).items())[1:]  # the first is the input shape
         return {word: hint for word, hint in own if word != "classes"}
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """What a text such as `protocnn(18, head=etf)` gives, checked; values without a name are the architecture's."""
+        """Return the checked arguments of a text such as `protocnn(18, head=etf)`; unnamed ones are its own."""
         return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
     def make(

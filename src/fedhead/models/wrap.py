@@ -114,7 +114,7 @@ class _Tracer(fx.Tracer):
     """Traces placeholders as single calls; by default only torch's own layers are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is a single call in the graph."""
+        """Return whether a module is a single call in the graph."""
         return isinstance(m, Placeholder) or super().is_leaf_module(m, module_qualified_name)
 
 

@@ -14,7 +14,7 @@ class RoundRobinSampler(Sampler):
     """Let the clients take turns in the order of their numbers; nothing is drawn."""
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """The next ones after those of the round before, from the first again after the last.
+        """Return the clients after those of the round before, from the first again after the last.
 
         >>> [RoundRobinSampler().select(number, 2, {0: 9, 4: 1, 7: 5}, seed=0) for number in (1, 2, 3)]
         [[0, 4], [0, 7], [4, 7]]

@@ -28,7 +28,7 @@ class WeightedSampler(Sampler):
     """
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """Those with π_k = 1, and one at each point u, u + 1, … of a line on which the others have length π_k."""
+        """Return those with π_k = 1, and one at each point u, u + 1, … of a line where others have length π_k."""
         key, share = random.key(seed, "cohort", round), self.inclusion(count, sizes)
         certain = [k for k in sizes if share[k] == 1]
         others = [k for k in sorted(sizes) if share[k] < 1]

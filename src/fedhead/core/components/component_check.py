@@ -1,4 +1,4 @@
-"""What a user's component must be before it is used: a function, or a subclass whose hooks fit.
+"""Checks of a user's component: a function, or a subclass whose hooks fit.
 
 Every registry checks with these two functions, whether the component is built in, loaded by name or given in Python.
 """
@@ -18,7 +18,7 @@ A = TypeVar("A")
 
 
 def name_of(thing: Any) -> str:
-    """Return what a component is called that was given as an object.
+    """Return the name of a component that was given as an object.
 
     >>> name_of(len), name_of(lambda x: x), name_of(functools.partial(round, ndigits=2))
     ('len', 'lambda', 'round(ndigits=2)')
@@ -137,7 +137,7 @@ def _public_name(base: type) -> str:
 
 
 def _hooks(base: type) -> dict[str, Any]:
-    """The functions of the base class that a subclass may override."""
+    """Return the functions of the base class that a subclass may override."""
     found = {word: getattr(base, word) for word in dir(base) if not word.startswith("_")}
     return {word: hook for word, hook in found.items() if inspect.isfunction(hook)}
 

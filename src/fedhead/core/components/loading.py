@@ -1,4 +1,4 @@
-"""Objects by reference, `package.module:Name` or `file.py:Name`: what is imported, and one line for what fails."""
+"""Import of objects by reference: `package.module:Name` or `file.py:Name`."""
 
 from __future__ import annotations
 

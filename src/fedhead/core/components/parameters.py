@@ -109,7 +109,7 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
 
 
 def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:
-    """What a class or function takes by name, with the type and ranges of each.
+    """Return the parameters of a class or function with their types and ranges.
 
     >>> from fedhead.core.training.optimizers import SGD
     >>> list(parameters(SGD))
@@ -149,7 +149,7 @@ def _parameters(target: Any) -> Mapping[str, Any]:
 
 
 def _annotated(target: Any) -> Any:
-    """What carries the type hints of a class, function, partial, or object that can be called."""
+    """Return the object that carries the type hints of a class, function, partial or callable."""
     while isinstance(target, functools.partial):
         target = target.func
     if inspect.isroutine(target) or dataclasses.is_dataclass(target):
@@ -219,7 +219,7 @@ def _finite(value: Any) -> float:
 
 
 def _fit_any(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
-    """The value as one of several types."""
+    """Convert a value to one of several types."""
     fitting, misfits = [], []
     for argument in arguments:
         try:

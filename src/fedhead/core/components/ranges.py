@@ -1,4 +1,4 @@
-"""Ranges: what a parameter may be, declared where the parameter is.
+"""Ranges of parameters, declared in their annotations.
 
 `mu: Annotated[float, AtLeast(0)] = 0.01` says it once; `parameters.py` checks it wherever a value comes from.
 Several ranges in one annotation hold together: `Annotated[float, Above(0), AtMost(1)]`.

@@ -33,7 +33,7 @@ OWN = "fedhead"  # the package whose components are built in
 
 @dataclass(frozen=True)
 class Source:
-    """Where a component came from, as a run folder records it."""
+    """Origin of a component, as a run folder records it."""
 
     name: str  # as it was asked for
     module: str
@@ -212,11 +212,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return Source(name, module, str(file or module), digest, owner, _version(owner) if owner else None)
 
     def known(self, name: str) -> bool:
-        """Say whether a name is registered or an entry point's, without importing the entry point's code."""
+        """Return whether a name is registered or an entry point's, without importing the entry point's code."""
         return name in self or bool(self._entry_points(name))
 
     def permits(self, name: str, allow: Iterable[str]) -> bool:
-        """Say whether a name is built in or its code is allowed, without importing that code.
+        """Return whether a name is built in or its code is allowed, without importing that code.
 
         Args:
             name: As for `find`.
@@ -243,7 +243,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return Listed(name, "", None, str(error))
 
     def _load(self, name: str, folders: Iterable[str | Path]) -> tuple[Any, str, EntryPoint | None]:
-        """The object of a name, its module, and the entry point that it was found by."""
+        """Return the object of a name, its module, and its entry point if it has one."""
         collection, colon, rest = name.partition(":")
         if colon and collection in self._collections:
             make, module = load_object(self._collections[collection], f"{self.kind} {name!r}")
@@ -308,7 +308,7 @@ def _module_of(component: object) -> str:
 
 
 def _place(component: object) -> str:
-    """Where a component was defined."""
+    """Return the module and the name of a component."""
     return f"{_module_of(component)}:{getattr(component, '__qualname__', type(component).__qualname__)}"
 
 
@@ -321,7 +321,7 @@ def _owner(component: object) -> str:
 
 
 def _distribution(module: str, name: str) -> str | None:
-    """The installed package that a module belongs to; none for a single file."""
+    """Return the installed package that a module belongs to; None for a single file."""
     if name.rpartition(":")[0].endswith(".py"):
         return None
     return next(iter(_packages(tuple(sys.path)).get(module.split(".")[0], ())), None)

@@ -1,4 +1,4 @@
-"""The library's logger: warnings that it does something other than what was asked, and why.
+"""The library's logger, for warnings about deviations from what was asked.
 
 Everything is logged under the name `fedhead`, so `logging.getLogger("fedhead").setLevel(logging.ERROR)` silences the
 warnings. Without any configuration Python itself prints them to the standard error.

@@ -1,4 +1,4 @@
-"""The C library's memory allocator: what it keeps of freed memory, and what it hands back."""
+"""Settings of the C library's memory allocator."""
 
 from __future__ import annotations
 

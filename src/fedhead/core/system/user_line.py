@@ -1,4 +1,4 @@
-"""Where in the user's own code an error arose, for messages of one line."""
+"""Location of an error in the user's own code, for messages of one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def user_line(error: BaseException, after: str = "") -> str | None:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to fedhead, to Python, or to a package that fedhead is built on."""
+    """Return whether a file belongs to fedhead, to Python, or to a package that fedhead is built on."""
     found = [sys.modules[name].__file__ for name in _PACKAGES if name in sys.modules]
     roots = [Path(__file__).parents[2], *(Path(path).parent for path in found if path)]
     if file.startswith(("<", *(f"{root}/" for root in roots))):

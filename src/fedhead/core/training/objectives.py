@@ -1,4 +1,4 @@
-"""Objectives: what a model's outputs stand for, the loss that clients train by, and what is predicted.
+"""Objectives: the meaning of a model's outputs, the loss of local training, and the predictions.
 
 | objective | a target is | outputs | loss |
 |---|---|---|---|
@@ -29,7 +29,7 @@ PER_CLIENT: Literal["balanced_per_client"] = "balanced_per_client"  # class weig
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What a model is trained for; one of the four in `OBJECTIVES`.
+    """Objective of training; one of the four in `OBJECTIVES`.
 
     Args:
         label_smoothing: ε: the share of each target that is spread over all classes, as in
@@ -97,7 +97,7 @@ class Multiclass(Objective):
     has_classes = True
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The cross entropy; with class weights w it is Σ w_y ℓ / Σ w_y, as in `torch.nn.functional.cross_entropy`."""
+        """Compute the cross entropy; with class weights w it is Σ w_y ℓ / Σ w_y, as in `F.cross_entropy`."""
         own = balanced(counts) if self.class_weights == PER_CLIENT else self.weights
         weight, smoothing = weight.to(logits.dtype), self.label_smoothing
         if own is None and not smoothing:
@@ -112,12 +112,12 @@ class Multiclass(Objective):
         return (values * weight).sum() / (of_sample * weight).sum().clamp_min(1e-12)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The cross entropy of each sample."""
+        """Compute the cross entropy of each sample."""
         flat = F.cross_entropy(scores.double().flatten(0, -2), y.flatten(), reduction="none")
         return flat.reshape(y.shape)
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """The class with the highest score."""
+        """Return the class with the highest score."""
         return scores.argmax(-1)
 
 
@@ -131,15 +131,15 @@ class Binary(Multiclass):
 
     @staticmethod
     def outputs(classes: int) -> int:
-        """One logit."""
+        """Return 1: there is one logit."""
         return 1
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The binary cross entropy; weights and smoothing are those of two classes."""
+        """Compute the binary cross entropy; weights and smoothing are those of two classes."""
         return super().loss(two_scores(logits), y, weight, counts)
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """The scores of both classes."""
+        """Return the scores of both classes."""
         return two_scores(outputs)
 
 
@@ -150,7 +150,7 @@ class Multilabel(Objective):
     has_classes = False
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The binary cross entropy; class weights are `pos_weight` of `binary_cross_entropy_with_logits`."""
+        """Compute the binary cross entropy; class weights are `pos_weight` of `binary_cross_entropy_with_logits`."""
         target = y * (1 - self.label_smoothing) + self.label_smoothing / 2
         own = None if self.weights is None else self.weights.to(logits.dtype)
         values = F.binary_cross_entropy_with_logits(
@@ -159,11 +159,11 @@ class Multilabel(Objective):
         return mean(values, weight.to(logits.dtype))
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The binary cross entropy of each sample."""
+        """Compute the binary cross entropy of each sample."""
         return F.binary_cross_entropy_with_logits(scores.double(), y.double(), reduction="none").mean(-1)
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """The labels whose probability is above one half, as 0 and 1."""
+        """Return the labels whose probability is above one half, as 0 and 1."""
         return (scores > 0).long()
 
 
@@ -174,15 +174,15 @@ class Regression(Objective):
     has_classes = False
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """The squared error."""
+        """Compute the squared error."""
         return mean((logits - y.to(logits.dtype)).square().mean(-1), weight.to(logits.dtype))
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The squared error of each sample."""
+        """Compute the squared error of each sample."""
         return (scores.double() - y.double()).square().mean(-1)
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """The outputs themselves."""
+        """Return the outputs themselves."""
         return scores
 
 

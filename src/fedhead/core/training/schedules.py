@@ -24,7 +24,7 @@ class Schedule(Checked):
     needs_rounds = False  # whether the factor depends on how many rounds there are
 
     def factor(self, round: int, rounds: int) -> float:
-        """Return what the learning rate is multiplied by.
+        """Return the factor of the learning rate.
 
         Args:
             round: Number of the round, from 0.
@@ -41,7 +41,7 @@ class Cosine(Schedule):
     needs_rounds = True
 
     def factor(self, round: int, rounds: int) -> float:
-        """Return what the learning rate is multiplied by."""
+        """Return the factor of the learning rate."""
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * round / rounds)) / 2
 
 
@@ -53,7 +53,7 @@ class Step(Schedule):
     gamma: Annotated[float, Above(0), AtMost(1)] = 0.1
 
     def factor(self, round: int, rounds: int) -> float:
-        """Return what the learning rate is multiplied by."""
+        """Return the factor of the learning rate."""
         return float(self.gamma ** (round // self.size))
 
 

@@ -1,4 +1,4 @@
-"""Whether numbers are finite, with few passes over them and one wait for a GPU."""
+"""Checks of finiteness with a single device synchronization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def all_finite(trees: Iterable[Tree]) -> bool:
 
 
 class FiniteCheck:
-    """Whether all numbers of trees are finite, which a GPU finds out beside its host, until `result` is asked for.
+    """Asynchronous check that all numbers of trees are finite; `result` synchronizes.
 
     What a stack of clients has computed is looked at as a whole first, since thousands of small tensors take a GPU's
     host much longer; on a CPU only where it has no clients of other runs. A GPU is waited for once per dtype.

@@ -54,7 +54,7 @@ def zeros_like_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_fused(tensors: Sequence[Tensor]) -> bool:
-    """Whether kernels are saved: on a GPU, where neither autograd nor vmap watches the tensors."""
+    """Return whether kernels are saved: on a GPU, where neither autograd nor vmap watches the tensors."""
     return all(
         t.device.type == "cuda" and not t.requires_grad and not _functorch.is_functorch_wrapped_tensor(t)
         for t in tensors

@@ -56,7 +56,7 @@ def pack_rows(trees: StackedTrees) -> list[PackedTree]:
 
 
 def _form(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor that takes no memory."""
+    """Return a tensor that takes no memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 

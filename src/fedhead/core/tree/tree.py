@@ -190,7 +190,7 @@ class Tree(dict[str, Any]):
         return sum(t.numel() for t in self.tensors())
 
     def finite(self) -> bool:
-        """Whether every number is finite."""
+        """Return whether every number is finite."""
         return all(bool(torch.isfinite(t).all()) for t in self.tensors() if t.is_floating_point())
 
     def _like(self, entries: dict[str, Any]) -> Self:
@@ -237,7 +237,7 @@ class Weights(Tree):
 
 
 def under(name: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether a dotted name is one of the prefixes or begins with one of them."""
+    """Return whether a dotted name is one of the prefixes or begins with one of them."""
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 

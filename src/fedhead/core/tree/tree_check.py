@@ -13,7 +13,7 @@ from fedhead.core.tree.tree import Tree, Weights
 
 
 def checked_tree(found: Any, hook: str) -> Tree:
-    """Return what a hook has returned, if it is a tree of tensors.
+    """Check that a hook has returned a tree of tensors.
 
     Args:
         found: What it returned.

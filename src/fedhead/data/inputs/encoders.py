@@ -28,7 +28,7 @@ Seconds = Annotated[float, Above(0), AtMost(3600)]
 
 
 class Encoded(NamedTuple):
-    """Inputs of one shape, or what a tokenizer returned."""
+    """Inputs of one shape, or the output of a tokenizer."""
 
     x: Any  # [N, …]; token ids of different lengths in lists
     layout: Layout
@@ -133,7 +133,7 @@ def next_character(
 
 # -- sounds -----------------------------------------------------------------------------------------
 def waveform(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
-    """Give a sound as it is, [1, steps], cut at a length or filled up with silence.
+    """Return the waveform of a sound, [1, steps], cut at a length or filled up with silence.
 
     Args:
         sounds: The sounds, as integers of full scale or floats in -1 … 1.

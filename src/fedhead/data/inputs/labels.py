@@ -26,7 +26,7 @@ _LARGEST = 2**53  # of whole numbers that floats hold exactly
 
 @dataclass(frozen=True)
 class Classes:
-    """Which label is which class.
+    """Mapping from labels to class indices.
 
     Args:
         count: Number of classes.

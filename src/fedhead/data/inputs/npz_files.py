@@ -1,4 +1,4 @@
-"""NumPy's .npz and .npy formats, read without trusting them: what a header claims is checked before it is allocated."""
+"""Readers of untrusted .npz and .npy data, which check a header before they allocate memory for it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _memory() -> int:
-    """The machine's memory in bytes."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

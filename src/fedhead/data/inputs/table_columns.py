@@ -21,7 +21,7 @@ TEXTS = 20  # categories from which a column with a different value in most rows
 
 @dataclass(frozen=True)
 class TableColumns:
-    """How the columns of a data frame become features, the same for every client and for new data.
+    """Encoding of a data frame's columns as features, the same for every client and for new data.
 
     A column of numbers or booleans is one feature. A column of words or of pandas' type `category` is one feature per
     category, which is 1 where the row has that category (one-hot).

@@ -236,7 +236,7 @@ class Natural(Partition):
 
 
 def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
-    """The rows in rising order, after a check that every sample was assigned to exactly one client."""
+    """Return the sorted rows after a check that every sample was assigned to exactly one client."""
     require(
         len(assigned) == clients, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}"
     )

@@ -1,4 +1,4 @@
-"""Partitions by name: `parse("dirichlet(0.1, capped)")` reads what a recipe says.
+"""Registry of partitions and the parser of texts such as `dirichlet(0.1, capped)`.
 
 A user's own partition is a subclass of `Partition`, or a function `(y, clients, rng, parameters with defaults)` that
 returns one array of rows per client.
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
 
 class PartitionEntry(NamedTuple):
-    """A partition by name: how it is made from its text."""
+    """Factory of a registered partition."""
 
     make: Callable[[Call], Partition]
     forms: tuple[Form, ...] = ()
@@ -121,7 +121,7 @@ def _dirichlet(
     form: Literal["plain", "capped", "equal", "moon", "fedetf"] = "plain",
     minimum: Annotated[int, AtLeast(0)] | None = None,
 ) -> Partition:
-    """One of five partitions by the Dirichlet distribution."""
+    """Return one of five partitions by the Dirichlet distribution."""
     if form == "capped":
         return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
     require(

@@ -1,4 +1,4 @@
-"""The splits of papers' published code, row for row: a seed means here what it means there.
+"""The splits of papers' published code, row for row and seed for seed.
 
 Splits of one α differ by more than methods do, so that published results are compared on the splits that they are of.
 """

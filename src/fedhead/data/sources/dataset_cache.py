@@ -1,4 +1,4 @@
-"""Runs that share a data set read its files once."""
+"""Cache of data sets for runs that share one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = tuple[str, Path, str]  # name of the data set, its folder, the part
 
 
 class _Kept:
-    """What was read while somebody holds on to it."""
+    """Cached parts of data sets and their number of users."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # threads that want the same files wait for the first
@@ -39,7 +39,7 @@ def read_once() -> Iterator[None]:
 
 
 def read(key: Key, reader: Callable[[], Samples]) -> Samples:
-    """Return what the reader returns, or what it returned before inside `read_once`.
+    """Return the cached result of a reader inside `read_once`, or call the reader.
 
     Args:
         key: What is read.

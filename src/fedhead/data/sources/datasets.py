@@ -101,7 +101,7 @@ class Dataset:
 
 
 def folder(data_dir: str | PathLike[str] | None = None) -> Path:
-    """The folder of the data sets: as given, else $FEDHEAD_DATA, else ~/.cache/fedhead."""
+    """Return the folder of the data sets: as given, else $FEDHEAD_DATA, else ~/.cache/fedhead."""
     return Path(data_dir or os.environ.get("FEDHEAD_DATA") or Path.home() / ".cache" / "fedhead").expanduser()
 
 
@@ -111,7 +111,7 @@ def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] =
 
 
 def is_path(name: Any) -> bool:
-    """Whether a data set's name is a path to the user's own data: an .npz file, or whatever is there."""
+    """Return whether a data set's name is a path to the user's own data: an .npz file, or any existing path."""
     if isinstance(name, PathLike):
         return True
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())

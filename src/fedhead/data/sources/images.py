@@ -7,19 +7,18 @@ an image that would unpack to an unreasonable size is refused before it is unpac
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, AtMost
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.core.system.special_files import refuse_special
 
@@ -116,17 +115,18 @@ def _opened(source: Source) -> Iterator[Image]:
     """Open an image; whatever is wrong with it is raised as `BadInput`."""
     from PIL import Image, UnidentifiedImageError
 
-    if isinstance(source.data, Path):
-        refuse_special(source.data)
+    data = source.data
+    if isinstance(data, Path):
+        refuse_special(data)
     try:
-        with warnings.catch_warnings(), _stream(source.data) as file:
+        # from memory, since a damaged image may claim a part of 4 GiB, which a file's reader would allocate
+        file = io.BytesIO(data.read_bytes() if isinstance(data, Path) else data)
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is a lower one
             with Image.open(file, formats=FORMATS) as picture:
-                if picture.width * picture.height > MAX_PIXELS:
-                    limit = f"the limit is {MAX_PIXELS:,} pixels"
-                    raise BadInput(
-                        f"{source.name}: an image of {picture.width}x{picture.height}, {limit}; resize it first"
-                    )
+                width, height = picture.size
+                large = f"{source.name}: an image of {width}x{height}, the limit is {MAX_PIXELS:,} pixels"
+                require(width * height <= MAX_PIXELS, f"{large}; resize it first")
                 yield picture
     except Image.DecompressionBombError:
         raise BadInput(f"{source.name}: an image of more than {MAX_PIXELS:,} pixels; resize it first") from None
@@ -134,18 +134,6 @@ def _opened(source: Source) -> Iterator[Image]:
         raise BadInput(f"{source.name}: not a readable image of the formats {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by Pillow for damaged files
         raise BadInput(f"{source.name}: not a readable image ({error}); delete it or fetch it again") from None
-
-
-def _stream(data: Path | bytes) -> IO[bytes]:
-    return _CappedReader(io.FileIO(data)) if isinstance(data, Path) else io.BytesIO(data)
-
-
-class _CappedReader(io.BufferedReader):
-    """A file that is never asked for more than it holds: a damaged image may claim a part of 4 GiB."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        whole = os.fstat(self.fileno()).st_size
-        return super().read(size if size is None else min(size, whole))
 
 
 def _eight_bits(picture: Image) -> tuple[Image, int]:

@@ -20,7 +20,7 @@ from fedhead.data.sources import image_folders, torch_sets
 
 @dataclass(frozen=True)
 class Reading:
-    """Which columns of a data set are what, and how they become inputs; see `Federation.from_dataset`."""
+    """Roles of a data set's columns and the encoding of texts; see `Federation.from_dataset`."""
 
     inputs: str | Sequence[str] | None = None
     label: str = "label"
@@ -75,7 +75,7 @@ def split(source: Any, what: str) -> tuple[Any, Any]:
 
 
 class Reader:
-    """Reads data sets alike: the categories of tables are those of the training data of all clients.
+    """Reader of data sets with one encoding: categories of tables come from the training data of all clients.
 
     Args:
         reading: Which columns are what.

@@ -48,7 +48,7 @@ class Contents:
 
     @property
     def objective(self) -> str:
-        """What y holds, where the file states it; classes otherwise."""
+        """Objective that the file states; multiclass otherwise."""
         return str(self.arrays.get("objective", "multiclass"))
 
     def labels(self, named: bool) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The normalization of a run in words, for those who use its model outside of fedhead."""
+"""Formula of a run's normalization, for models used outside of fedhead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 3  # channels whose means and deviations are printed; a table may have h
 
 
 def normalization_text(transform: AnyTransform, x: Inputs) -> str | None:
-    """Say how stored samples become what the model is given.
+    """Return the formula from stored samples to model inputs.
 
     Args:
         transform: The transform of a federation.

@@ -61,7 +61,7 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
 
 
 def _has_weights(path: Path) -> bool:
-    """Whether there are weights: in the folder, or, of a name on the hub, there."""
+    """Return whether there are weights: in the folder, or, of a name on the hub, there."""
     if not path.exists():
         return True
     return path.is_dir() and any(any(path.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))

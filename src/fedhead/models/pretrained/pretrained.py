@@ -1,4 +1,4 @@
-"""Batch normalization of pretrained models, which stays as it is."""
+"""Batch normalization with the fixed statistics of a pretrained model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.packages import package_folder
 from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, register
 
@@ -39,13 +39,12 @@ class MeanEmbedding(nn.Module):
 )
 def wordllama(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
     """Build the mean of token embeddings, for texts that are encoded by `encode: wordllama`."""
-    if len(shape) != 1:
-        raise BadInput(f"model 'wordllama' takes tokens, not inputs of shape {tuple(shape)}: set encode=wordllama(128)")
+    given = tuple(shape)
+    require(len(given) == 1, f"model 'wordllama' takes tokens, not inputs of shape {given}: set encode=wordllama(128)")
     net = MeanEmbedding()
     if pretrained:
         path = package_folder("wordllama", "text").joinpath(*_FILE)
-        if not path.is_file():
-            raise BadInput(f"{path} is not there: install the package wordllama 0.4 again")
+        require(path.is_file(), f"{path} is not there: install the package wordllama 0.4 again")
         held = load_file(path)
         table = held.get("embedding.weight")
         if table is None or table.shape != net.weight.shape:
