@@ -155,8 +155,8 @@ from fedhead.stages.finetune import FineTuneCCVR as FineTuneCCVR
 from fedhead.stages.finetune import FineTuneETF as FineTuneETF
 from fedhead.stages.lda import LDA as LDA
 from fedhead.stages.ncm import NCM as NCM
-from fedhead.stages.personal_head import PersonalLDA as PersonalLDA
-from fedhead.stages.personal_head import PersonalRidge as PersonalRidge
+from fedhead.stages.personal_lda import PersonalLDA as PersonalLDA
+from fedhead.stages.personal_ridge import PersonalRidge as PersonalRidge
 from fedhead.stages.qda import QDA as QDA
 from fedhead.stages.recalibrate import Recalibrate as Recalibrate
 from fedhead.stages.ridge import Ridge as Ridge

@@ -25,6 +25,7 @@ from fedhead.core.training.batch import Batch
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.rounds.observer import Snapshot
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.hook_check import check_client_hooks
@@ -189,7 +190,7 @@ class WritesInStage(Ridge):
 def test_a_stage_that_writes_into_what_clients_receive_is_refused(executor: Callable[[], Executor]) -> None:
     finished = run(simulation(FedAvg()).using(executor()))
     with pytest.raises(BadInput, match=r"WritesInStage writes into client\.received\['model'\]"):
-        finished.calibrate(WritesInStage())
+        run_stage(finished.transport, WritesInStage())
 
 
 class ReplacesInItsCopies(Counts):

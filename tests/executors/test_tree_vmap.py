@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.client import INPUT_DIMS, ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.stack.tree_vmap import tree_vmap
-from fedhead.executors.stack.vectorize import INPUT_DIMS
 
 COUNT = 3
 INPUTS = ClientInputs(

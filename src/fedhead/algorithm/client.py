@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,30 @@ class ClientInputs(NamedTuple):
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # the round's learning rate
     round: Tensor  # the round's number, from 1
+
+    def take(self, clients: slice | Tensor) -> ClientInputs:
+        """Return the inputs of some clients of a stack."""
+
+        def cut(value: Tree | Tensor) -> Any:
+            return value.map(itemgetter(clients)) if isinstance(value, Tree) else value[clients]
+
+        return self._replace(**{name: cut(value) for name, value in self._asdict().items() if name not in SHARED})
+
+    def per_client_tensors(self) -> list[Tensor]:
+        """Return the tensors that have a client axis in a stack."""
+        return _tensors(value for name, value in self._asdict().items() if name not in SHARED)
+
+    def shared_tensors(self) -> list[Tensor]:
+        """Return the tensors that all clients of a stack share."""
+        return _tensors(value for name, value in self._asdict().items() if name in SHARED)
+
+
+SHARED = frozenset({"broadcast", "lr", "round"})  # the inputs without a client axis
+INPUT_DIMS: Any = ClientInputs(*(None if name in SHARED else 0 for name in ClientInputs._fields))  # type: ignore[arg-type]  # dims in place of tensors
+
+
+def _tensors(values: Iterable[Tree | Tensor]) -> list[Tensor]:
+    return [t for value in values for t in (value.tensors() if isinstance(value, Tree) else (value,))]
 
 
 class Client:

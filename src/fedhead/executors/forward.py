@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch.func import functional_call
 
-from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.client import INPUT_DIMS, ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, map_inputs
@@ -29,7 +29,6 @@ from fedhead.executors.stack.map_clients import (
     retry_with_smaller_batches,
     vectorized,
 )
-from fedhead.executors.stack.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch
@@ -63,7 +62,7 @@ def personal_scores(
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
-        return lambda width, batch: reduce(predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x), batch)
+        return lambda width, batch: reduce(predict(inputs.take(slice(0, width)), batch.x), batch)
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)

@@ -274,9 +274,7 @@ def _enter(into: Measured, name: str, one: Metric, given: Callable[[str], Any], 
             if np.isfinite(into.values[name]):
                 return
             reason = f"it returned {into.values[name]}"
-        except Undefined as error:
-            reason = str(error)
-        except BadInput as error:
+        except (Undefined, BadInput) as error:
             reason = str(error)
     into.values[name], into.notes[name] = float("nan"), reason
 

@@ -13,24 +13,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
-from fedhead.algorithm.stage import Stage, stage
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
-from fedhead.calibration.linear_system import shrink
 from fedhead.calibration.sums import batch_sums
 from fedhead.calibration.symmetric import unpack
-from fedhead.core.components.ranges import Above, Below, Between
+from fedhead.core.components.ranges import Above, Below
 from fedhead.core.system.log import warn_once
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
-from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, NEVER, ClosedFormHead
-from fedhead.stages.lda import LDA
-from fedhead.stages.ridge import Ridge, every
+from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead
+from fedhead.stages.ridge import every
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 
 HEAD, SHARE = "personal_head", "own_share"  # entries of a client's state: its head, and the weight that it chose
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # the weights t that are compared; at 1 most systems are singular
-PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # of ridge, relative to the mean eigenvalue of the second moment
 
 
 @dataclass(frozen=True)
@@ -178,82 +174,6 @@ class PersonalHead(Stage):
         return self.prerequisite().predict(w, x, client)
 
 
-@stage("personal_lda")
-@dataclass(frozen=True)
-class PersonalLDA(PersonalHead):
-    """Linear discriminant analysis on a client's own statistics interpolated with all clients'; see `PersonalHead`.
-
-    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of all clients' covariance.
-    """
-
-    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
-    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
-
-    def prerequisite(self) -> ClosedFormHead:
-        """Return linear discriminant analysis on all clients' sums."""
-        return LDA(self.shrinkage, self.priors, absent=self.absent, kept_for=self.name, method=self.method)
-
-    def settings(self, chosen: Tree) -> list[Tree]:
-        """Return the shrinkage."""
-        return [Tree(shrinkage=chosen["shrinkage"])]
-
-    def head_of(self, sums: Tree, settings: Tree) -> Tree:
-        """Return w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2, as `lda` does."""
-        count, total = sums["count"], sums["sum"]
-        there, samples = count > 0, count.sum()
-        mean = total / torch.where(there, count, 1.0)[:, None]
-        within = sums["outer"] - total.mT @ mean
-        weight = _solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
-        share = count / samples if self.priors == "empirical" else torch.ones_like(count)
-        prior = torch.where(there, share, 1.0).log()
-        return Tree(weight=weight, bias=torch.where(there, prior - 0.5 * (weight * mean).sum(-1), NEVER))
-
-    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
-        """Return the cross entropy."""
-        return F.cross_entropy(scores, y, reduction="none")
-
-
-@stage("personal_ridge")
-@dataclass(frozen=True)
-class PersonalRidge(PersonalHead):
-    """Ridge regression on a client's own statistics interpolated with all clients'; see `PersonalHead`.
-
-    Its weight is chosen by the squared error on one-hot labels, and with it the penalty λ, unless that is given: where
-    clients contradict each other, the one of all clients' sums is far too large for any of them.
-    """
-
-    alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by each client
-    intercept: bool = True  # whether there is one
-
-    def prerequisite(self) -> ClosedFormHead:
-        """Return ridge regression on all clients' sums."""
-        return Ridge(self.alpha, None, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
-
-    def settings(self, chosen: Tree) -> list[Tree]:
-        """Return penalties: the given one, or that of all clients' sums and some relative to the mean eigenvalue."""
-        alpha, zero = chosen["alpha"], torch.zeros_like(chosen["alpha"])
-        relative = PENALTIES if self.alpha is None else ()
-        return [Tree(alpha=alpha, relative=zero), *(Tree(alpha=zero, relative=zero + value) for value in relative)]
-
-    def head_of(self, sums: Tree, settings: Tree) -> Tree:
-        """Return W = (G + λI)⁻¹B, as `ridge` does."""
-        count, total = sums["count"], sums["sum"]
-        samples, moment, right = count.sum(), sums["outer"], total.mT
-        mean, share = total.sum(-2) / samples, count / samples
-        if self.intercept:
-            moment, right = moment - samples * torch.outer(mean, mean), right - torch.outer(mean, count)
-        else:
-            mean, share = torch.zeros_like(mean), torch.zeros_like(share)
-        penalty = settings["alpha"] + settings["relative"] * moment.diagonal().mean()
-        weight = _solve(moment + penalty * torch.eye(len(mean), dtype=moment.dtype, device=moment.device), right).mT
-        return Tree(weight=weight, bias=torch.where(count > 0, share - weight @ mean, NEVER))
-
-    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
-        """Return the squared error, of the classes that there are."""
-        labels = (y[:, None] == torch.arange(scores.shape[-1], device=y.device)).double()
-        return ((scores - labels).square() * there).sum(-1)
-
-
 def _with_matrix(sums: Tree) -> Tree:
     """Return the counts, the sums and the second moment as a matrix, so that no head of a mixture unpacks it anew."""
     return Tree(count=sums["count"], sum=sums["sum"], outer=unpack(sums["outer"], sums["sum"].shape[-1]))
@@ -266,7 +186,7 @@ def _mixed(total: Tree, own: Tree, share: float | Tensor) -> Tree:
     return mixed
 
 
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
     """Return A⁻¹B for a positive definite A, scaled to a unit diagonal first; vectorizable, so it refuses nothing.
 
     The system of all clients was refused if it is singular, and a part of it is in every other.

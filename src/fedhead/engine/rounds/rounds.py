@@ -66,7 +66,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
     memories = () if resume is None else resume.memories
     objective = transport.clients.task.objective.name
     callbacks = CallbackList(
-        experiment.callbacks, experiment.metrics, validated, transport.keeps_states, memories, objective
+        experiment.callbacks, experiment.metrics, validated, not transport.remote, memories, objective
     )
     if resume is not None:
         transport.restore(resume.server, resume.clients, resume.round)
@@ -82,7 +82,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
         row = train_round(transport, number, evaluated=evaluated, deliver=last and not stages, final=last)
         confusion = row.pop("confusion", None)
         history.append(row)
-        if transport.compiled and transport.compiled_from is None:
+        if transport.report().compiled and transport.compiled_from is None:
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
         if KEEP in callbacks.after_round(row):
@@ -108,7 +108,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
         transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
-    if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
+    if stopped is not None and transport.remote and not stages:  # the last round was not known to be the last
         transport.evaluate(experiment.method, transport.server, transport.states, number, deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
@@ -116,7 +116,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
         result.stages[stage.name] = run_stage(transport, stage, experiment.metrics)
         for observer in observers:
             observer.stage(result.stages[stage.name])
-    result.preparing, result.compiled_from = transport.preparing, transport.compiled_from
+    result.preparing, result.compiled_from = transport.report().preparing, transport.compiled_from
     for observer in observers:
         observer.end(result)
     return result
@@ -240,8 +240,8 @@ class _Clock:
 
     def __init__(self, transport: AnyTransport):
         self._transport = transport
-        self._begin, self._prepared = time.perf_counter(), transport.preparing
+        self._begin, self._prepared = time.perf_counter(), transport.report().preparing
 
     def seconds(self) -> float:
         """Return the seconds so far."""
-        return time.perf_counter() - self._begin - (self._transport.preparing - self._prepared)
+        return time.perf_counter() - self._begin - (self._transport.report().preparing - self._prepared)

@@ -30,7 +30,7 @@ from fedhead.engine.rounds.transport import Received, Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
-from fedhead.executors.client.base import Executor
+from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.job import Job
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
@@ -111,15 +111,9 @@ class Simulation(Transport[ClientStates]):
         """The task, for what does not depend on the architecture."""
         return self._clients.task
 
-    @property
-    def preparing(self) -> float:
-        """Seconds that training has waited so far for compiling."""
-        return self.executor.report().preparing
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the executor's last steps were compiled."""
-        return self.executor.report().compiled
+    def report(self) -> ExecutorReport:
+        """Return the executor's report."""
+        return self.executor.report()
 
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""

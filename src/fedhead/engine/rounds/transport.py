@@ -18,6 +18,7 @@ from fedhead.engine.clients.evaluation import ClientTests
 from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.policies import sampling
 from fedhead.engine.policies.sampling import Cohort
+from fedhead.executors.client.base import ExecutorReport
 from fedhead.executors.client.reply_set import ReplySet
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
@@ -73,8 +74,7 @@ class Transport(ABC, Generic[S]):
     states: S  # the clients' present states
     round: int = 0  # after which server and clients have these states; 0: before the first one
     test: Pool | None  # the global test set
-    keeps_states: bool = True  # whether the clients' states of an earlier round are still there
-    delivers: bool = False  # whether clients on other machines store their final models
+    remote: bool = False  # whether clients on other machines hold their states, and store their final models
     portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
     compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
     _drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
@@ -95,15 +95,9 @@ class Transport(ABC, Generic[S]):
         """What is run."""
         return self.clients.experiment
 
-    @property
-    def preparing(self) -> float:
-        """Seconds that training has waited so far for compiling."""
-        return 0.0
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the steps of the last round were compiled, all of them."""
-        return False
+    def report(self) -> ExecutorReport:
+        """Return how long training has waited for compiling, and whether the last round's steps were compiled."""
+        return ExecutorReport()
 
     def client_name(self, client: int) -> str:
         """Return what failures call a client."""

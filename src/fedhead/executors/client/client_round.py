@@ -170,7 +170,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
             active = slice(0, batches.widths[number])
             done.append(take_clients(carry, slice(active.stop, width)))
             carry, w = take_clients(carry, active), w.map(itemgetter(active))
-            inputs, width = step.vectorizer.take(inputs, active), active.stop
+            inputs, width = inputs.take(active), active.stop
         batch, key = batches.batch(number, pool, width)
         carry = step(carry, w, batch, key, inputs, batches.padded[number])
     return Carry(*map(cat, zip(carry, *reversed(done), strict=True))) if done else carry

@@ -31,6 +31,7 @@ from fedhead.models.module_digest import value_digest
 
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
 _ROWS = 2  # samples that a personal model is tried on
+_DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 _checked: WeakValueDictionary[tuple[Any, ...], object] = WeakValueDictionary()  # components by hook and id
 
@@ -136,7 +137,7 @@ def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
     algorithm, model = job.program.algorithm, job.program.task.model
     components = (algorithm, *job.program.uploads)
     key = ("client", trains, id(model), *map(id, components))
-    if key in _checked or (all(map(is_built_in, components)) and _is_built_in_model(model)):
+    if key in _checked or (all(map(is_built_in, components)) and not _may_draw(model)):
         return
     short = job.take([0]).truncated(1)
     inputs, device = short.inputs(0), job.program.pool.device
@@ -149,8 +150,12 @@ def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
     _checked[key] = algorithm
 
 
-def _is_built_in_model(model: nn.Module) -> bool:
-    return all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules())
+def _may_draw(model: nn.Module) -> bool:
+    """Return whether a model has layers of a user's own, or some of torch's that don't draw by key."""
+    return any(
+        isinstance(layer, _DRAWING) or not type(layer).__module__.startswith(("torch.", "fedhead."))
+        for layer in model.modules()
+    )
 
 
 def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:

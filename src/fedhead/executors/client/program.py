@@ -223,15 +223,3 @@ class Vectorizer:
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """`Optimizer.init` for this executor."""
         return optimizer.init
-
-    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
-        """The inputs of some clients of a stack."""
-        raise AssertionError("one client is no stack")
-
-    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
-        """The tensors that have a client axis."""
-        raise AssertionError("one client is no stack")
-
-    def shared(self, inputs: ClientInputs) -> list[Tensor]:
-        """The tensors that all clients of a stack share."""
-        raise AssertionError("one client is no stack")

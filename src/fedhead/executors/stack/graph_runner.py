@@ -64,7 +64,7 @@ class GraphRunner:
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(take_clients(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))
-        self.inputs = static_copy(step.vectorizer.take(inputs, first))
+        self.inputs = static_copy(inputs.take(first))
         self.key = batches.key[first]
         shape = (TABLE_STEPS, slots, batches.rows.shape[-1])
         self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
@@ -89,7 +89,7 @@ class GraphRunner:
         """
         _, batches, carry, _, inputs = phase_run
         compiled = self.owner.decide_compiled(self)
-        copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
+        copy_into(self.inputs.shared_tensors(), inputs.shared_tensors())
         schedule, places = self._plan(tuple(batches.lengths()))
         # a client without steps ends as it begins; what the others end with is copied out of their slots
         blank = torch.empty_like if all(batches.lengths()) else torch.clone
@@ -141,7 +141,7 @@ class GraphRunner:
     def _held(self, phase_run: PhaseRun, key: Tensor) -> list[Tensor]:
         """Return the tensors, with a client axis, that the steps read and don't change."""
         untrained = [t for name, t in phase_run.w.items() if name not in self.carry.params]
-        return [*untrained, *self.step.vectorizer.per_client(phase_run.inputs), key]
+        return [*untrained, *phase_run.inputs.per_client_tensors(), key]
 
     # -- compilation ------------------------------------------------------------------------------
     @property

@@ -84,9 +84,9 @@ def cache_key(phase_run: PhaseRun) -> str:
 
 def slot_key(phase_run: PhaseRun) -> str:
     """Return what two phase runs of stacks must have in common to pass through the same slots."""
-    vectorizer, inputs = phase_run.step.vectorizer, phase_run.inputs
-    clients = structure((phase_run.carry, phase_run.w, vectorizer.per_client(inputs)), first=1)
-    return _key(phase_run, phase_run.batches.rows.shape[2:], clients, structure(vectorizer.shared(inputs)))
+    inputs = phase_run.inputs
+    clients = structure((phase_run.carry, phase_run.w, inputs.per_client_tensors()), first=1)
+    return _key(phase_run, phase_run.batches.rows.shape[2:], clients, structure(inputs.shared_tensors()))
 
 
 def _key(phase_run: PhaseRun, *shapes: Any) -> str:

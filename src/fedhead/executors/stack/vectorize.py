@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.client import INPUT_DIMS, ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.core.training.optimizers import Optimizer
 from fedhead.core.tree.tree import Tree, Weights, cat
@@ -19,11 +19,6 @@ from fedhead.executors.client.program import ClientProgram, Vectorizer
 from fedhead.executors.kernels.layers import stacked_layers
 from fedhead.executors.stack.map_clients import SIMILAR, MemoryBudget
 from fedhead.executors.stack.tree_vmap import tree_vmap
-
-# Which tensors of a client's inputs have a client axis.
-INPUT_DIMS: Any = ClientInputs(
-    *{**dict.fromkeys(ClientInputs._fields, 0), "broadcast": None, "lr": None, "round": None}.values()  # type: ignore[arg-type]  # dims in place of tensors
-)
 
 
 class VmapVectorizer(Vectorizer):
@@ -56,7 +51,7 @@ class VmapVectorizer(Vectorizer):
 
         if self._sizes is None:
             return vectorized(program)
-        return bucketed_finish(program, self._sizes, vectorized, self.take)
+        return bucketed_finish(program, self._sizes, vectorized)
 
     def correct(self, program: ClientProgram, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """Vectorize `ClientProgram.correct` over the client axis."""
@@ -76,29 +71,6 @@ class VmapVectorizer(Vectorizer):
         """Vectorize `Optimizer.init` over the client axis."""
         return tree_vmap(optimizer.init, (0,))
 
-    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
-        """Return the inputs of some clients of the stack."""
-
-        def cut(value: Any, dim: object) -> Any:
-            if dim is None:
-                return value
-            return value.map(lambda t: t[clients]) if isinstance(value, Tree) else value[clients]
-
-        return ClientInputs(*(cut(v, d) for v, d in zip(inputs, INPUT_DIMS, strict=True)))
-
-    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
-        """Return the tensors that have a client axis."""
-        return _leaves(inputs, lambda dim: dim is not None)
-
-    def shared(self, inputs: ClientInputs) -> list[Tensor]:
-        """Return the tensors that all clients of the stack share."""
-        return _leaves(inputs, lambda dim: dim is None)
-
-
-def _leaves(inputs: ClientInputs, wanted: Callable[[object], bool]) -> list[Tensor]:
-    chosen: list[Any] = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
-    return [t for value in chosen for t in (value.tensors() if isinstance(value, Tree) else (value,))]
-
 
 # -- what clients make of all their samples -----------------------------------------------------------
 Finish = Callable[[Weights, ClientInputs], Reply]
@@ -108,7 +80,6 @@ def bucketed_finish(
     program: ClientProgram,
     sizes: Sequence[int],
     vectorized: Callable[[ClientProgram], Finish],
-    take: Callable[[ClientInputs, slice], ClientInputs],
 ) -> Finish:
     """Return `ClientProgram.finish` for a stack; where it reads all samples of a client, group by group.
 
@@ -116,7 +87,6 @@ def bucketed_finish(
         program: What the clients do.
         sizes: The number of samples of each client, in the order of the stack.
         vectorized: Maps `ClientProgram.finish` to a stack.
-        take: Returns the inputs of some clients of the stack.
     """
 
     groups = similar_sizes(sizes)
@@ -132,7 +102,7 @@ def bucketed_finish(
 
     def group(place: slice, w: Weights, inputs: ClientInputs) -> Reply:
         longest, count = max(sizes[place]), place.stop - place.start
-        own = take(inputs, place)
+        own = inputs.take(place)
         own = own._replace(rows=own.rows[:, :longest], mask=own.mask[:, :longest])
         samples = MemoryBudget.on(program.pool.device).samples  # at once, of all clients of the group
         chunked = replace(program, chunk=max(program.chunk, samples // count))

@@ -79,8 +79,7 @@ class FlowerTransport(Transport[SiteStates]):
     """
 
     name = "flower"
-    keeps_states = False
-    delivers = True
+    remote = True
 
     def __init__(
         self,

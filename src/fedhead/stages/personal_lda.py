@@ -1,0 +1,53 @@
+"""A personal head per client by linear discriminant analysis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.algorithm.stage import stage
+from fedhead.calibration.linear_system import shrink
+from fedhead.core.components.ranges import Between
+from fedhead.core.tree.tree import Tree
+from fedhead.stages.closed_form import NEVER, ClosedFormHead
+from fedhead.stages.lda import LDA
+from fedhead.stages.personal_head import PersonalHead, solve
+
+
+@stage("personal_lda")
+@dataclass(frozen=True)
+class PersonalLDA(PersonalHead):
+    """Linear discriminant analysis on a client's own statistics interpolated with all clients'; see `PersonalHead`.
+
+    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of all clients' covariance.
+    """
+
+    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
+    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
+
+    def prerequisite(self) -> ClosedFormHead:
+        """Return linear discriminant analysis on all clients' sums."""
+        return LDA(self.shrinkage, self.priors, absent=self.absent, kept_for=self.name, method=self.method)
+
+    def settings(self, chosen: Tree) -> list[Tree]:
+        """Return the shrinkage."""
+        return [Tree(shrinkage=chosen["shrinkage"])]
+
+    def head_of(self, sums: Tree, settings: Tree) -> Tree:
+        """Return w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2, as `lda` does."""
+        count, total = sums["count"], sums["sum"]
+        there, samples = count > 0, count.sum()
+        mean = total / torch.where(there, count, 1.0)[:, None]
+        within = sums["outer"] - total.mT @ mean
+        weight = solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
+        share = count / samples if self.priors == "empirical" else torch.ones_like(count)
+        prior = torch.where(there, share, 1.0).log()
+        return Tree(weight=weight, bias=torch.where(there, prior - 0.5 * (weight * mean).sum(-1), NEVER))
+
+    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
+        """Return the cross entropy."""
+        return F.cross_entropy(scores, y, reduction="none")
