@@ -19,7 +19,8 @@ from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.observer import FinishedRun, RoundFunction, Snapshot
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.papers.analyses.collapse import CollapseRecorder
+from fedhead.executors.loop import Loop
+from fedhead.papers.analyses.collapse import round_metrics
 from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
 from fedhead.stages.finetune import FineTuneETF
@@ -30,8 +31,8 @@ METHODS: Mapping[str, Sequence[str]] = {
     MASK: ["method=fedetf", "method.absent=mask"],
     "FedETF, `one`": ["method=fedetf", "method.absent=one"],
 }
-ALPHAS, LOOP = Compute(executor="loop")
-ROUNDS = (0.05, 0.1), (3, 10, 20, 30)  # of `absent`
+LOOP = Compute(executor="loop")
+ALPHAS, ROUNDS = (0.05, 0.1), (3, 10, 20, 30)  # of `absent`
 MODELS = ("digitscnn", "mlp")  # of `measured`
 STEPS = {"global": "global", "extractor": "extractor"} | {
     f"{part} {turn}": f"{letter} {turn}"
@@ -104,15 +105,15 @@ def trained(model: str, words: Iterable[str], seed: int) -> tuple[FinishedRun, d
         settings.append("stage.finetune_etf.iterations=3")
     recipe = load("digits", [*settings, *words, f"model={model}", f"seed={seed}", f"stages=[{', '.join(stages)}]"])
     experiment, federation = prepare(recipe)
-    collapse = CollapseRecorder(experiment, federation, executor="loop")
+    simulation = Simulation(experiment, federation, LOOP)
+    last: dict[str, float] = {}
 
     def after_the_last(now: Snapshot) -> None:
         if now.round == recipe.rounds:
-            collapse(now)
+            last.update(round_metrics(simulation, Loop(), now.round))
 
-    result = rounds.run(Simulation(experiment, federation, LOOP), [RoundFunction(after_the_last)])
+    result = rounds.run(simulation, [RoundFunction(after_the_last)])
     tuned = {f"`{name}`": stage.personal for name, stage in result.stages.items()}
-    (last,) = collapse.rows
     numbers = {"NC2 error": last["nc2"], "prototype consistency": last["prototype_consistency"]}
     return result, {"General.": result.accuracy_mean, "untuned Personal.": result.personal} | tuned | numbers
 

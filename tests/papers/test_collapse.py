@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulations import make_simulation, simulate
+from simulations import make_simulation
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -16,7 +16,10 @@ from fedhead.cli.analyse import _numbers
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
 from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.observer import RoundFunction, Snapshot
 from fedhead.engine.rounds.rounds import train_round
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -93,18 +96,25 @@ def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
         torch.testing.assert_close(simulation.server["model"]["classifier.weight"], mean)
 
 
-def test_a_watch_records_each_round_and_changes_nothing() -> None:
+def test_metrics_of_each_round_of_a_run_change_nothing() -> None:
     settings = {"rounds": 3, "local": LOCAL}
-    watch = collapse.CollapseRecorder(federation(), [network("group")], FedAvg(), executor="loop", **settings)
-    watched = simulate(federation(), network("group"), FedAvg(), executor="loop", on_round=watch, **settings)  # type: ignore[arg-type]  # one dictionary for both
-    alone = simulate(federation(), network("group"), FedAvg(), executor="loop", **settings)  # type: ignore[arg-type]  # one dictionary for both
-    assert [row["round"] for row in watch.rows] == [1, 2, 3]
-    assert watched.weights is not None
+    runs = []
+    for watched in (True, False):
+        simulation = make_simulation(federation(), [network("group")], FedAvg(), **settings)
+        rows: list[dict[str, float]] = []
+
+        def record(now: Snapshot, rows: list[dict[str, float]] = rows, simulation: Simulation = simulation) -> None:
+            rows.append(collapse.round_metrics(simulation, Loop(), now.round))
+
+        result = rounds.run(simulation, [RoundFunction(record)] if watched else [])
+        runs.append((simulation, rows, result))
+    (simulation, rows, result), (_, _, alone) = runs
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert result.weights is not None
     assert alone.weights is not None
-    assert (watched.weights - alone.weights).sq() == 0
-    last = collapse.measure(watched.transport)
-    assert watch.rows[-1]["nc2"] == pytest.approx(last.nc2)
-    assert -1 <= watch.rows[-1]["prototype_consistency"] <= 1
+    assert (result.weights - alone.weights).sq() == 0
+    assert rows[-1]["nc2"] == pytest.approx(collapse.measure(simulation).nc2)
+    assert -1 <= rows[-1]["prototype_consistency"] <= 1
 
 
 def test_a_run_without_a_global_model_is_refused() -> None:

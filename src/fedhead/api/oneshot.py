@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -247,19 +247,19 @@ def _closed_form(
         stage = kind(absent=absent)
         size = _full_bytes(features) * len(features)
         if skip and stage.kind == "full" and size > LARGEST:
-            rows.append(_row(name, note=f"left out: messages of {size / 1e9:.0f} GB"))
+            rows.append(_left_out(name, f"left out: messages of {size / 1e9:.0f} GB"))
             continue
         try:
             last = run(features, HEAD_ALONE, rounds=0, stages=[stage], metrics=METRICS, device=device)
         except BadInput as error:
             if not skip:
                 raise
-            rows.append(_row(name, note=str(error)))
+            rows.append(_left_out(name, str(error)))
             continue
         bound = None
         if name != "fedcof":  # which needs the spread of several clients' means
             bound = run(pooled, HEAD_ALONE, rounds=0, stages=[stage], device=device).stages[name].accuracy
-        rows.append(_after_stage(name, last, name, features, pooled=bound))
+        rows.append(_row(name, features, last, name, bound))
     return rows, last
 
 
@@ -269,54 +269,32 @@ def _fedavg(features: Federation, rounds: int, seed: int, device: str) -> list[d
     settings: dict[str, Any] = {"rounds": rounds, "lr": 0.1, "evaluate_every": rounds, "seed": seed, "device": device}
     result = run(features, HEAD_ALONE, stages=[stage], metrics=METRICS, **settings)
     name = f"fedavg, {rounds} round{'s' * (rounds > 1)}"
-    sent = sum(row["bytes_up"] for row in result.rows) / _holders(features)
-    seconds = sum(row["seconds"] for row in result.rows)
-    return [
-        _row(name, result.accuracy, result.metrics, sent, seconds),
-        _after_stage(f"{name}, ccvr", result, "ccvr", features, sent, seconds),
-    ]
-
-
-def _after_stage(
-    head: str,
-    result: Result,
-    name: str,
-    features: Federation,
-    sent: float = 0.0,
-    seconds: float = 0.0,
-    pooled: float | None = None,
-) -> dict[str, Any]:
-    """Return the row of a stage, with what the rounds before it cost."""
-    stage = result.stages[name]
-    sent += stage.metrics["bytes_up"] / _holders(features)
-    seconds += stage.metrics["seconds"]
-    return _row(head, stage.accuracy, stage.metrics.get("metrics") or {}, sent, seconds, pooled)
+    return [_row(name, features, result), _row(f"{name}, ccvr", features, result, "ccvr")]
 
 
 def _row(
-    head: str,
-    accuracy: float | None = None,
-    metrics: Mapping[str, float | None] | None = None,
-    sent: float | None = None,
-    seconds: float | None = None,
-    pooled: float | None = None,
-    note: str | None = None,
+    head: str, features: Federation, result: Result, stage: str | None = None, pooled: float | None = None
 ) -> dict[str, Any]:
-    worst = (metrics or {}).get("worst_client")
+    """Return the row of a run, or of one of its stages, with what all rounds until then cost."""
+    after = None if stage is None else result.stages[stage]
+    metrics = result.metrics if after is None else after.metrics.get("metrics") or {}
+    costs = result.rows if after is None else [*result.rows, after.metrics]
+    worst = metrics.get("worst_client")
     return {
         "head": head,
-        "accuracy": accuracy,
+        "accuracy": result.accuracy if after is None else after.accuracy,
         "pooled": pooled,
-        "f1": (metrics or {}).get("f1"),
+        "f1": metrics.get("f1"),
         "worst_client": None if worst is None else 100 * worst,
-        "bytes_per_client": sent,
-        "seconds": seconds,
-        "note": note,
+        "bytes_per_client": sum(row["bytes_up"] for row in costs) / sum(size > 0 for size in features.sizes),
+        "seconds": sum(row["seconds"] for row in costs),
+        "note": None,
     }
 
 
-def _holders(features: Federation) -> int:
-    return sum(size > 0 for size in features.sizes)
+def _left_out(head: str, note: str) -> dict[str, Any]:
+    names = ("accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds")
+    return {"head": head, **dict.fromkeys(names), "note": note}
 
 
 def _full_bytes(features: Federation) -> int:

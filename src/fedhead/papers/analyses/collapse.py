@@ -1,7 +1,7 @@
 """Neural collapse: how close features and classifier are to a simplex, and how well clients agree on it.
 
 The metrics of FedETF's section 5.3, on features z, the classifier's input. `measure` evaluates the global model,
-`local_view` the clients' models in the next round, and `CollapseRecorder` records both after every round of a run.
+`local_view` the clients' models in the next round, and `round_metrics` both, also while a run goes on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Experiment
-from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.states.client_states import ClientStates
-from fedhead.executors import select
 from fedhead.papers.analyses.client_models import (
     check_same_size,
     global_weights,
@@ -27,7 +22,6 @@ from fedhead.papers.analyses.client_models import (
 )
 
 if TYPE_CHECKING:
-    from fedhead.data.federation.federation import Federation
     from fedhead.executors.client.base import Executor
 
 
@@ -155,38 +149,3 @@ def round_metrics(simulation: Simulation, executor: Executor, round: int, client
         row["prototype_consistency"] = consistency(view.prototypes, view.held)
         row["classifier_consistency"] = consistency(view.vectors)
     return row
-
-
-class CollapseRecorder:
-    """Records neural collapse after every round: pass it to a run as `on_round`, then read `rows`.
-
-    It has its own simulation, so that the run is not affected. For the consistency of the clients each client trains
-    once more.
-
-    Args:
-        experiment: What is run.
-        federation: The federation of the run.
-        executor: Name of the executor that trains the clients.
-        clients: Whether to measure the consistency of the clients.
-        dtype: Of the models' weights.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        *,
-        executor: str = "stack",
-        clients: bool = True,
-        dtype: torch.dtype = torch.float32,
-    ):
-        self.simulation = Simulation(experiment, federation, Compute(device="cpu", executor="loop"), dtype=dtype)
-        self.executor = select.by_name(executor, self.simulation)
-        self.clients = clients
-        self.rows: list[dict[str, float]] = []
-
-    def __call__(self, now: Snapshot) -> None:
-        """Record the state after a round."""
-        self.simulation.server = now.server
-        self.simulation.states = ClientStates(self.simulation.clients.initial_state, now.clients)
-        self.rows.append(round_metrics(self.simulation, self.executor, now.round, self.clients))

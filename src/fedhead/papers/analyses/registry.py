@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from fedhead.core.components.component_check import check_function, first_docline
 from fedhead.core.components.registry import Registry
-from fedhead.recipes.recipe import Recipe
 from fedhead.report.widths import WIDTHS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedhead.runs.read_runs import Run
+    from fedhead.runs.reopen import Trained
 
 
 @dataclass(frozen=True)
@@ -105,22 +106,10 @@ def _checked(found: Any, name: str) -> Analysis:
     return Analysis(description, function, getattr(found, "reads", "models"))
 
 
-class Labelled(Protocol):
-    """A run that has a recipe and a folder."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What was run."""
-
-    @property
-    def path(self) -> Path:
-        """The run folder."""
+R = TypeVar("R", "Run", "Trained")
 
 
-L = TypeVar("L", bound=Labelled)
-
-
-def by_label(runs: Sequence[L]) -> dict[str, L]:
+def by_label(runs: Sequence[R]) -> dict[str, R]:
     """Return runs by their names in plots: method and partition, then what else differs, then the folder."""
     labels = [f"{run.recipe.method} {run.recipe.partition}" for run in runs]
     if len(set(labels)) < len(labels):

@@ -180,15 +180,7 @@ def _is_loopback(host: str) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise BadInput(f"board: {host}:{port} is no address of this machine: {error}") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen()
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise BadInput(f"board: can't listen at {host}:{port} ({error}): select another --port, or --port 0") from error
-    return listening
+        problem = f"can't listen at {host}:{port} ({error})"
+        raise BadInput(f"board: {problem}: select another --port, or --port 0") from error
