@@ -59,7 +59,7 @@ def compare(world: InProcessFederation, simulation: Simulation, stages: list[Sta
         alike(mine, theirs, ("bytes_up", "bytes_down", "participants", "lr", "accuracy", "per_class", *PERSONAL))
     same(simulation.server, transport.server)
     for k, state in simulation.states.kept.items():
-        store = SiteStore(world.folder / "state", world.experiment, f"site-{k}")
+        store = SiteStore(world.folder / "state", world.identity, f"site-{k}")
         stored = store.state(transport.states[k])
         assert stored is not None
         same(state, stored)

@@ -140,7 +140,7 @@ def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Pat
     resumed = here.transport(grid)
     assert kept[-1].round == stop
     run(resumed, resume=kept[-1])
-    other = make_world(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
+    other = make_world(federation(), here.models, here.experiment.method, SETTINGS, tmp_path / "other")
     straight = other.transport(other.grid())
     run(straight)
     same(straight.server, resumed.server)
@@ -187,7 +187,7 @@ def test_a_site_that_lost_its_state_says_so(tmp_path: Path, capsys: pytest.Captu
 
     def lose(now: Snapshot) -> None:
         if now.round == 1:
-            for path in SiteStore(tmp_path / "state", here.experiment, "site-3").path.iterdir():
+            for path in SiteStore(tmp_path / "state", here.identity, "site-3").path.iterdir():
                 path.unlink()
 
     result = run(transport, on_round=lose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,24 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 
 
-def folders_from(place: Path, recipes: Iterable[Recipe]) -> list[str]:
+def folders_from(place: Path, recipes: Iterable[Recipe], others: Sequence[str] = ()) -> list[str]:
     """Return the folders that a YAML file in `place` has to name so that the recipes' files are found from it.
 
     These are the files of components and loggers, and the first weights; data is looked for in the working directory.
+
+    Args:
+        place: The folder of the YAML file.
+        recipes: The recipes.
+        others: Names of further components, such as an executor's.
     """
-    found = [one for recipe in recipes for one in to_write(_files(recipe), recipe.folders, place)]
-    return list(dict.fromkeys(found))
+    folders = [folder for recipe in recipes for folder in to_write(_files(recipe, others), recipe.folders, place)]
+    return list(dict.fromkeys(folders))
 
 
-def _files(recipe: Recipe) -> list[str]:
+def _files(recipe: Recipe, others: Sequence[str]) -> list[str]:
     """Return the files that a recipe names and that are looked for in its folders."""
-    names = [*(name for _, name in named(recipe)), *(read_call(text, "logger").name for text in recipe.loggers)]
+    loggers = [read_call(text, "logger").name for text in recipe.loggers]
+    names = [*(name for _, name in named(recipe)), *loggers, *others]
     paths = [*map(file_of, names), recipe.weights]
     return [path for path in paths if path is not None]
 

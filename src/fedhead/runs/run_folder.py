@@ -64,9 +64,10 @@ from fedhead.runs.run_folder_schema import (
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, path: Path, recipe: Recipe):
+    def __init__(self, path: Path, recipe: Recipe, executor: str | None = None):
         self.path = path
         self.recipe = recipe
+        self.executor = executor  # the user's own by name, whose file is found again as the recipe's are
         self._metrics: IO[str] | None = None
         self.checkpoint = Checkpoint(path / CHECKPOINT, lambda: self._owner, before=self._sync_metrics)
 
@@ -98,10 +99,10 @@ class RunFolder:
         return bool(_contents(Path(path)))
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe) -> RunFolder:
+    def create(cls, path: str | Path, recipe: Recipe, executor: str | None = None) -> RunFolder:
         """Create a run folder; one that holds anything already is refused and left as it is."""
         cls.refuse_taken(path)
-        folder = cls(Path(path), recipe)
+        folder = cls(Path(path), recipe, executor)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             with lock_folder(folder.path):
@@ -295,7 +296,7 @@ class RunFolder:
 
     def _write_recipe(self) -> None:
         """Write the recipe with the folders of its files: relative, for projects that are moved, and absolute."""
-        relative = components.folders_from(self.path, [self.recipe])
+        relative = components.folders_from(self.path, [self.recipe], [self.executor] if self.executor else [])
         absolute = [str((self.path / folder).resolve()) for folder in relative]
         self._write(CONFIG, self.recipe.to_yaml([*relative, *absolute]))
 

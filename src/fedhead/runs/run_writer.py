@@ -121,6 +121,7 @@ class RunWriter(Observer):
             federation: The data whose split is stored, or compared with the stored one.
         """
         self.folder = self._existing or self._create()
+        self.folder.executor = self._executor
         extended = self.folder.recipe != self.recipe
         with self.folder.locked():
             self._refuse_others(finished=self.folder.finished and not extended)
@@ -142,7 +143,7 @@ class RunWriter(Observer):
 
     def _create(self) -> RunFolder:
         try:
-            return RunFolder.create(self.out, self.recipe)
+            return RunFolder.create(self.out, self.recipe, self._executor)
         except BadInput as error:
             if self._resume and RunFolder.holds_run(self.out):  # it held none when this run looked for one to resume
                 raise in_use(self.out, "another process began a run in it meanwhile") from error
