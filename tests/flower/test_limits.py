@@ -223,9 +223,7 @@ def test_a_hello_that_asks_for_a_huge_model_is_refused_before_it_is_built(case: 
     made, grid = project(tmp_path, "max_model_mb: 30\n")
     file = made.server()
     spec = factory.run_spec(file)
-    transport = factory.transport(
-        file, spec, factory.experiment_of(file.recipe_of_run(), spec), None, grid, log=lambda line: None
-    )
+    transport = factory.transport(file, spec, file.recipe_of_run(), None, grid, log=lambda line: None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadInput, match="max_model_mb"):
         transport.dry_run.assign(1, LARGE[case])

@@ -117,9 +117,9 @@ def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path
     made = project(tmp_path, ["method=local"])
     server = made.server()
     terms = factory.run_spec(server)
-    experiment = factory.experiment_of(server.recipe_of_run(), terms)
-    data = factory.server_data(server, experiment.recipe)
-    coordinator = factory.transport(server, terms, experiment, data, grid(made), log=lambda line: None)
+    recipe = server.recipe_of_run()
+    data = factory.server_data(server, recipe)
+    coordinator = factory.transport(server, terms, recipe, data, grid(made), log=lambda line: None)
     for own in ({"model": "federal:net"}, {"model": "mlp", "model.head": "federal:Cosine"}):
         with pytest.raises(BadInput) as caught:
             coordinator.dry_run.assign(0, own)
@@ -128,7 +128,7 @@ def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path
         coordinator.dry_run.assign(0, {"method": "federal:FedMine"})
     assert "federal" not in sys.modules
     made.server_file.write_text(made.server_file.read_text() + "allow: [federal]\n")
-    coordinator = factory.transport(made.server(), terms, experiment, data, grid(made), log=lambda line: None)
+    coordinator = factory.transport(made.server(), terms, recipe, data, grid(made), log=lambda line: None)
     coordinator.dry_run.assign(0, {"model": "federal:net"})
 
 

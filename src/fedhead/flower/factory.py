@@ -166,7 +166,6 @@ def transport(
     file: ServerFile,
     spec: RunSpec,
     recipe: Recipe,
-    experiment: Experiment,
     whole: Federation | None,
     grid: Grid,
     log: Callable[[str], None] = print,
@@ -177,11 +176,11 @@ def transport(
         file: The server's settings.
         spec: What all parties agree on.
         recipe: What is run.
-        experiment: The same, built.
         whole: The recipe's data, as `server_data` returns it.
         grid: Flower's way to the sites' nodes.
         log: Called with one line per event.
     """
+    experiment = experiment_of(recipe, spec)
     shared = file.public
     public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
     test = None

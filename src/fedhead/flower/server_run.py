@@ -45,7 +45,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         )
     spec = factory.run_spec(file, run.environment.get("experiment"), run.recipe)
     data = factory.server_data(file, run.recipe)
-    transport = factory.transport(file, spec, run.recipe, factory.experiment_of(run.recipe, spec), data, grid, log)
+    transport = factory.transport(file, spec, run.recipe, data, grid, log)
     if run.recipe.weights is not None:
         _check_first_weights(transport.clients)
     facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
