@@ -36,7 +36,27 @@ _PREPARATION = {"seed", "client_test", "augment", "normalize", "resize"}  # what
 
 
 class Federation(FederationData):
-    """Clients and their data: the ways to create, split and save them; see `FederationData` for the parts.
+    """Clients and their data; the clients' samples are rows of one training set.
+
+    Attributes:
+        train: Training samples of all clients.
+        rows: Training samples of each client, as rows of `train`.
+        classes: Number of classes, of labels (multilabel) or of numbers to predict (regression).
+        test: Global test set.
+        client_test: Test samples of each client, as rows of `train` or `test`.
+        client_test_from: Which of the two they are rows of.
+        validation: Validation samples of each client, as rows of `train` that are not among `rows`.
+        transform: Maps stored samples to model inputs.
+        public: Samples that all parties hold (KT-pFL).
+        names: Names of the classes.
+        client_names: Names of the clients.
+        title: Name of the data in records.
+        partition: Name of the partition in records.
+        objective: What the labels are: "multiclass", "binary", "multilabel" or "regression".
+        missing: How missing values of each table were filled, by name of the input ("" if there is one).
+
+    Raises:
+        BadInput: If the parts do not fit together.
 
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
