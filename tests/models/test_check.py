@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.models import MODELS, SplitModel, build, weights
-from fedhead.models.check import check, fix, require
+from fedhead.models.check import check, require_runnable
 from fedhead.models.dropout import Dropout
+from fedhead.models.repair import fix
 from fedhead.models.wrap import split
 
 
@@ -115,9 +116,9 @@ def test_what_only_a_stack_cannot_run() -> None:
     assert [f.blocks for f in found] == ["stack"]
     assert "can't be vectorized" in found[0].problem
     assert "executor=loop" in found[0].remedy
-    require(branches, (4,), 3, executor="loop")
+    require_runnable(branches, (4,), 3, executor="loop")
     with pytest.raises(BadInput, match="the model can't be used: model: it can't be vectorized"):
-        require(branches, (4,), 3, executor="stack")
+        require_runnable(branches, (4,), 3, executor="stack")
 
 
 def test_a_module_that_draws_by_itself_is_found() -> None:
@@ -142,7 +143,7 @@ class Counting(nn.Module):
 def test_state_outside_the_weights_is_a_warning() -> None:
     found = check(wrap(nn.Linear(4, 6), Counting()), (4,), 3)
     assert [(f.blocks, f.problem) for f in found] == [("nothing", "it keeps state outside its weights between passes")]
-    require(wrap(nn.Linear(4, 6), Counting()), (4,), 3, executor="stack")
+    require_runnable(wrap(nn.Linear(4, 6), Counting()), (4,), 3, executor="stack")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_state_outside_the_weights_is_a_warning() -> None:
 )
 def test_what_nothing_can_run(model: SplitModel, shape: tuple[int, ...], classes: int, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        require(model, shape, classes)
+        require_runnable(model, shape, classes)
 
 
 class Wandering(nn.Module):
@@ -175,4 +176,4 @@ class Wandering(nn.Module):
 def test_order_is_checked_where_tracing_fails() -> None:
     assert check(split(Wandering(ends=True)), (4,), 3) == []
     with pytest.raises(BadInput, match="the module does not apply it last"):
-        require(split(Wandering(ends=False)), (4,), 3)
+        require_runnable(split(Wandering(ends=False)), (4,), 3)

@@ -36,7 +36,7 @@ from fedhead.executors.select import EXECUTORS
 from fedhead.loggers.base import Logger
 from fedhead.metrics.registry import MetricFunction
 from fedhead.models.build_many import build_many
-from fedhead.models.check import require
+from fedhead.models.check import require_runnable
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
@@ -341,13 +341,15 @@ def _models(
             models.append(next(built))
             if tokens is not None:  # shapes were checked when it was built, integers were not
                 named = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", number))
-                require(models[-1], federation.input_shape, federation.outputs, "loop", f"model {named}", tokens)
+                require_runnable(
+                    models[-1], federation.input_shape, federation.outputs, "loop", f"model {named}", tokens
+                )
             continue
         users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
         if not isinstance(one, SplitModel):
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require(one, federation.input_shape, federation.outputs, name=which, largest_token=tokens)
+        require_runnable(one, federation.input_shape, federation.outputs, name=which, largest_token=tokens)
         models.append(one)
     return models
 

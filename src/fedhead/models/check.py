@@ -1,4 +1,4 @@
-"""Checks whether a module can be trained functionally and vectorized, and fixes what can be fixed automatically."""
+"""Checks that a model can be trained functionally and vectorized over clients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.log import warn_once
 from fedhead.core.training import random
 from fedhead.core.training.batch import Output
 from fedhead.core.tree.inputs import Inputs, map_inputs
-from fedhead.models.dropout import Dropout, KeyedDropout, dropout_key
+from fedhead.models.dropout import KeyedDropout, dropout_key
+from fedhead.models.repair import PLAIN_DROPOUT, TRACKING_NORM, tensors_of
 from fedhead.models.split_model import Placeholder, SplitModel
 
-M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
-_PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, which count their batches
 
 
 class Finding(NamedTuple):
@@ -36,55 +33,7 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.problem}; {self.remedy}"
 
 
-# -- fixing ---------------------------------------------------------------------------------------------------------
-def fix(model: M) -> M:
-    """Fix, in place, whatever keeps a model from running identically on every executor.
-
-    Dropout layers are replaced by ones that draw by key. BatchNorm layers get running statistics with a plain momentum
-    (both are logged) and lose their counter of batches, which is not part of a model's weights. Parameters are
-    converted to torch's default dtype if they differ from it.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The same module.
-    """
-    swaps: dict[nn.Module, Dropout] = {}  # a module that is used twice is replaced by one module
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if isinstance(child, _PLAIN_DROPOUT):
-                whole = not isinstance(child, nn.Dropout)
-                setattr(module, name, swaps.setdefault(child, Dropout(child.p, channels=whole)))
-        if isinstance(module, _TRACKING_NORM):
-            _fix_norm(module)
-    if any(t.is_floating_point() and t.dtype != torch.get_default_dtype() for t in _tensors(model)):
-        model.to(torch.get_default_dtype())
-    return model
-
-
-def _fix_norm(module: nn.modules.batchnorm._NormBase) -> None:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
-        warn_once("BatchNorm with track_running_stats=False: it keeps running statistics here, to evaluate by them")
-        # without running statistics the evaluation of a sample would depend on its batch
-        like = module.weight if module.affine else torch.empty(0)
-        module.track_running_stats = True
-        module.running_mean = torch.zeros(module.num_features, dtype=like.dtype, device=like.device)
-        module.running_var = torch.ones(module.num_features, dtype=like.dtype, device=like.device)
-    if module.momentum is None:
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            warn_once("BatchNorm with momentum=None: its running statistics move with momentum 0.1 here")
-        module.momentum = 0.1  # a cumulative average needs the counter; torch's default momentum does not
-    module.num_batches_tracked = None
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-# -- checking -------------------------------------------------------------------------------------------------------
-def require(
+def require_runnable(
     model: SplitModel,
     input_shape: Any,
     classes: int,
@@ -146,16 +95,16 @@ def _inspect(model: SplitModel, classes: int) -> Iterator[Finding]:
             "all",
         )
     for name, module in model.named_modules():
-        if isinstance(module, _PLAIN_DROPOUT):
+        if isinstance(module, PLAIN_DROPOUT):
             yield Finding(name, "dropout that draws from the global generator", "call fix(model)", "stack")
         elif isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             kind = type(module).__name__
             yield Finding(name, f"{kind} draws from the global generator", "use nn.Dropout instead", "stack")
         elif isinstance(module, nn.SyncBatchNorm):
             yield Finding(name, "SyncBatchNorm mixes the batches of several processes", "use nn.BatchNorm2d", "all")
-        elif isinstance(module, _TRACKING_NORM) and module.num_batches_tracked is not None:
+        elif isinstance(module, TRACKING_NORM) and module.num_batches_tracked is not None:
             yield Finding(name, "it counts its batches outside the model's weights", "call fix(model)", "stack")
-    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in _tensors(model) if t.is_floating_point()})
+    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors_of(model) if t.is_floating_point()})
     if len(dtypes) > 1:
         yield Finding("model", f"its weights have several dtypes ({', '.join(dtypes)})", "call fix(model)", "all")
 
@@ -172,7 +121,7 @@ class _Trial(NamedTuple):
 def _try_run(model: SplitModel, input_shape: Any, largest_token: Any) -> list[Finding]:
     """Find problems by running the model in training mode."""
     trial = _trial(model, input_shape, largest_token)
-    before = [t.clone() for t in _tensors(model)]
+    before = [t.clone() for t in tensors_of(model)]
     first, failure = _attempt(lambda: _apply(model, trial))
     if first is None:
         problem = f"it does not take {_words(input_shape, largest_token)} ({failure})"
@@ -187,7 +136,7 @@ def _try_run(model: SplitModel, input_shape: Any, largest_token: Any) -> list[Fi
         found.append(
             Finding("model", "two passes over the same batch differ: it draws random numbers itself", remedy, "stack")
         )
-    if any(not torch.equal(a, b) for a, b in zip(before, _tensors(model), strict=True)):
+    if any(not torch.equal(a, b) for a, b in zip(before, tensors_of(model), strict=True)):
         remedy = "keep it in floating-point buffers, or leave it out"
         found.append(Finding("model", "it keeps state outside its weights between passes", remedy, "nothing"))
 

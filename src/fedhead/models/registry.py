@@ -20,8 +20,8 @@ from fedhead.core.components.ranges import Above, AtLeast, Below
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training import random
-from fedhead.models.check import fix
 from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
+from fedhead.models.repair import fix
 from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis

@@ -9,9 +9,9 @@ from torch import fx, nn
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
-from fedhead.models.check import fix
 from fedhead.models.origin import Origin
 from fedhead.models.plain_attention import use_plain_attention
+from fedhead.models.repair import fix
 from fedhead.models.split_model import Placeholder, SplitModel
 
 
@@ -20,7 +20,7 @@ def split(module: nn.Module, classifier: str | None = None, projection: str | No
 
     The module itself is not changed: the parts are copies. The classifier must be linear and applied last, to the
     projection's output if there is one. What keeps a module from running on every executor is fixed where possible (see
-    `fedhead.models.check.fix`); Hugging Face's models get an attention that can be stacked.
+    `fedhead.models.repair.fix`); Hugging Face's models get an attention that can be stacked.
 
     Args:
         module: Module that maps inputs to logits, or to an object with `.logits`, as Hugging Face's models do.

@@ -1,0 +1,63 @@
+"""Repairs of a module so that it runs identically on every executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.core.system.log import warn_once
+from fedhead.models.dropout import Dropout
+
+M = TypeVar("M", bound=nn.Module)
+PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, which count their batches
+
+
+def fix(model: M) -> M:
+    """Fix, in place, whatever keeps a model from running identically on every executor.
+
+    Dropout layers are replaced by ones that draw by key. BatchNorm layers get running statistics with a plain momentum
+    (both are logged) and lose their counter of batches, which is not part of a model's weights. Parameters are
+    converted to torch's default dtype if they differ from it.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The same module.
+    """
+    swaps: dict[nn.Module, Dropout] = {}  # a module that is used twice is replaced by one module
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, PLAIN_DROPOUT):
+                whole = not isinstance(child, nn.Dropout)
+                setattr(module, name, swaps.setdefault(child, Dropout(child.p, channels=whole)))
+        if isinstance(module, TRACKING_NORM):
+            _fix_norm(module)
+    if any(t.is_floating_point() and t.dtype != torch.get_default_dtype() for t in tensors_of(model)):
+        model.to(torch.get_default_dtype())
+    return model
+
+
+def _fix_norm(module: nn.modules.batchnorm._NormBase) -> None:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
+        warn_once("BatchNorm with track_running_stats=False: it keeps running statistics here, to evaluate by them")
+        # without running statistics the evaluation of a sample would depend on its batch
+        like = module.weight if module.affine else torch.empty(0)
+        module.track_running_stats = True
+        module.running_mean = torch.zeros(module.num_features, dtype=like.dtype, device=like.device)
+        module.running_var = torch.ones(module.num_features, dtype=like.dtype, device=like.device)
+    if module.momentum is None:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            warn_once("BatchNorm with momentum=None: its running statistics move with momentum 0.1 here")
+        module.momentum = 0.1  # a cumulative average needs the counter; torch's default momentum does not
+    module.num_batches_tracked = None
+
+
+def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module."""
+    yield from model.parameters()
+    yield from model.buffers()
