@@ -140,7 +140,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": [["ccvr(samples=5)"], ["ridge"]], "stage.ccvr.samples": 6}, "ccvr(samples=5) sets stage.ccvr.samples"),
     ({"executor": "loop", "lr": [0.1]}, "executor: it says how to compute, not what"),
     ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
-    (["lr"], "axes: ['lr'] is not keys with values"),  # type: ignore[list-item]  # what Python's users may give
+    (["lr"], "axes: ['lr'] is not a mapping"),  # type: ignore[list-item]  # what Python's users may give
     ({5: [1, 2]}, "unknown key '5'"),  # type: ignore[dict-item]
     ({"stages": [["ccvr"]], "stage.cvcr.samples": 5}, "unknown stage 'cvcr': did you mean 'ccvr'"),
 ]
@@ -163,8 +163,8 @@ def test_bad_axes_are_refused_in_one_line(given: dict[str, Any], message: str) -
         ("axes: {lr: []}", "lr: the axis is empty"),
         ("axes: {lt: [1, 2]}", "unknown key 'lt': did you mean 'lr'"),
         ("axes: {data: {a: {sett: {lr: 1}}}}", "did you mean 'set'"),
-        ("axes: {data: {a: 3}}", "3 is not keys with values"),
-        ("axes: {data: {a: {set: [1]}}}", "[1] is not keys with values"),
+        ("axes: {data: {a: 3}}", "3 is not a mapping"),
+        ("axes: {data: {a: {set: [1]}}}", "[1] is not a mapping"),
         ("axes: {lr: [1]}\nrules: [{set: {lr: 1}}]", "lacks `when`"),
         ("axes: {lr: [1]}\nrules: [{when: {method: fedavg}, set: {lr: 1}}]", "unknown axis"),
         ("axes: {lr: [1, 2]}\nskip: [{lr: 3}]", "choice of"),
@@ -173,7 +173,7 @@ def test_bad_axes_are_refused_in_one_line(given: dict[str, Any], message: str) -
         ("axes: {lr: [1]}\nseeds: [1, 1]", "[1, 1] is neither"),
         ("axes: {lr: [1]}\nbases: {lr: 1}", "did you mean 'base'"),
         ("base: {method.mu: 1}\naxes: {method: [fedprox, moon]}", "base: method.mu has no effect"),
-        ("axes: [1]", "axes: [1] is not keys with values"),
+        ("axes: [1]", "axes: [1] is not a mapping"),
         ("axes: {a: {x: {set: {lr: 1}}, y: {set: {lr: 1}}}}", "the cells 'x' and 'y' are the same"),
         ("paper: ccvr\ntable: 2\naxes: {lr: [1]}", "run those by name with fedhead reproduce"),
         ("axes: {lr: [1", "not valid YAML"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedhead.core.components.component_syntax import read_call, rejoin
-from fedhead.core.components.parameters import parameters
+from fedhead.core.components.parameters import check, parameters
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.recipes import recipe as recipes
@@ -27,9 +27,17 @@ from fedhead.studies.sweep.tables import Table, overlay
 
 _SWEEP_KEYS = {FOLDERS, "recipe", "seeds", "base", "axes", "rules", "skip"}
 _CHOICE_KEYS = {"set", "stage", "seeds"}
-_KINDS = {"recipe": str, "base": dict, "axes": dict, "rules": list, "skip": list}
-_WORDS = {str: "text", dict: "keys with values", list: "a list"}
-_LAYER_KINDS = {"set": dict, "stage": str, "when": dict}
+_Keys = dict[Any, Any]
+_KINDS: Mapping[str, Any] = {
+    "recipe": str,
+    "base": _Keys,
+    "axes": _Keys,
+    "rules": list[_Keys],
+    "skip": list[_Keys],
+    "set": _Keys,
+    "stage": str,
+    "when": _Keys,
+}
 _LISTS = {name for name, hint in parameters(Recipe).items() if typing.get_origin(hint) is tuple}
 _BARE = ("dataset", "partition", "model", "method", "stages")  # their values say enough without the key
 
@@ -45,9 +53,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     Raises:
         BadInput: Something of it can't be read, is unknown or empty, or there is no axis.
     """
-    if not isinstance(given, Mapping):
-        raise BadInput(f"axes: {given!r} is not keys with values, such as {{'lr': [0.01, 0.1]}}")
-    given = {str(key): plain(value) for key, value in given.items()}
+    given = {str(key): plain(value) for key, value in check("axes", given, _Keys).items()}
     for key, value in given.items():
         _check_key(key)
         _refuse_objects(key, value)
@@ -272,9 +278,7 @@ def _by_text(title: str, given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _check_kinds(source: str, content: Mapping[str, Any]) -> None:
-    for key, kind in _KINDS.items():
-        if not isinstance(content.get(key, kind()), kind):
-            raise BadInput(f"{source}, {key}: {content[key]!r} is not {_WORDS[kind]}")
+    _check_values(source, content)
     if not content["axes"]:
         raise BadInput(f"{source}: axes is empty; give at least one")
     for rule in content.get("rules", []):
@@ -289,14 +293,15 @@ def _check_kinds(source: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_layer(where: str, layer: Any) -> None:
-    if not isinstance(layer, dict):
-        raise BadInput(f"{where}: {layer!r} is not keys with values; write {{set: {{key: value}}}}")
-    for key, kind in _LAYER_KINDS.items():
-        if not isinstance(layer.get(key, kind()), kind):
-            raise BadInput(f"{where}, {key}: {layer[key]!r} is not {_WORDS[kind]}")
+    _check_values(where, check(where, layer, _Keys))
     for key in layer.get("set", {}):
         _check_key(str(key))
     check_seeds(f"{where}, seeds", layer.get("seeds", 1))
+
+
+def _check_values(where: str, content: Mapping[str, Any]) -> None:
+    for key, value in content.items():
+        check(f"{where}, {key}", value, _KINDS.get(key, Any))
 
 
 def check_seeds(where: str, seeds: Any) -> None:
