@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -46,42 +44,3 @@ def in_use(folder: Path, why: str = "another process is running in it") -> BadIn
 def unwritable(folder: Path, error: OSError) -> BadInput:
     """Return the error of a folder that can't be written to."""
     return BadInput(f"{folder} can't be written to: {error.strerror}; select another folder with --out")
-
-
-def hold(file: IO[str], folder: Path) -> None:
-    """Lock a file of a folder for this process, until it is closed.
-
-    Args:
-        file: The open file.
-        folder: The folder, for the error.
-
-    Raises:
-        BadInput: If another process holds it.
-    """
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise in_use(folder) from error
-
-
-def wait_for(file: IO[str]) -> None:
-    """Lock a file for this process until it is closed; while another one holds it, wait."""
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def wait_for_writer(file: IO[str]) -> None:
-    """Keep those out that `wait_for` a file, until it is closed; while one of them holds it, wait.
-
-    Where the file system has no locks there is nobody to wait for, as nothing is written without one.
-    """
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH)  # shared: a file that can only be read takes no other on NFS
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise

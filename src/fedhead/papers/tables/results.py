@@ -11,12 +11,14 @@ import csv
 import dataclasses
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from filelock import FileLock
+
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
@@ -25,7 +27,6 @@ from fedhead.papers.tables.paper_tables import ACCURACIES, PaperCell
 from fedhead.recipes import components
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.folder_lock import wait_for, wait_for_writer
 from fedhead.studies.writable import check_writable
 
 FILE = "results.csv"
@@ -198,42 +199,25 @@ def _named_as(row: Measurement, entry: Mapping[str, str]) -> bool:
 
 
 def _append(path: Path, row: Measurement) -> None:
-    """Append a row as one line, unless another process has entered it; a line that a killed process cut is removed."""
+    """Add a row by replacing the file, unless another process has entered it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8", newline="") as file:
-            wait_for(file)  # of two processes that find the file empty one would write a second header into it
-            file.seek(0)
-            text = file.read()  # a+ writes at the end wherever it reads
-            whole = _without_cut_row(path, text)
-            if whole != text:
-                file.truncate(len(whole.encode()))
-            if whole and not whole.endswith("\n"):
-                file.write("\n")
-            header, entries = _entries(path, whole)
-            line = io.StringIO()
-            writer = csv.writer(line, lineterminator="\n")
-            if not header:
-                writer.writerow(header := list(_TYPES))
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            text = path.read_bytes().decode() if path.exists() else ""
+            header, entries = _entries(path, text)
             if any(_named_as(row, entry) for _, entry in entries):
                 return  # another process has entered it meanwhile
+            lines = io.StringIO()
+            writer = csv.writer(lines, lineterminator="\n")
+            if not header:
+                writer.writerow(header := list(_TYPES))
             values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
             writer.writerow(["" if values.get(name) is None else values[name] for name in header])
-            file.write(line.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
+            end = "\n" if text and not text.endswith("\n") else ""
+            with atomic(path) as draft:
+                draft.write_bytes(f"{text}{end}{lines.getvalue()}".encode())
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
-
-
-def _without_cut_row(path: Path, text: str) -> str:
-    """Return a file's text without a last row that a killed process has not written to its end."""
-    first, last = text.removeprefix(_BOM).partition("\n")[0], text.rpartition("\n")[2]
-    header, fields = (next(csv.reader([line]), []) for line in (first, last))
-    if not last or len(fields) == len(header):
-        return text
-    warn_once(f"{path}: the last row was cut and does not count; what it held is to be measured again")
-    return text.removesuffix(last)
 
 
 def _entries(path: Path, text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -255,10 +239,7 @@ def _entries(path: Path, text: str) -> tuple[list[str], list[tuple[int, dict[str
 def _read(path: Path) -> Iterator[Measurement]:
     refuse_special(path)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            wait_for_writer(file)  # half a row, which another process is just adding, would be taken for a cut one
-            text = file.read()
-        for line, entry in _entries(path, _without_cut_row(path, text))[1]:
+        for line, entry in _entries(path, path.read_bytes().decode())[1]:
             yield Measurement(**{name: _value(f"{path}, line {line}", entry, name) for name in _TYPES})
     except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, BadInput):
