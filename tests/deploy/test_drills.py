@@ -44,7 +44,7 @@ class Drill:
     """A deployment that has come to its end."""
 
     federation: LocalFederation
-    told: list[str]  # by the supervisor
+    told: list[str]  # lines logged by the federation
 
     @property
     def project(self) -> Project:

@@ -1,1 +1,1 @@
-"""Deployments: certificates, processes and their supervision."""
+"""Deployments: project files, certificates, and a federation of local processes."""
