@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.process import raising_on_term
 from fedhead.core.tree.tree import Tree
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.processes import require_flower
@@ -103,6 +101,5 @@ def execute(
                 observer.round(row, _NO_STATE)
         reported = max(reported, len(rows))
 
-    with raising_on_term(SystemExit(128 + signal.SIGTERM)):
-        LocalFederation(project, resume=resume, log=log).run(report_new_rows)
+    LocalFederation(project, resume=resume, log=log).run(report_new_rows)
     return RunFolder.open(out).result() or {}
