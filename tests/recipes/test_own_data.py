@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from simulations import make_simulation
 
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
+from fedhead.engine.rounds.simulation import Simulation
 from fedhead.recipes import recipe_data
 from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import Recipe
@@ -68,7 +68,7 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='state layout="features" or layout="tokens"'):
         build_experiment(Recipe.from_flat(keys, [tmp_path]))
     made, federation = prepare(Recipe.from_flat({**keys, "layout": "tokens", "rounds": 1}, [tmp_path]))
-    result = rounds.run(make_simulation(made, federation, Compute(device="cpu", executor="stack")))
+    result = rounds.run(Simulation(made, federation, Compute(device="cpu", executor="stack")))
     assert all(torch.isfinite(value).all() for value in result.server["model"].values())
 
 
