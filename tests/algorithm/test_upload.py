@@ -89,6 +89,7 @@ def test_half_precision_halves_the_bytes_of_a_model_and_spares_sums() -> None:
         torch.testing.assert_close(t, plain.server.leaves()[name], atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednh", "fedrep"])
 def test_the_loop_and_the_stack_send_the_same(method: str) -> None:
     loop, stack = (simulate(method, [Clip(0.05)], executor) for executor in (Loop(), Stack()))
@@ -174,6 +175,7 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
             torch.testing.assert_close(b.leaves()[name], t, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> None:
     recipe = Recipe(rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
     clipped = recipe.override(["uploads=[clip(0.2), half]"])

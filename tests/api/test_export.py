@@ -76,6 +76,7 @@ def test_an_onnx_file_holds_a_quadratic_head(tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, found.scores(x[:count], stage="qda"), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [True, False])
 def test_an_exported_program_gives_the_same_scores(run: fh.Result, tmp_path: Path, normalize: bool) -> None:
     path = run.export(tmp_path / "model.pt2", normalize=normalize, client=1, stage="finetune")

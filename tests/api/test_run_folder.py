@@ -138,6 +138,7 @@ def test_a_run_of_objects_goes_on_where_it_was_stopped_and_further(tmp_path: Pat
     assert rows(begin(tmp_path / "run", resume=True, rounds=4)) == rows(whole)  # it is finished: loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

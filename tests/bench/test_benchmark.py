@@ -78,6 +78,7 @@ def test_batches_and_tables_are_ready_before_a_round_is_timed(monkeypatch: pytes
             assert job.tables.batches.done()
 
 
+@pytest.mark.slow
 def test_a_gpus_rounds_are_drawn_ahead_with_tables_for_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu:  # a CPU that is measured as a GPU is
         type = "cuda"

@@ -210,6 +210,7 @@ def test_nothing_is_written_where_statistics_are_unsound(tmp_path: Path) -> None
 
 
 # -- speed --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_statistics_cost_little_beside_the_forward_pass() -> None:
     """10 classes, d = 256: one pass, at most 1.3 times the forward pass alone (here on 3,000 of 50,000 samples)."""
     model = fedhead.build("simplecnn", (3, 32, 32), 10)
@@ -315,6 +316,7 @@ def test_sites_and_server_from_the_command_line(
     assert not Path("a.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "calibrated.safetensors"
     assert call(["calibrate", str(run), "--out", str(out), "--parameter", "samples=100"]) == 0, capsys.readouterr().err

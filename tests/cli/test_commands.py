@@ -226,6 +226,7 @@ def test_partition_counts_every_sample_once(tmp_path: Path, capsys: pytest.Captu
     assert "digits, dirichlet(0.1), seed 2" in (tmp_path / "deep" / "split.svg").read_text()
 
 
+@pytest.mark.slow
 def test_report_compares_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("fedavg", "fedprox"):
         for seed in (0, 1):

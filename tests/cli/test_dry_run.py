@@ -25,6 +25,7 @@ BAD = [
 RUN_OPTIONS = ("--device", "--executor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry", "real"])
 @pytest.mark.parametrize(("words", "says"), BAD, ids=[" ".join(words) for words, _ in BAD])
 @pytest.mark.parametrize("command", [SWEEP, TABLE], ids=["sweep", "reproduce"])

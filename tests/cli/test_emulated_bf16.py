@@ -51,6 +51,7 @@ def test_fp32_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bf16" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [RUN, [*BENCH, "--precisions"]])
 @pytest.mark.usefixtures("emulated")
 def test_a_cpu_has_no_tf32_and_says_so(

@@ -85,6 +85,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, finish: bool) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", [True, False])
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])
 def test_a_process_that_was_killed_matters_where_runs_are_missing(

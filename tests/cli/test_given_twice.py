@@ -44,6 +44,7 @@ def test_a_parameter_of_calibrate_is_given_once(tmp_path: Path, capsys: pytest.C
     assert "samples is given twice" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_demo_keeps_its_own_number_of_rounds_where_another_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(out), "--quiet"]) == 0

@@ -11,6 +11,7 @@ import pytest
 from fedhead.cli import call
 
 
+@pytest.mark.slow
 def test_what_is_written_passes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind, name in (("method", "FedMine"), ("stage", "my_stage"), ("model", "MyNet")):
         assert call(["new", kind, name, "--out", str(tmp_path / "plugins")]) == 0

@@ -37,6 +37,7 @@ def test_every_public_name_is_there_and_listed() -> None:
         _ = fedhead.nosuch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

@@ -195,6 +195,7 @@ def differ(one: Left, other: Left) -> bool:
     return any(bool(((t - other[name]).abs() > 1e-6).any()) for name, t in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), [key for key in CHANGES if key[0] in METHODS])
 def test_every_option_of_a_method_matters(name: str, option: str) -> None:
     value, needs = CHANGES[name, option]
@@ -203,6 +204,7 @@ def test_every_option_of_a_method_matters(name: str, option: str) -> None:
     assert differ(after_rounds(usual), after_rounds(changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), [key for key in CHANGES if key[0] in STAGES])
 def test_every_option_of_a_stage_matters(name: str, option: str) -> None:
     value, needs = CHANGES[name, option]

@@ -25,6 +25,7 @@ def test_digits_are_those_of_scikit_learn(moved: bool, monkeypatch: pytest.Monke
     assert (x.dtype, y.dtype) == (expected_x.dtype, expected_y.dtype)
 
 
+@pytest.mark.slow
 def test_digits_are_loaded_without_importing_scikit_learn() -> None:
     """Importing it takes a command of a few rounds about a third of its time."""
     code = "import sys, fedhead as fh; fh.Federation.load('digits', 'iid', clients=2); print('sklearn' in sys.modules)"

@@ -97,6 +97,7 @@ def _all(made: fh.Federation) -> list[Any]:
     return [*made.rows, *made.client_test]
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_for_an_objective_and_its_folder_is_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=X, y=NUMBERS, site=np.arange(40) % 2)
     keys = ["dataset=d.npz", "partition=natural", "clients=2", "test=0.3", "objective=regression", "rounds=2"]

@@ -46,6 +46,7 @@ def test_every_line_of_the_server_s_log_is_one_that_the_code_has() -> None:
         assert text in joined, text
 
 
+@pytest.mark.slow
 def test_the_units_use_options_that_there_are(tmp_path: Path) -> None:
     units = blocks("ini")
     assert len(units) == 2

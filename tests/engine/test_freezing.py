@@ -49,6 +49,7 @@ def moved(simulation: Simulation, part: str) -> dict[str, bool]:
     return {name: any(not torch.equal(t, first[name]) for t in found) for name, found in copies.items() if found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_frozen_extractor_does_not_move(name: str, executor: Executor) -> None:

@@ -69,6 +69,7 @@ def same(one: Simulation, other: Simulation, tolerance: float = 1e-10) -> None:
 
 
 # -- executors and resumption -------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_loop_and_stack_give_the_same(name: str, work: str) -> None:

@@ -62,6 +62,7 @@ def close(a: Tree, b: Tree, tolerance: float) -> None:
         torch.testing.assert_close(value, right[name], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(AGGREGATORS))
 def test_loop_stack_and_sites_give_the_same_numbers(name: str, tmp_path: Path) -> None:
     rule = AGGREGATORS[name]()

@@ -74,6 +74,7 @@ STOPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 @pytest.mark.parametrize("how", STOPS)
 def test_stages_of_the_run_and_those_after_it_are_as_after_a_run_of_so_many_rounds(

@@ -212,6 +212,7 @@ def assert_same_end(one: Simulation, other: Simulation) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine.tensors(), theirs.tensors(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("method", [fh.FedAvg(), fh.FedRep(), fh.KTpFL()], ids=lambda method: method.name)
 def test_a_run_with_tables_made_ahead_ends_with_the_same_numbers(method: fh.Method, name: str, few: bool) -> None:

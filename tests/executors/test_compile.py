@@ -85,6 +85,7 @@ def test_replayed_steps_equal_plain_ones(name: str, norm: str, monkeypatch: pyte
     assert_equals_plain_steps(job, Replayed(slots=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 3, 4, 7])
 def test_any_number_of_slots_gives_the_same_numbers(slots: int) -> None:
     job = prepared("moon", "batch")

@@ -83,6 +83,7 @@ def plain(job: Job, place: int, simulation: Simulation, rows: Rows) -> Tensor:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:

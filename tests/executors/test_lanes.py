@@ -48,6 +48,7 @@ def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Si
     return simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uploads", [(), (Clip(0.05),)], ids=["plain", "clipped"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf", "fedclassavg"])
 def test_lanes_end_where_the_loop_does(name: str, uploads: Sequence[Upload]) -> None:

@@ -109,6 +109,7 @@ def test_an_oracle_is_refused_by_name_before_any_site_is_asked(tmp_path: Path) -
         run(world.transport(InProcess({})), stages=[stage])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedclassavg", "local", "fedproto", "ktpfl"])
 def test_two_architectures(name: str, tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS[name]()
@@ -133,6 +134,7 @@ def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Pat
     compare(world, make_simulation(federation(), [model], method, **settings), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednh"])
 def test_uploads(name: str, tmp_path: Path) -> None:
     model, method, stages = model_for(name), METHODS[name](), [STAGES["finetune"]()]

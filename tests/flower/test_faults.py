@@ -121,6 +121,7 @@ def test_without_a_quorum_the_run_stops_and_says_why(tmp_path: Path) -> None:
     same(before[0], transport.server)  # nothing of the failed round was taken over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Path) -> None:
     class Killed(Exception):

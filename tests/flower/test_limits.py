@@ -159,6 +159,7 @@ IN_A_HELLO: dict[str, Fault] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", IN_A_ROUND)
 def test_a_hostile_reply_costs_its_site_the_round(case: str, tmp_path: Path) -> None:
     begin = time.monotonic()
@@ -169,6 +170,7 @@ def test_a_hostile_reply_costs_its_site_the_round(case: str, tmp_path: Path) -> 
     assert time.monotonic() - begin < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", IN_A_TEST)
 def test_a_hostile_test_is_not_recorded(case: str, tmp_path: Path) -> None:
     result, said = carried_out(tmp_path, IN_A_TEST[case])

@@ -77,6 +77,7 @@ SPOILED: dict[Change, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", SPOILED, ids=lambda change: change.__name__)
 def test_a_spoiled_reply_is_a_missing_reply(change: Change, tmp_path: Path) -> None:
     here, said = world(tmp_path), []

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {"local": LOCAL, "participation": 0.6}
 NEVER_BETTER = EarlyStopping("train_loss", min_delta=1e6, patience=1)  # than the first round: it stops after the second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["finetune", "finetune_ccvr"])
 def test_a_stage_after_a_stopped_run_equals_that_of_a_shorter_one(name: str, tmp_path: Path) -> None:
     method, stage = METHODS["fedavg"](), STAGES[name]()

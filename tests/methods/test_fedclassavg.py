@@ -118,6 +118,7 @@ def test_one_round_on_two_architectures_is_algorithm_1(method: FedClassAvg, exec
             torch.testing.assert_close(own[name], t, atol=1e-6 if idle else 1e-10, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedclassavg", "ktpfl", "local"])
 def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
     runs = []

@@ -143,6 +143,7 @@ def test_every_model_is_covered() -> None:
     assert {form[0] for form in FORMS} == ours - pretrained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=label)
 def test_parameters_and_features(form: tuple[str, tuple[int, ...], dict[str, Any], int, int]) -> None:
     name, shape, params, count, features = form

@@ -216,6 +216,7 @@ CASES = list(itertools.product([(), (2,)], [None, 5, 3, 1], [True, False]))
 CASES.remove(((), 1, False))  # one value without running statistics has the variance 0, at a kink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "count", "tracked"), CASES)
 def test_second_derivatives(positions: tuple[int, ...], count: int | None, tracked: bool) -> None:
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def blocks(model: SplitModel, shape: tuple[int, ...] = (4,), classes: int = 3) -
     return {f.blocks for f in check(model, shape, classes)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"wrn56_4", "densenet121", "wordllama"}))
 def test_registered_models_are_usable_everywhere(name: str) -> None:
     model = build(name, (3, 32, 32), 5)

@@ -243,6 +243,7 @@ def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pyte
         assert np.shape(numbers["place"]) == (40, 2)
 
 
+@pytest.mark.slow
 def test_calibration_has_the_settings_of_the_runs_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run"
     stage = ["stages=[ccvr, recalibrate]", "stage.ccvr.epochs=0", "stage.ccvr.tukey=real", "stage.recalibrate.epochs=0"]

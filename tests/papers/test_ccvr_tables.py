@@ -103,6 +103,7 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
     assert one["clsnorm cifar10-0.5"].keys.get("method", "fedavg") == "fedavg"
 
 
+@pytest.mark.slow
 def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
     said: list[str] = []

@@ -121,6 +121,7 @@ def test_labels_are_the_federations_counts(run: Trained) -> None:
     assert numbers["counts"] == run.simulation.clients.federation.counts().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["features", "conductance", "curves", "labels"])
 def test_the_command_writes_numbers_and_a_figure(kind: str, run: Trained, tmp_path: Path) -> None:
     assert call(["analyse", kind, str(run.path), "--samples", "24", "--out", str(tmp_path), "--device", "cpu"]) == 0

@@ -55,6 +55,7 @@ def test_full_cells_fit_their_data(choice: str) -> None:
     assert len(made) == (4 if "fedclassavg" in choice else 3)
 
 
+@pytest.mark.slow
 def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     outcome = reproduce(
         tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Compute(device="cpu", executor="loop")
@@ -68,6 +69,7 @@ def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     assert found["ktpfl-public-images"] == 200 * 64
 
 
+@pytest.mark.slow
 def test_table_3_measures_local_models_after_training_for_every_method(tmp_path: Path) -> None:
     """No method has an epoch more than the others: FedAvg's last one is the stage's, after one round less."""
     settings = Compute(device="cpu", executor="stack")

@@ -27,6 +27,7 @@ from fedhead.stages.finetune import FineTuneCCVR, FineTuneETF
 TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_can_be_built_and_finds_its_value(name: str) -> None:
     table = tables.load(f"fedetf/{name}")
@@ -95,6 +96,7 @@ def test_the_papers_settings() -> None:
     assert model.features == 200  # the ETF stands in the extractor's own dimension
 
 
+@pytest.mark.slow
 def test_a_table_of_few_cells(tmp_path: Path) -> None:
     pick, settings = ["d-9", "step-global", "step-20"], Compute(executor="stack")
     outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, settings=settings)

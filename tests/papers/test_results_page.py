@@ -35,6 +35,7 @@ def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: P
     assert count(tmp_path, said) == ["3", "5"]  # FedAvg before is in Tables 1 and 2 and in Figure 7
 
 
+@pytest.mark.slow
 def test_a_training_counts_once_however_many_cells_start_from_it(tmp_path: Path) -> None:
     for virtual in (50, 100, 500):
         took = {"training_seconds": 1200.0, "stage_seconds": virtual * 0.6, "commit": "one"}
@@ -110,6 +111,7 @@ def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp
     assert [row[5] for row in rows] == ["58.55 ± 0.98"] * 2 + ["62.68 ± 0.54"] * 2 + ["91.50"] * 3  # beside each
 
 
+@pytest.mark.slow
 def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
     for own in (b"# Results\n\nOf our own.\n", b"", b"\xff\xfe"):
@@ -123,6 +125,7 @@ def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: py
         assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
 
 
+@pytest.mark.slow
 def test_a_figure_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
     page, figure = tmp_path / "README.md", tmp_path / "figure.svg"

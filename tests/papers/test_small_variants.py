@@ -13,6 +13,7 @@ from fedhead.recipes.experiment import build_experiment
 VARIED = [name for name in tables.names() if tables.load(name).variants()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIED)
 def test_a_variant_is_as_small_as_the_table(name: str) -> None:
     table = tables.load(name)

@@ -19,6 +19,7 @@ def values(folder: Path) -> list[str]:
     return [row["value"] for row in rows(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "name", "new", "runs", "stages"), [(CCVR, "lr", 0.9, 1, 2), (FedProx, "mu", 9.0, 2, 2)]
 )

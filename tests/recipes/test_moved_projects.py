@@ -50,6 +50,7 @@ def moved(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project.rename(project.with_name("new"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [run, sweep])
 def test_a_project_is_moved_as_a_whole(
     project: Path,

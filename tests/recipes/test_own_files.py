@@ -44,6 +44,7 @@ def small() -> fh.Federation:
     return fh.Federation.load("digits", "iid", clients=2, subset=60)
 
 
+@pytest.mark.slow
 def test_a_file_is_recorded_by_its_name_and_a_new_process_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

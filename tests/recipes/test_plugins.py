@@ -179,6 +179,7 @@ class Halves(fh.Partition):
         return list(np.array_split(np.arange(len(y)), clients))
 
 
+@pytest.mark.slow
 def test_every_way_of_the_command_line(
     site: Path, beside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +222,7 @@ def test_all_twelve_kinds_in_a_file_beside_the_recipe_from_another_folder(
     assert [line for line in CODE.splitlines() if "import" in line and "fedhead" in line] == ["import fedhead as fh"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_killed_and_resumed(beside: Path, tmp_path: Path) -> None:
     recipe = load(beside / "mine.yaml", ["rounds=40"])
@@ -318,6 +320,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BROKEN)
 def test_a_broken_plugin_is_one_line_and_no_folder_is_begun(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

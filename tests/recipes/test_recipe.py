@@ -27,6 +27,7 @@ values = st.recursive(
 words = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(
     lr=st.floats(1e-12, 1e3),
     rounds=st.integers(1, 10**6),
@@ -78,6 +79,7 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
     assert type(out) is type(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [

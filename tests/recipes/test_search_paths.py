@@ -43,6 +43,7 @@ def method_of(recipe: Recipe) -> str:
     return type(component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)).__name__
 
 
+@pytest.mark.slow
 def test_the_best_setting_of_a_study(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fh.tune(recipe, "method.mu=uniform(0, 1)", out="study", trials=1)
     best = Path("study/best.yaml").resolve()
@@ -51,6 +52,7 @@ def test_the_best_setting_of_a_study(recipe: Path, monkeypatch: pytest.MonkeyPat
     assert method_of(load(best)) == "Mine"
 
 
+@pytest.mark.slow
 def test_the_best_setting_where_the_file_is_in_the_working_directory(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +63,7 @@ def test_the_best_setting_where_the_file_is_in_the_working_directory(
     assert method_of(load(recipe.parent / "runs" / "study" / "best.yaml")) == "Mine"
 
 
+@pytest.mark.slow
 def test_the_file_of_a_sweep_and_the_recipes_of_its_runs(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(["sweep", str(recipe), "method.mu=[0.1,0.2]", "--out", "grid", "--executor", "loop"]) == 0
     grid = Path("grid").resolve()
@@ -71,6 +74,7 @@ def test_the_file_of_a_sweep_and_the_recipes_of_its_runs(recipe: Path, monkeypat
     assert method_of(load(grid / "runs" / "mu=0.1" / "seed-0" / "config.yaml")) == "Mine"  # the report's command
 
 
+@pytest.mark.slow
 def test_a_sweep_over_the_best_setting_of_a_study(recipe: Path) -> None:
     fh.tune(recipe, "method.mu=uniform(0, 1)", out="study", trials=1)
     cells = sweep_cells(plan("study/best.yaml", {"lr": [0.1, 0.2]}))

@@ -94,6 +94,7 @@ def test_fedavg(fed: Federation, model: SplitModel, plain: Plain, momentum: floa
     equal(found.server["model"], values(model) | statistics(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "part"), [(FedProx(mu=0.3), ""), (ClsProx(mu=0.3), "classifier")])
 def test_proximal_terms(fed: Federation, model: SplitModel, plain: Plain, method: Method, part: str) -> None:
     found = simulate(fed, model, method)
@@ -108,6 +109,7 @@ def test_proximal_terms(fed: Federation, model: SplitModel, plain: Plain, method
     equal(found.server["model"], values(model) | statistics(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damped", [True, False])
 def test_fedavgm(fed: Federation, model: SplitModel, plain: Plain, damped: bool) -> None:
     found = simulate(fed, model, FedAvgM(beta=0.7, damped=damped))
@@ -203,6 +205,7 @@ def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(
         )
 
 
+@pytest.mark.slow
 def test_feddyn(fed: Federation, model: SplitModel, plain: Plain) -> None:
     alpha = 0.2
     found = simulate(fed, model, FedDyn(alpha=alpha))
@@ -232,6 +235,7 @@ def test_feddyn(fed: Federation, model: SplitModel, plain: Plain) -> None:
     equal(found.server["h"], h)
 
 
+@pytest.mark.slow
 def test_moon(fed: Federation, model: SplitModel, plain: Plain) -> None:
     found = simulate(fed, model, Moon(mu=2.0, temperature=0.5))
     previous: dict[int, SplitModel] = {}

@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Loss]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [Loop, Stack])
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_a_plain_loop(case: str, executor: Callable[[], Executor]) -> None:
@@ -106,6 +107,7 @@ def test_binary_is_two_classes_of_which_the_first_has_the_logit_0() -> None:
 FOLLOW = {"fedavg", "fedavgm", "fedprox", "clsprox", "feddyn", "scaffold", "local", "ditto", "fedrep", "moon"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(fh.METHODS))
 def test_every_method_follows_or_says_that_it_can_not(name: str) -> None:
     for objective in ("binary", "multilabel", "regression"):
@@ -120,6 +122,7 @@ def test_every_method_follows_or_says_that_it_can_not(name: str) -> None:
             fh.run(federation, "mlp(hidden=[4])", name, rounds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(fh.STAGES))
 def test_stages_that_need_classes_say_so(name: str) -> None:
     for objective in ("binary", "regression"):
@@ -169,6 +172,7 @@ def test_balanced_labels_count_negatives_per_positive() -> None:
     torch.testing.assert_close(simulation.task.objective.weights, (1 - positive) / positive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["binary", "multilabel", "regression"])
 def test_over_flower_it_is_the_simulation(objective: str, tmp_path: Path) -> None:
     federation = _federation(objective, test=True)

@@ -97,6 +97,7 @@ def trained(model: SplitModel, executor: Executor) -> Simulation:
     return simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [own(), built_in("mlp(norm=batch)")], ids=["own", "mlp"])
 @pytest.mark.parametrize("executor", [Loop(), Stack(), Stack(2)], ids=["loop", "stack", "small stacks"])
 def test_weights_and_running_statistics(model: SplitModel, executor: Executor) -> None:

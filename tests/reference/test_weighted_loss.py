@@ -53,6 +53,7 @@ CASES: list[tuple[dict[str, Any], list[Tensor | None]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [Loop, Stack])
 @pytest.mark.parametrize(("settings", "weights"), CASES)
 def test_the_loss_is_that_of_torch(
@@ -82,6 +83,7 @@ def test_the_loss_is_that_of_torch(
         torch.testing.assert_close(simulation.server["model"][name], value, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "moon", "fedclassavg", "fedproto", "ktpfl", "fednh"])
 def test_methods_with_more_terms_follow_it(method: str) -> None:
     federation = fh.Federation.from_arrays(

@@ -113,6 +113,7 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(kind, count, width, marks=tier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count", "width"), list(_cases()))
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_no_text_touches_another_and_none_is_small(kind: str, count: int, width: int) -> None:

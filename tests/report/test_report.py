@@ -184,6 +184,7 @@ def test_a_sweep_over_stages_has_one_row_per_stage_and_one_for_what_was_trained(
     assert "other repeats seed 0" in note or "with another result (58 and 50)" in note
 
 
+@pytest.mark.slow
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
     entries = [replace(entry, name=f"{entry.name} {'and=more, ' * 40}") for entry in loaded(unlike).methods]
     figure = plots.curves(entries)

@@ -58,6 +58,7 @@ def test_equal_differences_are_no_evidence_of_the_t_test() -> None:
     assert (same.p_t, same.p_wilcoxon, same.interval) == (1.0, 1.0, (0.0, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_holm_is_statsmodels(seed: int) -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest")

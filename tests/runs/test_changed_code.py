@@ -62,6 +62,7 @@ def test_a_finished_sweep_says_that_its_code_is_older(capfd: pytest.CaptureFixtu
     assert "its results are those of the old code; select another folder with --out" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_study_does_not_add_trials_to_those_of_older_code(capfd: pytest.CaptureFixture[str]) -> None:
     assert call([*TUNE, "--trials", "2"]) == 0
     Path("mine.py").write_text(NEW)
@@ -88,6 +89,7 @@ def test_python_can_allow_what_the_error_of_a_study_names(caplog: pytest.LogCapt
     assert "it keeps 1 result of the old code," in caplog.text
 
 
+@pytest.mark.slow
 def test_methods_that_a_study_chooses_among_count(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["tune", "digits", "method=choice(fedavg, mine.py:Mine)", *TINY, "--out", "study"]
     assert call([*words, "--trials", "2"]) == 0
@@ -96,6 +98,7 @@ def test_methods_that_a_study_chooses_among_count(capfd: pytest.CaptureFixture[s
     assert "mine.py (method mine.py:Mine) changed" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_study_whose_trials_failed_goes_on_with_code_that_was_fixed() -> None:
     Path("mine.py").write_text(BROKEN)
     assert call([*TUNE, "--trials", "2"]) == 1

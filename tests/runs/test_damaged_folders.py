@@ -34,6 +34,7 @@ def runs_of(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.rglob(CONFIG))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "advice"),
     [

@@ -50,6 +50,7 @@ def test_what_the_processes_of_one_command_have_measured_is_no_earlier_result(tm
     assert not said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fix"),
     [

@@ -66,6 +66,7 @@ def test_changed_code_is_said(begun: Path, capsys: pytest.CaptureFixture[str]) -
     assert "changed" not in repeat(capsys, "method=fedavg", out="meant")
 
 
+@pytest.mark.slow
 def test_what_python_gave_and_no_recipe_holds_is_said(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     federation = fh.Federation.load("digits", "iid", clients=2)
     fh.run(federation, "mlp", rounds=1, out="python", executor="loop")
@@ -73,6 +74,7 @@ def test_what_python_gave_and_no_recipe_holds_is_said(begun: Path, capsys: pytes
     assert "warning: python was begun in Python with its own federation: here they are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -97,6 +99,7 @@ def test_sweeps_and_searches_over_the_recipe_of_a_run_say_it_too(
     assert "changed" not in capsys.readouterr().err, "what is asked for"
 
 
+@pytest.mark.slow
 def test_a_sweep_over_first_weights_says_which_changed(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change_weights()
     assert call(["sweep", "begun/config.yaml", "weights=[source,first.safetensors]", "--dry-run"]) == 0

@@ -94,6 +94,7 @@ def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str
         assert_same(tmp_path / "whole", folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -185,6 +186,7 @@ class Reads(fh.Method):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Path) -> None:
     (tmp_path / "reads.py").write_text(READS)
     words = ["subset=60", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"]

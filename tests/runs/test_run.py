@@ -84,6 +84,7 @@ def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_
             run._as_begun(begun, settings, cpu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["execute", "reopen"])
 def test_every_component_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     recipe, out = RECIPE.override(["stages=[ccvr]", "uploads=[half]"]), tmp_path / "run"

@@ -56,6 +56,7 @@ def test_round_robin_goes_through_all_clients_before_one_comes_again() -> None:
     assert third == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_weighted_probabilities_are_proportional_to_samples_up_to_1(count: int) -> None:
     share = fh.WeightedSampler().inclusion(count, SIZES)
@@ -68,6 +69,7 @@ def test_weighted_probabilities_are_proportional_to_samples_up_to_1(count: int) 
         assert often[k] / rounds == pytest.approx(p, abs=4 * (p * (1 - p) / rounds) ** 0.5 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_weighted_mean_by_samples_over_probability_is_unbiased_and_by_samples_is_not(count: int) -> None:
     """Σ n_k/π_k x_k has the expectation Σ n_k x_k, and its weights add up to Σ n in every round."""

@@ -241,6 +241,7 @@ def test_calibration_of_a_head_that_is_not_linear_is_refused_before_any_round() 
         CCVR().check([build("mlp", (1, 6, 6), 3, head="etf")], federation())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "on_statistics", "on_virtual", "in_tests"),
     [

@@ -145,6 +145,7 @@ def test_algorithm_2_against_a_plain_loop() -> None:
             torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "epochs"), [("group", None), ("group", 2), ("batch", None)])
 def test_the_public_codes_fine_tuning_against_a_plain_loop(norm: str, epochs: int | None) -> None:
     """A local round of FedETF, then V by plain SGD at 0.1 and p by SGD at 0.05 with momentum and weight decay."""
@@ -176,6 +177,7 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(norm: str, epochs: in
         assert any(name.endswith("running_mean") for name in tuned) == (norm == "batch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
     (_, loop), (_, stack) = tune(variant, Loop(), "batch"), tune(variant, Stack(), "batch")
@@ -185,6 +187,7 @@ def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
             torch.testing.assert_close(stack.states[k]["tuned"][name], value, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [True, False])
 def test_turns_that_are_alike_can_share_a_graph(record: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: set[str] = set()
@@ -199,6 +202,7 @@ def test_turns_that_are_alike_can_share_a_graph(record: bool, monkeypatch: pytes
     assert len(keys) == 3  # extractor, ETF and projection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_the_public_codes_variant_leaves_the_temperature(variant: str) -> None:
     _, result = tune(variant, Loop())
@@ -208,6 +212,7 @@ def test_the_public_codes_variant_leaves_the_temperature(variant: str) -> None:
     assert (state["tuned"]["classifier.weight"] - state["classifier 1"]["classifier.weight"]).abs().max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"]) -> None:
     """Each step's figure is that of a stage which ends there."""

@@ -57,6 +57,7 @@ def after(stage: Stage, attack: Attack) -> FinishedRun:
     return run(make_simulation(federation(), [network("group")], METHODS["fedavg"](), **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e6, 1e100])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_features_of_another_size_leave_out_their_client(stage: Stage, factor: float) -> None:

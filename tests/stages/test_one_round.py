@@ -58,6 +58,7 @@ def test_a_penalty_by_validation_needs_no_second_message(digits: fh.Federation) 
     assert accuracy > 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["etf", "normalized", "linear"])
 def test_a_new_head_takes_the_place_of_any_classifier(digits: fh.Federation, head: str, tmp_path: Path) -> None:
     model = fh.build("mlp", digits.input_shape, 10, hidden=[12], head=head)
@@ -113,6 +114,7 @@ def test_the_command_line_runs_stages_without_rounds(
         Recipe(rounds=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_without_rounds_flower_gives_the_same(name: str, tmp_path: Path) -> None:
     model, settings = network("batch"), {"rounds": 0, "local": LocalTraining()}

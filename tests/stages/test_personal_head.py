@@ -118,6 +118,7 @@ def test_many_clients_at_once_compute_the_same_heads(stage: PersonalHead, min_cl
         assert float(reply.keep[SHARE]) == float(result.states[k][SHARE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_over_flower_personal_heads_are_the_same(stage: PersonalHead, tmp_path: Path) -> None:
     world = make_world(contrary(), {"own": _mlp()}, FedAvg(), SETTINGS, tmp_path, stages=[stage])

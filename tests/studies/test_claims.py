@@ -6,6 +6,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.papers.tables.table_result import TableResult
@@ -39,6 +41,7 @@ def test_a_sweep_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
     assert not result.failures
 
 
+@pytest.mark.slow
 def test_a_table_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
     shared = tmp_path / "claims"
     shared.mkdir()
@@ -65,6 +68,7 @@ def test_a_table_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
     assert lines[1] == []
 
 
+@pytest.mark.slow
 def test_what_other_processes_measured_is_collected_without_a_file_of_results(tmp_path: Path) -> None:
     shared = tmp_path / "claims"
     shared.mkdir()

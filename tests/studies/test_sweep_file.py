@@ -112,6 +112,7 @@ def test_a_recipes_own_code_is_found_beside_the_file(tmp_path: Path) -> None:
     assert (recipe.rounds, recipe.folders[0]) == (3, tmp_path.resolve())
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "digits", "lr=[0.1,0.2]", "partition=[dirichlet(0.1, capped),iid]", "--dry-run"]
     assert call(words) == 0
@@ -185,6 +186,7 @@ def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Pa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -245,6 +247,7 @@ def test_a_sweeps_file_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "carry it out with fedhead sweep" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "digits", "lr=[0.1,0.2]", "--minutes", "0", "--out", str(tmp_path / "out")]
     assert call(words) == 0

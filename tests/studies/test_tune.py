@@ -162,6 +162,7 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
     assert all(1 <= one.trained_rounds < 4 for one in pruned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -215,6 +216,7 @@ def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -
         fh.tune(planted, "lr=log(0.01, 0.2)", out=tmp_path, trials=2, objective="loss")
 
 
+@pytest.mark.slow
 def test_an_objective_without_a_number_ends_the_trial_not_the_count(
     planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_trial_that_was_taken_for_lost_ends_without_an_error(tmp_path: Path) -
     study.close()
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_stops_with_one_line(
     breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_the_command_names_the_failed_trials_and_exits_with_0_where_there_is_a_r
     assert last.endswith("fix it, and the same command tries it again")
 
 
+@pytest.mark.slow
 def test_one_trial_that_diverged_is_no_error_of_the_command_and_a_study_without_a_result_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

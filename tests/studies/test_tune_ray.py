@@ -59,6 +59,7 @@ def test_a_lost_worker_s_trials_are_trained_again_with_the_values_of_one_machine
     assert (tmp_path / "ray" / "best.yaml").exists()
 
 
+@pytest.mark.slow
 def test_trials_that_lose_their_worker_too_often_or_diverge_fail_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FAULTS, ids=lambda cls: cls.__name__)
 def test_methods(method: type[fh.Method]) -> None:
     with pytest.raises(CheckFailed, match=FAULTS[method]):
@@ -168,6 +169,7 @@ class KnowsTheOthers(fh.Method):
         return reply._replace(send=reply.send.replace(share=client.samples / sum(client.task.sizes)))
 
 
+@pytest.mark.slow
 def test_a_method_that_only_simulations_can_run() -> None:
     pytest.importorskip("flwr")
     with pytest.raises(CheckFailed, match=r"^KnowsTheOthers runs in a simulation and fails over Flower.*task\.sizes"):
@@ -184,6 +186,7 @@ class UnsentSum(fh.Method):
     sums: ClassVar[tuple[str, ...]] = ("counts",)
 
 
+@pytest.mark.slow
 def test_sums_that_are_none() -> None:
     with pytest.raises(CheckFailed, match=r"^NoSum\.aggregate looks at single clients' entries of model, declared as"):
         check_method(NoSum, skip=["over_flower"])
