@@ -133,32 +133,6 @@ def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == len(list(Results(tmp_path))) == 80
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.slow
-def test_of_two_processes_that_find_no_file_one_waits_for_the_header_of_the_other(tmp_path: Path) -> None:
-    import fcntl
-
-    start = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{ADDS}"
-    words = [sys.executable, "-c", start.replace("range(40)", "range(1)"), str(tmp_path), "two"]
-    second = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert second.stdin is not None
-    assert second.stdout is not None
-    assert second.stdout.readline() == "ready\n"  # it has read that there is nothing
-    second.stdout.close()
-    first = (tmp_path / FILE).open("a+")
-    fcntl.flock(first, fcntl.LOCK_EX)
-    second.stdin.write("\n")
-    second.stdin.close()
-    with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(3)
-    first.write(",".join(vars(ROW)) + "\n")
-    first.close()
-    assert second.wait(60) == 0
-    assert [row["cell"] for row in rows(tmp_path)] == ["two"]
-
-
->>>>>>> 2689a32 (Move whole-run variants to the slower tier of tests)
 def test_a_row_that_another_process_has_entered_meanwhile_is_not_entered_again(tmp_path: Path) -> None:
     one, other = Results(tmp_path), Results(tmp_path)
     one.add(ROW)
