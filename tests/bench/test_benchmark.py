@@ -13,7 +13,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.bench import benchmark
 from fedhead.bench.benchmark import BenchmarkResult, Workload
 from fedhead.engine.clients import prefetch
-from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.clients.clients import Clients
 from fedhead.executors.client.job import Job
 from fedhead.executors.stack.stack import Stack
 
@@ -67,7 +67,7 @@ def test_what_takes_long_is_measured_less_often(monkeypatch: pytest.MonkeyPatch)
 
 def test_batches_and_tables_are_ready_before_a_round_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "FEW", 0)  # they are drawn in the background, as of a large round
-    simulation = SMALL.simulation(3, 2, CPU, bf16=False)
+    simulation = SMALL.simulation(3, 2, CPU, "fp32")
     for tables in (True, False):
         benchmark.draw_and_wait(simulation, simulation.clients.holders, tables)
         assert all(drawing.done() for drawing, _ in simulation.clients.prefetch._pending.values())
@@ -83,16 +83,16 @@ def test_a_gpus_rounds_are_drawn_ahead_with_tables_for_a_stack(monkeypatch: pyte
     class Gpu:  # a CPU that is measured as a GPU is
         type = "cuda"
 
-    made = SMALL.simulation(3, 2, CPU, bf16=False)
+    made = SMALL.simulation(3, 2, CPU, "fp32")
     ahead: list[bool] = []
-    plainly = Simulation.draw_ahead
+    plainly = Clients.draw_ahead
 
-    def noting(self: Simulation, clients: Sequence[int], round: int, tables: bool = True) -> None:
+    def noting(self: Clients, clients: Sequence[int], round: int, tables: bool = True) -> None:
         ahead.append(tables)
         plainly(self, clients, round, tables)
 
     monkeypatch.setattr(Workload, "simulation", lambda *args: made)
-    monkeypatch.setattr(Simulation, "draw_ahead", noting)
+    monkeypatch.setattr(Clients, "draw_ahead", noting)
     for name in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     for name in ("memory_allocated", "max_memory_reserved"):
