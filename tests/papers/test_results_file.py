@@ -97,6 +97,24 @@ def test_a_row_that_was_cut_is_named_and_does_not_count(tmp_path: Path, caplog: 
     assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
 
 
+QUOTED = replace(ROW, cell="two", overrides='partition=dirichlet(0.1, moon) note="x"', digest="def")
+
+
+@pytest.mark.parametrize("cut", [len('ccvr/table2,two,"parti'), len('ccvr/table2,two,"x'), 20, 3, -12])
+def test_a_row_that_was_cut_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+    own, third = Results(tmp_path), replace(QUOTED, digest="ghi", seed=3)
+    own.add(ROW)
+    sound = (tmp_path / FILE).read_text()
+    own.add(QUOTED)
+    whole = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(sound + whole[len(sound) :][:cut])
+    own.add(third)
+    assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+    assert list(Results(tmp_path)) == [ROW, third]
+    own.add(replace(third, seed=4))
+    assert (tmp_path / FILE).read_text().count("\n") == 4
+
+
 def test_a_last_row_without_a_newline_and_a_remark_of_two_lines_are_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

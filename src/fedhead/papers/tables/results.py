@@ -138,7 +138,7 @@ class Results:
 
     def read(self) -> None:
         """Read the folder's files, again where other processes may have added rows; those that are held stay."""
-        for path in sorted(self.folder.glob("*.csv")) if self.folder is not None else []:
+        for path in sorted(self.folder.glob("[!.]*.csv")) if self.folder is not None else []:  # drafts begin with a dot
             for row in _read(path):
                 self._enter(row)
 
@@ -213,11 +213,24 @@ def _append(path: Path, row: Measurement) -> None:
                 writer.writerow(header := list(_TYPES))
             values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
             writer.writerow(["" if values.get(name) is None else values[name] for name in header])
+            text = _without_cut_row(text)
             end = "\n" if text and not text.endswith("\n") else ""
             with atomic(path) as draft:
                 draft.write_bytes(f"{text}{end}{lines.getvalue()}".encode())
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
+
+
+def _without_cut_row(text: str) -> str:
+    """Return a file's text without a last row that was cut: the next takes its place, or it would swallow that."""
+    lines = list(io.StringIO(text, newline=""))
+    reader = csv.reader([line.removeprefix(_BOM) for line in lines])
+    header, start, length = next(reader, []), 0, 0
+    before = reader.line_num
+    for fields in reader:
+        start, length, before = before, len(fields), reader.line_num
+    cut = start > 0 and not text.endswith("\n") and length != len(header)
+    return "".join(lines[:start]) if cut else text
 
 
 def _entries(path: Path, text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
