@@ -25,7 +25,7 @@ def test_small_data_is_never_called_by_the_papers(name: str) -> None:
 
 def test_lines_of_progress_name_the_cells(tmp_path: Path) -> None:
     said: list[str] = []
-    table = tiny(**{"fedprox: {priority: 2, set: {method: fedprox}": "fedprox: {priority: 2, set: {lr: 0.2}"})
+    table = tiny(**{"fedprox: {set: {method: fedprox}": "fedprox: {set: {lr: 0.2}"})
     reproduce(table, tmp_path, pick=["mild"], seeds=1, settings=CPU, log=said.append)
     assert said == [
         "[1/2] digits dirichlet(0.5) fedavg seed 0: paper/tiny mild fedavg before/ccvr",

@@ -317,10 +317,8 @@ def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pyt
     assert charts["best"]["data"][1]["y"] == [50, 51, 52, 52]
     assert charts["slice-0"]["layout"]["xaxis"]["type"] == "log"
     assert charts["slice-1"]["data"][0]["x"][1] == "&lt;/script&gt;"
-    assert len(charts["parallel"]["data"]) == 4
-    marked = [mark["text"] for mark in charts["parallel"]["layout"]["annotations"]]
-    assert marked == ["0.001", "1", "&lt;/script&gt;", "fedavg", "50", "52"]
-    assert sum(charts["importance"]["data"][0]["x"]) == pytest.approx(1, abs=1e-4)
+    assert [len(charts[name]["data"][0]["y"]) for name in ("best", "slice-0", "slice-1")] == [4, 4, 4]
+    assert set(charts) == {"best", "slice-0", "slice-1"}
     make_run(tmp_path / "final", Recipe(rounds=2))
     (study / "trials.csv").write_text("\n".join(rows[:2]) + "\n")
     both = page.page(content.load([tmp_path])).html()

@@ -15,7 +15,7 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.treefile import save_tree
 from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.runs import checkpoint, run
+from fedhead.runs import checkpoint, run, run_writer
 from fedhead.runs.checkpoint import OWNER, Checkpoint, owner_of, to_host
 from fedhead.runs.reopen import reopen
 from fedhead.runs.run_folder_schema import CHECKPOINT, RESULT
@@ -101,7 +101,7 @@ def test_states_are_only_collected_where_they_are_saved(tmp_path: Path, monkeypa
         collected.append(len(clients))
         return stored_clients(clients)
 
-    monkeypatch.setattr(run, "stored_clients", noted)
+    monkeypatch.setattr(run_writer, "stored_clients", noted)
     monkeypatch.setattr(checkpoint, "SHARE", 1e-9)
     run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", Compute())
     assert collected == [3, 3], "the first and the last round"
