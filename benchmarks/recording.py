@@ -24,7 +24,7 @@ from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds.rounds import evaluate, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.client import steps
+from fedhead.executors.client import client_round
 from fedhead.metrics import predictions
 
 
@@ -96,7 +96,7 @@ def measure(name: str, executor: str, device: torch.device, times: int) -> str:
     plain = simulation() if device.type == "cuda" else recorded  # graphs are captured once: each has its own executor
 
     def without() -> None:
-        with mock.patch.object(steps, "add_loss", no_loss):
+        with mock.patch.object(client_round, "add_loss", no_loss):
             train_round(plain, 1)
 
     def with_loss() -> None:

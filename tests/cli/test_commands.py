@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedhead.cli import call
+from fedhead.runs.folder_lock import LOCK
 
 QUICK = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--executor", "loop", "--quiet"]
 
@@ -65,6 +66,7 @@ def test_run_says_what_the_json_must_say(tmp_path: Path, capsys: pytest.CaptureF
     assert result["bytes_up"] == result["bytes_down"] == 2 * 10 * 4 * (64 * 16 + 16 + 16 * 10 + 10)
     files = {p.name for p in (tmp_path / "run").iterdir()}
     assert files == {
+        LOCK,
         "config.yaml",
         "partition.npz",
         "metrics.jsonl",

@@ -52,7 +52,14 @@ class Executor:
         return ReplySet.of_jobs(self.name, jobs, self.train_all(jobs))
 
     def train_all(self, jobs: Sequence[Job]) -> Sequence[Sequence[Reply]]:
-        """Return the replies of each job; one job is trained after another by default."""
+        """Train the clients of several jobs; by default one job after another.
+
+        Args:
+            jobs: One job per architecture.
+
+        Returns:
+            The replies of each job, in the order of its clients.
+        """
         return [self.train(job) for job in jobs]
 
     def train(self, job: Job) -> Sequence[Reply]:
