@@ -185,7 +185,7 @@ def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         ("tree", "holds no class statistics"),
         ("shapes", "don't match"),
         ("negative", "not negative"),
-        ("missing", "No such file"),
+        ("missing", "there is no such file"),
     ):
         path = tmp_path / f"{name}.safetensors"
         with pytest.raises(BadInput, match=words) as error:

@@ -42,16 +42,11 @@ def recur(z: Tensor) -> Tensor:
     return torch.lstm(z[:, None], state, weights, False, 1, 0.0, False, False, True)[0][:, 0]
 
 
-def draw(z: Tensor) -> Tensor:
-    return z + 0 * torch.rand_like(z)
-
-
 @pytest.mark.parametrize(
     ("act", "words"),
     [
         (branch_on_item, "reads a number out of a tensor"),
         (branch_on_tensor, "reads a number out of a tensor"),
-        (draw, "draws random numbers itself"),
         (recur, "uses an operation that PyTorch can't vectorize (RuntimeError: Batching rule not"),
     ],
 )
@@ -65,6 +60,32 @@ def test_a_model_that_cannot_be_stacked_is_told_so(act: Callable[[Tensor], Tenso
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, fh.BadInput)
     fh.run(federation(), model, rounds=1, executor="loop")
+
+
+def draw(z: Tensor) -> Tensor:
+    return z + 0 * torch.rand_like(z)
+
+
+def clip(z: Tensor) -> Tensor:
+    return z.copy_(z.clamp(-1, 1))
+
+
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_a_model_that_draws_is_refused_by_every_executor(executor: str) -> None:
+    with pytest.raises(fh.BadInput, match=r"draws from torch's global generator.*nn\.Dropout, which draws") as caught:
+        fh.run(federation(), fh.split(Net(draw)), rounds=1, executor=executor)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("act", "words"), [(draw, "draws random numbers itself"), (clip, "changes a tensor in place")])
+def test_what_the_check_of_hooks_lets_pass_is_explained(act: Callable[[Tensor], Tensor], words: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.func.vmap(act)(torch.zeros(4).expand(2, 4))  # one and the same tensor for both clients
+    said = str(explain(caught.value))
+    assert said.startswith(f"executor stack: {act.__name__} (test_stack_errors.py, line ")
+    assert words in said
+    assert "use executor=loop" in said
+    assert "\n" not in said
 
 
 @dataclass(frozen=True)
@@ -171,7 +192,8 @@ class ClipsInPlace(fh.Method):
         return super().loss(w, batch, client)
 
 
-def test_weights_that_are_changed_in_place_are_named() -> None:
-    with pytest.raises(CannotStack, match=r"ClipsInPlace\.loss \(test_stack_errors\.py.* changes a tensor in place"):
-        fh.run(federation(), network(), ClipsInPlace(), rounds=1, executor="stack")
-    fh.run(federation(), network(), ClipsInPlace(), rounds=1, executor="loop")
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_weights_that_are_changed_in_place_are_named(executor: str) -> None:
+    said = r"ClipsInPlace writes into client\.received\['model'\]\['classifier\.weight'\],.*compute a new tensor"
+    with pytest.raises(fh.BadInput, match=said):
+        fh.run(federation(), network(), ClipsInPlace(), rounds=1, executor=executor)

@@ -107,9 +107,16 @@ def test_every_executor_records_what_scikit_learn_computes() -> None:
         local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.1))
         data = replace(federation(), client_test=None)  # only the global model is tested, last
         simulation = make_simulation(
-            data, [network("group")], FedAvg(), rounds=2, local=local, dtype=torch.float64, executor=executor
+            data,
+            [network("group")],
+            FedAvg(),
+            rounds=2,
+            local=local,
+            metrics=find([*names, own]),
+            dtype=torch.float64,
+            executor=executor,
         )
-        finished = rounds.run(simulation, metrics=find([*names, own]))
+        finished = rounds.run(simulation)
         row = finished.rows[-1]
         y, p = seen[-1]
         found, predicted = row["metrics"], p.argmax(1)

@@ -181,7 +181,7 @@ def test_effective_steps_do_not_cancel(steps: int, momentum: float) -> None:
     exact = sum((1 - Fraction(momentum) ** k) / (1 - Fraction(momentum)) for k in range(1, steps + 1))
     for m in (momentum, torch.tensor(momentum, dtype=torch.float64)):
         found = effective_steps(torch.tensor(float(steps)), m)
-        assert found.clients.dtype == torch.float32
+        assert found.dtype == torch.float32
         assert float(found) == pytest.approx(float(exact), rel=1e-5)
 
 

@@ -127,10 +127,12 @@ def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tupl
     """Return checked statistics of all sites together and, for a stage that needs them, of each."""
     parts: list[Statistics] = []
     if isinstance(stage, FedCOF):
-        statistics = parts = [statistics] if isinstance(statistics, Statistics) else list(statistics)
+        if isinstance(statistics, Statistics):
+            raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
+        statistics = parts = list(statistics)
         require(
-            len(parts) >= 2 and all(len(part.members) <= 1 for part in parts),
-            "fedcof needs the statistics of each site, not their sum: give a list",
+            all(len(part.members) <= 1 for part in parts),
+            "fedcof needs the statistics of each site: one of these is the sum of several, give its parts",
         )
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(map(with_members, statistics))
     return statistics_check.check(merged, "the statistics"), parts
