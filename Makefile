@@ -19,10 +19,10 @@ help:  ## list what can be made
 
 setup: $(READY)  ## create .venv with fedhead and all that its tests need (done once)
 
-demo: $(USABLE)  ## install fedhead into .venv, then compare methods on handwritten digits; 2 minutes
+demo: $(USABLE)  ## install fedhead into .venv, then compare methods on handwritten digits
 	$(BIN)/fedhead demo
 
-test: $(READY)  ## the quick tests and the examples in the docstrings, about 5 minutes on 2 cores
+test: $(READY)  ## the quick tests and the examples in the docstrings
 	$(BIN)/python -m pytest -n 2 -q
 
 test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployment
