@@ -334,7 +334,7 @@ def test_the_command_line_lists_variants_and_seeds(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["seeds"] == [7, 8, 10]
 
 
-_LACKING = ["pydantic", "pooch", "ot", "captum", "flwr", "ray", "tensorboard"]
+_LACKING = ["pydantic", "pooch", "captum", "flwr", "ray", "tensorboard"]
 _SCRIPT = f"""
 import sys
 class Finder:
