@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,23 +156,7 @@ def test_another_cohort_or_round_has_its_own_tables(few: bool) -> None:
     assert made.jobs_of_round(3)[0].tables is None
 
 
-def test_a_method_that_changes_its_phases_has_its_own_tables(few: bool) -> None:
-    class Changing(fh.Method):
-        epochs: ClassVar[int] = 1
-
-        def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
-            return (fh.Phase(self.loss, epochs=self.epochs),)
-
-    made = simulation(Changing())
-    made.clients.draw_ahead(made.cohort(2), 2)
-    Changing.epochs = 3
-    (job,) = made.jobs_of_round(2)
-    assert job.tables is None
-    assert_same(stacked(job), stacked(simulation(Changing()).jobs_of_round(2)[0]))
-
-
 def test_what_is_drawn_ahead_for_another_cohort_is_forgotten(few: bool) -> None:
-    """As of a method that changes its phases in each round: such batches would be held until the run ends."""
     made = simulation(rounds=50)
     for round in range(2, 9):
         made.clients.draw_ahead(made.clients.holders, round)  # and nobody asks for them

@@ -63,13 +63,13 @@ class SGD(Checked):
         """
         g = list(grads.values())
         w = list(params.values())
-        if _is_set(self.weight_decay):
+        if self.weight_decay:
             g = _add(g, w, self.weight_decay)
-        if _is_set(self.momentum):
+        if self.momentum:
             v = _add(g, list(state["velocity"].values()), self.momentum)
             state = Tree(velocity=Tree(zip(params, v, strict=True)))
             g = _add(g, v, self.momentum) if self.nesterov else v
-        w = list(torch._foreach_sub(w, _scale(g, lr)))
+        w = list(torch._foreach_sub(w, torch._foreach_mul(g, lr)))
         return params.replace(dict(zip(params, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
@@ -139,9 +139,9 @@ class Adam(Checked):
         """
         b1, b2 = self.betas
         g, w = list(grads.values()), list(params.values())
-        if _is_set(self.weight_decay) and self.decoupled:
-            w = _scale(w, 1 - lr * self.weight_decay)
-        elif _is_set(self.weight_decay):
+        if self.weight_decay and self.decoupled:
+            w = list(torch._foreach_mul(w, 1 - lr * self.weight_decay))
+        elif self.weight_decay:
             g = _add(g, w, self.weight_decay)
         t = state["step"] + 1
         m = list(torch._foreach_mul(list(state["mean"].values()), b1))
@@ -245,23 +245,9 @@ def _with_strides(t: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like).copy_(t)
 
 
-def _is_set(factor: Tensor | float) -> bool:
-    """Return whether a term is there: whether its factor is not 0, or is one number per client."""
-    return isinstance(factor, Tensor) or bool(factor)
-
-
-def _add(a: list[Tensor], b: list[Tensor], factor: Tensor | float) -> list[Tensor]:
-    """Return a + factor · b; in a stack the factor may be a tensor with one number per client."""
-    if isinstance(factor, Tensor):
-        return [x + _expand_like(factor, x) * y for x, y in zip(a, b, strict=True)]
+def _add(a: list[Tensor], b: list[Tensor], factor: float) -> list[Tensor]:
+    """Return a + factor · b."""
     return list(torch._foreach_add(a, b, alpha=factor))
-
-
-def _scale(tensors: list[Tensor], factor: Tensor | float) -> list[Tensor]:
-    """Return factor · t; in a stack the factor may have one number per client."""
-    if isinstance(factor, Tensor) and factor.dim():
-        return [t * _expand_like(factor, t) for t in tensors]
-    return list(torch._foreach_mul(tensors, factor))
 
 
 def _expand_like(scalar: Tensor, like: Tensor) -> Tensor:

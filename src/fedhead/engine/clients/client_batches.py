@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from fedhead.core.training import batching
 from fedhead.core.training.batching import BatchSchedule, DrawArguments
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine.clients.local_schedule import LocalSchedule
+from fedhead.engine.clients.local_schedule import TRAIN, LocalSchedule
 from fedhead.engine.clients.prefetch import Prefetcher
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.executors.client.job_tables import (
@@ -33,12 +32,14 @@ Draws = list[list[DrawArguments]]  # of each client's phases
 Schedules = list[list[BatchSchedule]]
 
 
-class _TablesAhead(NamedTuple):
-    """The batches of a round that are put into tables ahead of it."""
+class _Ahead(NamedTuple):
+    """The batches of a round that were begun ahead of it."""
 
+    round: int
+    clients: list[int]
     draws: Draws
-    schedules: Schedules | None  # None: the prefetcher has them
-    tables: JobTables
+    schedules: Schedules | None = None  # None: the prefetcher has them
+    tables: JobTables | None = None
 
 
 class ClientBatches:
@@ -55,7 +56,7 @@ class ClientBatches:
         self._rows, self._public, self._prefetch = rows, public, prefetch
         self._local_work = LocalSchedule(rows, public, stragglers)
         self._begun: list[DrawArguments] = []  # of the next round
-        self._ahead: dict[int, _TablesAhead] = {}  # by architecture
+        self._ahead: dict[int, _Ahead] = {}  # by architecture
 
     @cached_property
     def public_rows(self) -> Rows:
@@ -75,12 +76,10 @@ class ClientBatches:
             round: Number of the round.
             label: `local_work.TRAIN`, or the stage's.
         """
-        draws = self._local_work.draws(algorithm, task, clients, round, label)
         ahead = self._ahead.pop(group, None)
-        # the very same: where a method has changed its phases, they were found anew
-        if ahead is not None and len(draws) == len(ahead.draws) and all(map(operator.is_, draws, ahead.draws)):
-            return ahead.schedules or self._drawn(draws), ahead.tables
-        return self._drawn(draws), None
+        if ahead is not None and (label, round, clients) == (TRAIN, ahead.round, ahead.clients):
+            return ahead.schedules or self._drawn(ahead.draws), ahead.tables
+        return self._drawn(self._local_work.draws(algorithm, task, clients, round, label)), None
 
     def empty(self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str) -> Schedules:
         """Return batches of the same shapes as `of_round` does, for work in which nothing is trained."""
@@ -105,31 +104,32 @@ class ClientBatches:
             round: Number of the round.
             tables: Whether to make tables, for a stack that takes all of these clients at once.
         """
-        draws = self._local_work.ahead(program.algorithm, program.task, clients, round)
+        draws = self._local_work.draws(program.algorithm, program.task, clients, round, TRAIN)
         begun = [draw for mine in draws for draw in mine]
         drawn = self._prefetch.begin(begun)
         self._begun += begun
+        self._ahead[group] = ahead = _Ahead(round, clients, draws)
         if not tables or not all(draws):
             return
         rows = [self._rows[k] for k in clients]
         orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))
         if len(orders) == 1:
             make = self._make_tables if drawn else self._begin_tables
-            self._ahead[group] = make(program, draws, rows, orders[0])
+            self._ahead[group] = make(program, ahead, rows, orders[0])
 
     def _drawn(self, draws: Draws) -> Schedules:
         found = iter(self._prefetch.schedules([own for mine in draws for own in mine]))
         return [[next(found) for _ in mine] for mine in draws]
 
-    def _make_tables(self, program: ClientProgram, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+    def _make_tables(self, program: ClientProgram, ahead: _Ahead, rows: list[Rows], places: list[int]) -> _Ahead:
         """Make the tables of batches that were drawn, of clients in the order of a stack."""
-        schedules = self._drawn(draws)
+        schedules = self._drawn(ahead.draws)
         rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
         batches = all_batches(program, rows, ordered, self.public_rows)
         own_rows = row_table(program, rows, ordered, keep=True)
-        return _TablesAhead(draws, schedules, JobTables(places, own_rows, batches))
+        return ahead._replace(schedules=schedules, tables=JobTables(places, own_rows, batches))
 
-    def _begin_tables(self, program: ClientProgram, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+    def _begin_tables(self, program: ClientProgram, ahead: _Ahead, rows: list[Rows], places: list[int]) -> _Ahead:
         """Let the thread that draws the batches make the tables of them, for which it needs no device."""
         data, rows, public_rows = phase_data(program), [rows[k] for k in places], self.public_rows
 
@@ -137,5 +137,5 @@ class ClientBatches:
             each = iter(drawn)
             return host_batches(data, rows, [[next(each) for _ in data] for _ in rows], public_rows)
 
-        batches = self._prefetch.then([draw for k in places for draw in draws[k]], make)
-        return _TablesAhead(draws, None, JobTables(places, None, batches))
+        batches = self._prefetch.then([draw for k in places for draw in ahead.draws[k]], make)
+        return ahead._replace(tables=JobTables(places, None, batches))

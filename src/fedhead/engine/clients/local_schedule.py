@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Phase
@@ -19,16 +18,8 @@ from fedhead.engine.policies.stragglers import Stragglers
 TRAIN = "train"  # the label of the rounds; that of a stage is `stage:NAME`
 
 
-class _Ahead(NamedTuple):
-    """What was found ahead of a round."""
-
-    round: int
-    phases: Sequence[Phase]
-    draws: dict[int, list[DrawArguments]]  # by client
-
-
 class LocalSchedule:
-    """What the batches of all clients are drawn from; what was found ahead of a round is not found again in it.
+    """What the batches of all clients are drawn from.
 
     Args:
         rows: Each client's training rows.
@@ -38,13 +29,6 @@ class LocalSchedule:
 
     def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
         self._rows, self._public, self._stragglers = rows, public, stragglers
-        self._ahead: dict[int, _Ahead] = {}  # by the identity of each architecture's task
-
-    def ahead(self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int) -> list[list[DrawArguments]]:
-        """Compute `draws` for a round of training that is yet to come."""
-        found = self.draws(algorithm, task, clients, round, TRAIN)
-        self._ahead[id(task)] = _Ahead(round, algorithm.phases(task), dict(zip(clients, found, strict=True)))
-        return found
 
     def draws(
         self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int, label: str
@@ -62,29 +46,18 @@ class LocalSchedule:
             BadInput: If a phase trains on data that there is not.
         """
         phases = algorithm.phases(task)
-        self._check_data(algorithm, phases)
-        known: dict[int, list[DrawArguments]] = {}
-        ahead = self._ahead.get(id(task)) if label == TRAIN else None
-        # a method may change itself between rounds, and its phases with it
-        if ahead is not None and (ahead.round, ahead.phases) == (round, phases):
-            known = ahead.draws
-        return [known[k] if k in known else self._draws_of(k, task, phases, round, label) for k in clients]
-
-    def _draws_of(
-        self, client: int, task: Task, phases: Sequence[Phase], round: int, label: str
-    ) -> list[DrawArguments]:
-        size = {"private": len(self._rows[client]), "public": 0 if self._public is None else len(self._public)}
-        return [
-            draw_arguments(phase, number, task, client, round, label, size[phase.data], self._stragglers)
-            for number, phase in enumerate(phases)
-        ]
-
-    def _check_data(self, algorithm: Algorithm, phases: Sequence[Phase]) -> None:
         for number, phase in enumerate(phases):
             if phase.data not in ("private", "public"):
                 raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
             if phase.data == "public" and self._public is None:
                 raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
+        public = 0 if self._public is None else len(self._public)
+
+        def draw(client: int, number: int, phase: Phase) -> DrawArguments:
+            samples = len(self._rows[client]) if phase.data == "private" else public
+            return draw_arguments(phase, number, task, client, round, label, samples, self._stragglers)
+
+        return [[draw(client, number, phase) for number, phase in enumerate(phases)] for client in clients]
 
 
 def draw_arguments(
