@@ -26,16 +26,16 @@ def test_content_crosses_the_socket_unchanged() -> None:
     header = {"name": "Zürich", "round": 3}
     here, there = Pipe()
     with here, there:
-        sending = threading.Thread(target=worker_client.send, args=(here, wire.pack(header, {"send": tree})))
+        sending = threading.Thread(target=here.send, args=(wire.pack(header, {"send": tree}),))
         sending.start()
-        found, trees = wire.unpack(through_bytes(worker_client.receive(there)))
+        found, trees = wire.unpack(through_bytes(there.recv()))
         sending.join()
         assert found == header
         for name, t in tree.leaves().items():
             assert torch.equal(t, trees["send"].leaves()[name])
         here.close()
         with pytest.raises(EOFError):
-            worker_client.receive(there)
+            there.recv()
 
 
 def test_the_client_app_starts_without_torch() -> None:
@@ -59,15 +59,15 @@ def test_a_worker_answers_many_requests_and_leaves_with_its_parent(tmp_path: Pat
             for _ in range(3):
                 begin = time.monotonic()
                 with worker_client._connected(place, site, parent.pid) as connection:
-                    worker_client.send(connection, content)
-                    answer = read_response(wire.unpack(worker_client.receive(connection))[0])
+                    connection.send(content)
+                    answer = read_response(wire.unpack(connection.recv())[0])
                 seconds.append(time.monotonic() - begin)
                 assert (answer.problem, answer.site) == (None, "north")
             assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
             Path(site).write_text("name: north\ndata: absent.npz\n")  # the next order meets the new file
             with worker_client._connected(place, site, parent.pid) as connection:
-                worker_client.send(connection, content)
-                assert read_response(wire.unpack(worker_client.receive(connection))[0]).problem == "data"
+                connection.send(content)
+                assert read_response(wire.unpack(connection.recv())[0]).problem == "data"
         finally:
             parent.kill()
     for worker in worker_client.STARTED:

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedhead.core.system.process import ProcessIdentity, exit_with
-from fedhead.flower.site import worker_client
 
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 0.5
@@ -51,12 +50,12 @@ def _serve(listener: socket.socket, site: str) -> None:
             continue
         accepted.setblocking(True)
         with Connection(accepted.detach()) as connection, contextlib.suppress(EOFError, OSError):
-            content = worker_client.receive(connection)
+            content = connection.recv()
             changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
             if made is None or changed_at != read_at:
                 made, watchdog = site_of(site)
                 read_at = changed_at
-            worker_client.send(connection, respond(content, made, watchdog))
+            connection.send(respond(content, made, watchdog))
         asked_at = time.monotonic()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import stat
 import subprocess
@@ -14,7 +13,7 @@ import time
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 START_SECONDS = 120.0
 STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive the request that started them
@@ -26,8 +25,9 @@ def ask(content: RecordDict, site: str) -> RecordDict:
     path = _socket(site, parent)
     with _connected(path, site, parent) as connection:
         try:
-            send(connection, content)
-            return receive(connection)
+            connection.send(content)  # pickled by one process of this user for another
+            found: RecordDict = connection.recv()
+            return found
         except (EOFError, OSError) as error:
             raise RuntimeError("the site's worker ended before it had a response; its log has the details") from error
 
@@ -55,33 +55,3 @@ def _socket(site: str, parent: int) -> Path:
         raise RuntimeError(f"{folder} is not this user's alone: remove it")
     name = hashlib.blake2b(f"{site}\n{parent}\n{sys.executable}".encode(), digest_size=8).hexdigest()
     return folder / f"{name}.sock"
-
-
-# -- content as bytes -------------------------------------------------------------------------------
-def send(connection: Connection, content: RecordDict) -> None:
-    """Write a message's content: its texts and the arrays' descriptions as JSON, then the arrays' bytes."""
-    arrays = {name: list(record.items()) for name, record in content.array_records.items()}
-    head = {
-        "texts": {name: {k: str(v) for k, v in record.items()} for name, record in content.config_records.items()},
-        "arrays": {name: [[key, a.dtype, a.shape, a.stype] for key, a in held] for name, held in arrays.items()},
-    }
-    connection.send_bytes(json.dumps(head).encode())
-    for held in arrays.values():
-        for _, array in held:
-            connection.send_bytes(array.data)
-
-
-def receive(connection: Connection) -> RecordDict:
-    """Read what `send` wrote.
-
-    Raises:
-        EOFError: If the other side has gone.
-    """
-    head = json.loads(connection.recv_bytes())
-    content = RecordDict()
-    for name, described in head["arrays"].items():
-        arrays = {k: Array(dtype, tuple(shape), stype, connection.recv_bytes()) for k, dtype, shape, stype in described}
-        content[name] = ArrayRecord(arrays)
-    for name, texts in head["texts"].items():
-        content[name] = ConfigRecord(texts)
-    return content
