@@ -65,8 +65,6 @@ def test_what_does_not_fit_is_refused(model: fh.SplitModel, digits: tuple[torch.
         fh.calibrate(model, known, fh.Ridge(), alpha=1.0)
     with pytest.raises(BadInput, match="finetune computes no classifier from statistics"):
         fh.calibrate(model, known, "finetune")
-    with pytest.raises(BadInput, match="held-out samples, which only a run collects"):
-        fh.calibrate(model, known, fh.Ridge(validation=0.2))
     other = fh.split(nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)), classifier="2")
     with pytest.raises(BadInput, match="statistics of another model: its weights differ"):
         fh.calibrate(other, known, "ridge")

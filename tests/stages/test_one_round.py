@@ -47,17 +47,6 @@ def test_heads_on_first_weights_equal_the_centralized_solution(digits: fh.Federa
     torch.testing.assert_close(ridge.weights["classifier.bias"], torch.as_tensor(whole.intercept_).float())
 
 
-def test_a_penalty_by_validation_needs_no_second_message(digits: fh.Federation) -> None:
-    result = fh.run(digits, "mlp(hidden=[24])", rounds=0, stages=[fh.Ridge(validation=0.25)])
-    plain = fh.run(digits, "mlp(hidden=[24])", rounds=0, stages=[fh.Ridge()])
-    up, less = (found.stages["ridge"].metrics["bytes_up"] for found in (result, plain))
-    sums = 8 * (10 + 10 * 24 + 24 * 25 // 2)
-    assert up - less == 8 * sums
-    accuracy = result.stages["ridge"].accuracy
-    assert accuracy is not None
-    assert accuracy > 70
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["etf", "normalized", "linear"])
 def test_a_new_head_takes_the_place_of_any_classifier(digits: fh.Federation, head: str, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from fedhead.data.inputs.arrays import Samples
 from fedhead.models.split_model import SplitModel, load
 from fedhead.stages import STAGES
 from fedhead.stages.closed_form import ClosedFormHead
-from fedhead.stages.ridge import Ridge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +113,7 @@ def leave_one_out(
         result = run(fold, model, method, rounds=rounds, stages=made, out=folder, **settings)
         rows.append(_row(federation, k, fold, {} if not rounds else {"rounds": result.accuracy}))
         rows[-1] |= {name: stage.accuracy for name, stage in result.stages.items()}
-        if alike and all(_only_sums(stage) for stage in made):
+        if alike and all(isinstance(stage, ClosedFormHead) and stage.adds_up for stage in made):
             return LeaveOneOut([*rows, *_by_subtraction(federation, clients, result, made)])
     return LeaveOneOut(rows)
 
@@ -123,11 +122,6 @@ def _row(federation: Federation, client: int, fold: Federation, found: dict[str,
     names = federation.client_names
     assert fold.test is not None, "leave_out makes one"
     return {"client": client if names is None else names[client], "samples": len(fold.test.y), **found}
-
-
-def _only_sums(stage: Stage) -> bool:
-    choice = isinstance(stage, Ridge) and stage.validation is not None  # whose held-out samples only a run knows
-    return isinstance(stage, ClosedFormHead) and stage.adds_up and not choice
 
 
 def _by_subtraction(

@@ -96,14 +96,3 @@ class RidgePath:
         residual = max(self.label_squares - float(explained), 0.0)
         free = self.samples - float((self.values / shrunk).sum()) - self.intercept
         return self.samples * residual / free**2 if free > 0 else float("inf")
-
-
-def squared_error(head: Tree, statistics: Statistics) -> float:
-    """Return the sum of squared errors of a linear head on one-hot labels, over the samples of statistics.
-
-    Σ‖y − Wz − b‖² = N − 2 Σ_c (w_cᵀs_c + b_c n_c) + tr(W G Wᵀ) + 2 bᵀW Σs + N‖b‖².
-    """
-    w, b, n = head["weight"], head["bias"], statistics.count
-    hits = (w * statistics.sum).sum() + b @ n
-    squares = (w @ statistics.second_moment() * w).sum() + 2 * b @ (w @ statistics.sum.sum(0)) + n.sum() * b @ b
-    return float(n.sum() - 2 * hits + squares)

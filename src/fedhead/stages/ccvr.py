@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 
@@ -22,7 +22,7 @@ from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, v
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
-from fedhead.core.training.batch import Batch, Output
+from fedhead.core.training.batch import Output
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
@@ -89,9 +89,9 @@ class CCVR(StatisticsStage):
         """Transform the real features, if that is where Tukey's transformation goes."""
         return tukey(z, self.power) if self.tukey == "real" else z
 
-    def collect(self, w: Weights, client: Client, counts: Callable[[Batch], Tensor] | None = None) -> Tree:
+    def collect(self, w: Weights, client: Client) -> Tree:
         """Sum up the features (Eq. 2), and reduce the sums to a low rank where that is asked for."""
-        total = super().collect(w, client, counts)
+        total = super().collect(w, client)
         if self.covariance == "low-rank":
             total = low_rank_sums(total["count"], total["sum"], total["outer"], self.rank)
         return total

@@ -27,7 +27,6 @@ from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
 from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead
-from fedhead.stages.ridge import every
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
@@ -145,16 +144,15 @@ class PersonalHead(Stage):
 
     def _features(self, w: Weights, client: Client) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the client's features, labels, weights (0 for padding) and which samples are held out."""
-        marked, found = every(self.validation), []
+        found = []
 
         def collect(batch: Batch) -> Tree:
-            z = client.apply(w, batch.x, train=False).z
-            found.append((z, batch.y, batch.weight.double(), marked(batch).double()))
+            found.append((client.apply(w, batch.x, train=False).z, batch.y, batch.weight.double()))
             return Tree(count=batch.weight.sum())
 
         client.total(collect)
-        z, y, weight, held = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return z, y, weight, held
+        z, y, weight = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return z, y, weight, evenly_spaced(self.validation, len(y), y.device).double()
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -172,6 +170,11 @@ class PersonalHead(Stage):
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """Return the new head's scores, whatever classifier the client's architecture has."""
         return self.prerequisite().predict(w, x, client)
+
+
+def evenly_spaced(share: float, count: int, device: torch.device | None = None) -> Tensor:
+    """Return marks of a share of samples, evenly spaced in their order, [count]."""
+    return (share * torch.arange(count + 1, dtype=torch.float64, device=device)).floor().diff() > 0
 
 
 def _with_matrix(sums: Tree) -> Tree:

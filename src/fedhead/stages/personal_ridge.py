@@ -32,7 +32,7 @@ class PersonalRidge(PersonalHead):
 
     def prerequisite(self) -> ClosedFormHead:
         """Return ridge regression on all clients' sums."""
-        return Ridge(self.alpha, None, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
+        return Ridge(self.alpha, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return penalties: the given one, or that of all clients' sums and some relative to the mean eigenvalue."""

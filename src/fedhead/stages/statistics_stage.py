@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Self
@@ -65,31 +65,25 @@ class StatisticsStage(Stage):
         """Return what statistics are taken of; the features themselves by default."""
         return z
 
-    def collect(self, w: Weights, client: Client, counts: Callable[[Batch], Tensor] | None = None) -> Tree:
-        """Return the sums over the client's samples, without its small classes.
-
-        Args:
-            w: The model.
-            client: The client.
-            counts: Says which samples of a batch count; None: all.
-        """
+    def collect(self, w: Weights, client: Client) -> Tree:
+        """Return the sums over the client's samples, without its small classes."""
         large = client.counts >= client.task.min_class_count
 
         def sums(batch: Batch) -> Tree:
             z, weight = self.transformed(client.apply(w, batch.x, train=False).z), batch.weight
             if client.task.min_class_count > 1:
                 weight = weight * large[batch.y]
-            if counts is not None:
-                weight = weight * counts(batch)
             return batch_sums(z, batch.y, weight, client.task.classes, self.kind)
 
         return client.total(sums)
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the class statistics of the features, as sums."""
-        number = torch.tensor(architecture_number(client.task.model), device=client.counts.device)
-        send = as_sent(self.collect(w, client), self.kind).replace(architecture=number)
-        return Reply(send=send, keep=client.state)
+        sums, number = self.collect(w, client), architecture_number(client.task.model)
+        send = Tree(statistics=sums)
+        if self.kind == "pooled":
+            send = Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
+        return Reply(send.replace(architecture=torch.tensor(number, device=client.counts.device)), client.state)
 
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
@@ -138,17 +132,16 @@ class StatisticsStage(Stage):
         """Return the head for clients of one architecture, as the classifier's entries by full name."""
         raise NotImplementedError
 
-    def merge(self, replies: Replies, part: Callable[[Tree], Tree] = lambda sent: sent) -> Statistics:
+    def merge(self, replies: Replies) -> Statistics:
         """Return the statistics of all clients together; refuse those that no features could have, by client.
 
         Args:
             replies: What the clients of one architecture sent, or its total.
-            part: Selects the sums in it.
         """
         if replies.total is not None:  # each was checked when it was added
-            return statistics_check.check(self.received(part(replies.total)), "the merged statistics")
+            return statistics_check.check(self.received(replies.total), "the merged statistics")
         sources = [f"statistics of client {k}" for k in replies.clients]
-        return statistics_check.merge_checked(sources, lambda i: self.received(part(replies.sent[i])))
+        return statistics_check.merge_checked(sources, lambda i: self.received(replies.sent[i]))
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -190,13 +183,6 @@ def _some(replies: Replies, places: Sequence[int]) -> Replies:
     """Return the replies at these places."""
     clients, samples = [replies.clients[i] for i in places], [replies.samples[i] for i in places]
     return Replies(clients, samples, [replies.sent[i] for i in places])
-
-
-def as_sent(sums: Tree, kind: Kind) -> Tree:
-    """Return sums as a client sends them: what has one row per class, and what has not."""
-    if kind != "pooled":
-        return Tree(statistics=sums)
-    return Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
 
 
 def architecture_number(model: SplitModel) -> int:
