@@ -39,8 +39,9 @@ from fedhead.api.oneshot import OneShot as OneShot
 from fedhead.api.oneshot import oneshot as oneshot
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
+from fedhead.api.run_recipe import run_recipe as run_recipe
 from fedhead.api.sweep import sweep as sweep
-from fedhead.calibration import membership
+from fedhead.calibration import membership as _membership
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics
 from fedhead.calibration.files import merge_files as merge_files
@@ -132,7 +133,7 @@ from fedhead.models.registry import MODELS as MODELS
 from fedhead.models.registry import FeatureExtractor as FeatureExtractor
 from fedhead.models.registry import Preprocessing as Preprocessing
 from fedhead.models.registry import build as build
-from fedhead.models.registry import register as register_model
+from fedhead.models.registry import register as _register_model
 from fedhead.models.registry import with_head as with_head
 from fedhead.models.split_model import SplitModel as SplitModel
 from fedhead.models.wrap import split as split
@@ -165,5 +166,5 @@ from fedhead.studies.tune.tune import tune as tune
 
 executor = EXECUTORS.decorator
 """Register an executor under a name, for recipes and the command line."""
-model = register_model
-statistics = membership  # fedhead.statistics.add and remove
+model = _register_model
+statistics = _membership  # fedhead.statistics.add and remove

@@ -284,9 +284,9 @@ def test_a_seed_that_diverges_leaves_the_others_their_result(
     result = json.loads(shown.out.splitlines()[-1])
     assert result["seed"] == [0, 2]
     assert result["accuracy"] == pytest.approx(np.mean([r["accuracy"] for r in result["runs"]]))
-    assert list(result["diverged"]) == ["1"]
-    assert "not finite" in result["diverged"]["1"]
-    assert "error: seed 1 diverged and is in no mean: client 0, round 1" in shown.err
+    assert list(result["failed"]) == ["seed 1"]
+    assert "not finite" in result["failed"]["seed 1"]
+    assert "error: seed 1 is in no mean: client 0, round 1" in shown.err
     assert call(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
     assert "does not count: diverged" in capsys.readouterr().out
 

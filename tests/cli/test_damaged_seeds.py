@@ -61,7 +61,7 @@ def test_the_other_seeds_are_run_and_averaged(tmp_path: Path, capsys: pytest.Cap
     result = json.loads(shown.out.splitlines()[-1])
     there = [json.loads((tmp_path / f"seed{seed}" / RESULT).read_text())["accuracy"] for seed in (1, 2)]
     assert (result["seed"], result["accuracy"]) == ([1, 2], pytest.approx(np.mean(there)))
-    (reason,) = result["damaged"].values()
+    (reason,) = result["failed"].values()
     (error,) = shown.err.splitlines()
     assert error.startswith(f"error: seed 0 is in no mean: {tmp_path / 'seed0'}")
     assert file in reason
@@ -83,7 +83,7 @@ def test_every_damaged_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         capsys.readouterr()
         assert call([*words, "--resume"]) == 1
         shown = capsys.readouterr()
-        (error,) = shown.err.splitlines()
+        error = shown.err.splitlines()[-1]  # after a warning for each run that was finished already
         assert [f"seed {seed} is in no mean: {tmp_path}" in error for seed in range(3)] == [True, True, count == 3]
         assert ("(1 of 3 seeds)" in shown.out) == (count == 2)
 

@@ -72,7 +72,7 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
     shown = capsys.readouterr().err
     assert shown == (
         "stopped after round 2 of 5; go on with: fedhead run digits rounds=5 subset=99 clients=3 "
-        "'model.hidden=[8]' --out runs/digits-fedavg-seed0 --executor loop --resume\n"
+        "'model.hidden=[8]' --executor loop --quiet --out runs/digits-fedavg-seed0 --resume\n"
     )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def test_ctrl_c_before_anything_was_written(
     def stop(*_: object, **__: object) -> Row:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhead.api.run_recipe.run_recipe", stop)
+    monkeypatch.setattr("fedhead.runs.run.execute", stop)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
     monkeypatch.setattr("fedhead.papers.tables.paper_tables.names", stop)
@@ -190,14 +190,13 @@ def test_a_finished_run_says_that_nothing_was_left_to_do(
     seeds: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "run")]
-    said = f"run         {tmp_path / 'run'}"
-    for rounds, resume, ending in (
-        (1, [], ""),
-        (1, ["--resume"], " (was finished already, nothing was trained)"),
-        (2, ["--resume"], ""),
-    ):
+    folders = [tmp_path / "run" / f"seed{n}" for n in (0, 1)] if seeds else [tmp_path / "run"]
+    finished = [f"warning: {folder} was finished already, nothing was trained" for folder in folders]
+    for rounds, resume, warnings in ((1, [], []), (1, ["--resume"], finished), (2, ["--resume"], [])):
         assert call(["run", *QUICK, f"rounds={rounds}", *seeds, "--executor", "loop", *out, *resume]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == said + ending
+        shown = capsys.readouterr()
+        assert shown.out.splitlines()[-1] == f"run         {tmp_path / 'run'}"
+        assert [line for line in shown.err.splitlines() if line.startswith("warning")] == warnings
 
 
 def test_metrics_of_several_seeds_have_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

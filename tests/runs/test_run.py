@@ -157,8 +157,8 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
 
 
 def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
-    recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"])
-    found = run_recipe(recipe, tmp_path / "run", Compute(executor="loop"))
+    words = ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"]
+    found = run_recipe("digits", words, out=tmp_path / "run", executor="loop")
     each = [run["metrics"]["f1"] for run in found["runs"]]
     assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedhead.api.calibrate import calibrate, calibrate_weights
+from fedhead.api.load import load as load_result
 from fedhead.calibration.collect import statistics_of
 from fedhead.calibration.files import load_statistics, merge_files, save_statistics
 from fedhead.calibration.statistics import Statistics
@@ -35,7 +36,7 @@ from fedhead.models.split_model import SplitModel, weights
 from fedhead.models.wrap import split
 from fedhead.papers.analyses.client_models import train_statistics
 from fedhead.recipes.initial_weights import read_file
-from fedhead.runs.reopen import checkpoint_state, open_experiment, reopen
+from fedhead.runs.reopen import reopen
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.writable import check_writable
 
@@ -148,11 +149,11 @@ def check_out(out: Path) -> None:
 
 def _run_model(run: Path) -> SplitModel:
     """Load the global model of a run folder."""
-    folder, experiment = open_experiment(run)
-    method = experiment.method
+    trained = load_result(run, device="cpu").trained
+    method = trained.clients.method
     require(set(PARTS) <= set(method.shared), f"{run}: {method.name} leaves no global model to calibrate")
-    model = copy.deepcopy(experiment.models[0])
-    load(model, checkpoint_state(folder)[1]["server"]["model"].part(*PARTS))
+    model = copy.deepcopy(trained.clients.task.model)
+    load(model, trained.server["model"].part(*PARTS))
     return model
 
 

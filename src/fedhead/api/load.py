@@ -30,7 +30,7 @@ from fedhead.engine.rounds.transport import AnyTransport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
 from fedhead.metrics.records import StageResult
-from fedhead.models.split_model import SplitModel, freeze, weights
+from fedhead.models.split_model import SplitModel, freeze
 from fedhead.models.split_model import load as load_weights
 from fedhead.recipes import inputs_record, recipe_data
 from fedhead.recipes.experiment import architectures, build_experiment
@@ -39,7 +39,6 @@ from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs import python_components, read_runs, reopen
 from fedhead.runs.python_components import Objects
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import INITIAL
 from fedhead.stages import STAGES
 
 
@@ -78,7 +77,7 @@ def load(
         BadInput: If the folder holds no run.
     """
     folder = RunFolder.open(Path(path))
-    record = read_runs.load_run(folder.path)
+    record = read_runs.read_run(folder)
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
     given = _Given(federation, models, method, tuple(stages), tuple(uploads), optimizer, data, device)
     return Result(record, lambda: _trained(folder, record, given))
@@ -104,22 +103,22 @@ class _Given(NamedTuple):
 def _trained(folder: RunFolder, record: read_runs.Run, given: _Given) -> TrainedState:
     """Open a folder's checkpoint; the data is not read yet, if the folder says what its samples look like."""
     number, state = reopen.checkpoint_state(folder)
-    begun = folder.environment()
-    experiment = _experiment(folder, begun, given)
+    experiment = _experiment(folder, record.environment, given)
     device = select.device(given.device)
 
     def with_data() -> AnyTransport:
         needed = ("federation", "upload", "optimizer")
-        objects = {name: line for name, line in begun.get("objects", {}).items() if name.split(" ")[0] in needed}
+        stored: Objects = record.environment.get("objects", {})
+        objects = {name: line for name, line in stored.items() if name.split(" ")[0] in needed}
         kinds = {"federation": given.federation, "upload": given.uploads, "optimizer": given.optimizer}
         python_components.need(folder.path, objects, {kind for kind, value in kinds.items() if value})
         if given.federation is not None:
-            federation = with_validation(given.federation, folder.recipe)
+            federation = with_validation(given.federation, record.recipe)
         else:
-            federation = recipe_data.federation(folder.recipe, None if given.data is None else str(given.data))
+            federation = recipe_data.federation(record.recipe, None if given.data is None else str(given.data))
         return reopen.restored(folder, experiment, federation, state, number, given.device)
 
-    clients = _without_data(experiment, begun, record, device) or with_data().clients
+    clients = _without_data(experiment, record, device) or with_data().clients
     server = state["server"].to(device)
     states = None
     if "accepted" not in state:  # a run over Flower: its clients' states are at their sites
@@ -134,10 +133,9 @@ def _trained(folder: RunFolder, record: read_runs.Run, given: _Given) -> Trained
     return TrainedState(clients, server, states, number, stages, algorithms, functools.cache(with_data))
 
 
-def _without_data(
-    experiment: Experiment, begun: Mapping[str, Any], record: read_runs.Run, device: torch.device
-) -> Clients | None:
+def _without_data(experiment: Experiment, record: read_runs.Run, device: torch.device) -> Clients | None:
     """Return a run's clients without their samples; None where the method needs more, or the folder says too little."""
+    begun = record.environment
     if "inputs" not in begun or record.counts is None:
         return None
     blank = inputs_record.blank(begun["inputs"], len(record.counts))
@@ -152,12 +150,9 @@ def _without_data(
 
 
 def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> Experiment:
-    """Build what was run, with the objects that were given."""
-    inputs = inputs_record.inputs(begun["inputs"]) if "inputs" in begun else None
-    stored: Objects = begun.get("objects", {})
-    if not stored:
-        return reopen.open_experiment(folder.path, inputs)[1]
-    assert inputs is not None, "both are recorded together"
+    """Build what was run, with the objects that were given in place of those that no recipe can hold."""
+    recipe, stored = folder.recipe, begun.get("objects", {})
+    inputs = inputs_record.inputs(begun["inputs"]) if "inputs" in begun else recipe_data.inputs(recipe)
     stages = {stage.name: stage for stage in given.stages}
     replaced = {"method": given.method, "model": given.models, "optimizer": given.optimizer, "upload": given.uploads}
     there = {kind for kind, value in replaced.items() if value}
@@ -166,12 +161,11 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     held = {*there, *({"head"} if given.models else ())}
     objects = {*python_components.kinds(stored), *(f"stage {name}" for name in stages)}
     reopen.check_code(folder, {"method", "stage", "model", "head", "upload", "aggregator", "sampler"} - held, objects)
-    recipe = folder.recipe
     components: dict[str, Any] = {"optimizer": given.optimizer, "callbacks": ()}  # which no finished run calls
     components["metrics"] = [name for name in recipe.metrics if f"metric {name}" not in stored]
     for part in PARTS:
-        texts = part.listed(getattr(recipe, part.key))
         if part.key in ("aggregator", "sampler", "uploads"):
+            texts = part.listed(getattr(recipe, part.key))
             known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in stored]
             components[part.key] = known if part.many else known[0] if known else None
     components |= {key: value for key, value in (("method", given.method), ("uploads", given.uploads)) if value}
@@ -183,9 +177,8 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     def make_models(head: str | None) -> Sequence[SplitModel]:
         models = [copy.deepcopy(model) for model in given.models] or architectures(recipe, inputs, head)
         freeze(models, recipe.freeze)
-        if (folder.path / INITIAL).exists():
-            for model, w in zip(models, folder.initial_weights([weights(model) for model in models]), strict=True):
-                load_weights(model, w)
+        for model, w in zip(models, folder.initial_weights() or (), strict=False):
+            load_weights(model, w)
         return models
 
     assign = json.loads(stored.get("assign", "null"))

@@ -241,7 +241,6 @@ def run(
 
     inputs = Inputs.of(federation)
     experiment = build_experiment(numbers, inputs, given=given, make_models=make_models, assign=assign)
-    experiment.check_data(federation)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
     recipe, objects = described(experiment, numbers, federation, texts)
     if weights is not None:

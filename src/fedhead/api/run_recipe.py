@@ -1,112 +1,199 @@
-"""`run_recipe`: train by a recipe in a run folder; once for each of its seeds or clients that are left out."""
+"""`fedhead.run_recipe`: train by a recipe in a run folder; once for each of its seeds or clients that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from fedhead.core.system.errors import BadInput, Diverged
+from fedhead.core.system.errors import Diverged, FedheadError, require
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.rounds.observer import Observer
 from fedhead.loggers.base import Logger
+from fedhead.metrics.averages import mean_and_deviation
 from fedhead.metrics.records import Row
 from fedhead.recipes import leave_one_out, recipe_data
-from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.parts import LOGGER_PART
+from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import run
+from fedhead.runs.progress import Progress
+from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import DamagedRun, OtherRecipe
-from fedhead.runs.seeds import averaged, raise_failed, which
+from fedhead.runs.run_folder_schema import CONFIG, METRICS, DamagedRun, read_rows
 
-Observers = Callable[[Recipe, int, int], Sequence[Observer]]  # from a run's recipe, its number, and the number of runs
+MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over runs
 
 
 def run_recipe(
-    recipe: Recipe,
-    out: Path,
-    compute: Compute | None = None,
+    recipe: str | PathLike[str],
+    assignments: Sequence[str] = (),
     *,
+    out: str | PathLike[str] | None = None,
     resume: bool = False,
-    over_flower: bool = False,
-    loggers: Sequence[Logger] = (),
-    observers: Observers = lambda recipe, number, runs: (),
+    allow_changed_code: bool = False,
+    data: str | PathLike[str] | None = None,
+    device: str = "auto",
+    executor: str = "auto",
+    precision: str = "fp32",
+    compile: str = "auto",
+    threads: int | None = None,
+    transport: Literal["simulation", "flower"] = "simulation",
+    loggers: Sequence[Logger | type[Logger] | str] = (),
+    progress: bool = False,
 ) -> Row:
-    """Run a recipe once, or once for each of its seeds or clients that are left out, each in its own folder.
+    """Run a recipe as `fedhead run` does: once, or once for each of its seeds or clients that are left out.
 
-    A run that diverges does not stop the others, nor does one whose folder is damaged; they are named under `diverged`
-    and `damaged` and enter no mean.
+    Each run has its own folder. Of several, one that diverges or whose folder is damaged does not stop the others; it
+    is named under `failed` and enters no mean.
 
     Args:
-        recipe: What to run.
-        out: The run folder; of several runs, the folder that holds theirs (`seed0`, `site0` and so on).
-        compute: Where and how to compute.
+        recipe: The name of a built-in recipe, or a recipe's file.
+        assignments: Texts such as `"rounds=5"`, on top of the recipe.
+        out: The run folder; of several runs, the folder that holds theirs (`seed0`, `site0` and so on). None: a new
+            one under runs/.
         resume: Continue interrupted runs; finished ones are left as they are.
-        over_flower: Train with one process per client, on Flower.
-        loggers: Loggers besides those of the recipe.
-        observers: Returns the observers of a run.
+        allow_changed_code: Continue although your own code has changed since.
+        data: The folder of the data sets; None: the default one.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, or your own by name.
+        precision: `"fp32"`, `"tf32"` or `"bf16"`.
+        compile: When steps are compiled on a GPU, as in `fedhead.run`.
+        threads: CPU threads; None: by the model's size.
+        transport: `"simulation"`: all clients in this process; `"flower"`: one process per client.
+        loggers: Loggers besides those of the recipe, as in `fedhead.run`.
+        progress: Show a progress bar.
 
     Returns:
-        The result of the run; of several, the means and deviations of those that ended, with the single results under
-        `runs`, each with the name of the client that it left out (`left_out`), if any.
+        The final results, as `result.json` holds them; of several runs, their means and deviations, with the single
+        results under `runs`, each with the name of the client that it left out (`left_out`), if any.
 
     Raises:
-        FedheadError: If no run has a result; as `raise_failed` does.
+        BadInput: Something can't be used, or not with the rest.
+        FedheadError: No run has a result.
+        RunInterrupted: Ctrl-C; it says where the run stopped.
     """
-    compute = compute or Compute()
+    require(not resume or out is not None, "--resume needs --out: name the run folder that is to go on")
+    wanted = load(str(recipe), assignments)
+    if not resume:  # else the run itself compares, and refuses
+        warn_of_changes(str(recipe), [wanted])
+    compute = Compute(
+        None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code
+    )
+    folder = _new_folder(recipe, wanted) if out is None else Path(out)
+    runs = _planned(wanted, folder, compute)
+    if resume:  # what was asked for is wrong: refused before any of them is run
+        for one in runs:
+            with suppress(DamagedRun):  # which the run itself will name
+                if RunFolder.holds_run(one.folder):
+                    RunFolder.open(one.folder, one.recipe)
     execute = run.execute
-    if over_flower:
+    if transport == "flower":
         from fedhead.deploy.local_run import execute
-    planned = _planned(recipe, out, compute)
-    several = list(planned) != [out]
-    watching = {path: observers(one.recipe, number, len(planned)) for number, (path, one) in enumerate(planned.items())}
-    if not several:
-        return execute(recipe, out, compute, resume=resume, observers=watching[out], loggers=loggers)
-    folders = {path: one.recipe for path, one in planned.items()}
-    if resume:
-        _refuse_other_recipes(folders)
-    results: dict[Path, Row] = {}
-    failed: dict[str, dict[str, str]] = {"diverged": {}, "damaged": {}}
-    for folder, one in folders.items():
-        try:
-            result = execute(one, folder, compute, resume=resume, observers=watching[folder], loggers=loggers)
-            name = planned[folder].left_out
-            results[folder] = result if name is None else {**result, "left_out": name}
-        except (Diverged, DamagedRun) as error:
-            failed["diverged" if isinstance(error, Diverged) else "damaged"][which(one)] = str(error)
+    made_loggers = LOGGER_PART.build(loggers, wanted.folders)
+    results: list[Row] = []
+    failed: dict[str, str] = {}
+    with Progress(quiet=not progress) as bar:
+        for number, one in enumerate(runs):
+            label = wanted.method if len(runs) == 1 else f"{wanted.method} ({one.name})"
+            observer = bar.observer(label, len(runs) * wanted.rounds, number * wanted.rounds)
+            try:
+                result = execute(
+                    one.recipe, one.folder, compute, resume=resume, observers=[observer], loggers=made_loggers
+                )
+            except KeyboardInterrupt as interrupt:
+                raise RunInterrupted(folder, one.folder, wanted.rounds) from interrupt
+            except (Diverged, DamagedRun) as error:
+                if one.folder == folder:
+                    raise
+                failed[one.name] = str(error)
+            else:
+                results.append(result if one.left_out is None else {**result, "left_out": one.left_out})
+    if runs[0].folder == folder:
+        return results[0]
     if not results:
-        raise_failed(**failed)
-    seconds = sum(one["seconds"] for one in results.values())
-    return {"run": str(out), **averaged(list(results.values())), "seconds": seconds, **failed}
+        raise_failed(failed)
+    return {"run": str(folder), **_averaged(results), "failed": failed}
+
+
+def raise_failed(failed: Mapping[str, str]) -> None:
+    """Raise `FedheadError` with the runs that are in no mean, if there are any."""
+    if failed:
+        named = "; ".join(f"{name} is in no mean: {why}" for name, why in failed.items())
+        raise FedheadError(f"{named}; fix it, and the same command runs what failed again")
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during a run.
+
+    Args:
+        out: What `run_recipe` is to be given as `out` to continue.
+        folder: The folder of the run that was interrupted.
+        rounds: How many rounds it was to have.
+    """
+
+    def __init__(self, out: Path, folder: Path, rounds: int):
+        done = len(read_rows(folder / METRICS))
+        where = f"after round {done} of {rounds}" if done else "before the first round"
+        self.out = out if (folder / CONFIG).exists() else None
+        super().__init__(f"stopped {where}" + ("" if self.out else "; nothing was written"))
 
 
 class _Planned(NamedTuple):
-    """One run of a recipe."""
+    """One run of a recipe, with the name of the client that it leaves out, if any."""
 
+    folder: Path
     recipe: Recipe
-    left_out: str | None = None  # the name of the client that it leaves out
+    name: str = ""
+    left_out: str | None = None
 
 
-def _planned(recipe: Recipe, out: Path, compute: Compute) -> dict[Path, _Planned]:
-    """Return the run of each seed, or of each client that is left out, by its folder; of one run `out` itself."""
+def _planned(recipe: Recipe, out: Path, compute: Compute) -> list[_Planned]:
+    """Return the run of each seed, or of each client that is left out; of one run, in `out` itself."""
     if recipe.test == leave_one_out.ALL:
-        if recipe.seeds:
-            raise BadInput(f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
-        whole = recipe_data.federation(recipe.override(["test=null"]), compute.data)  # how many clients there are
-        each = leave_one_out.recipes(recipe, len(whole))
-        names = whole.client_names or tuple(each)
-        return {out / name: _Planned(one, client) for (name, one), client in zip(each.items(), names, strict=True)}
+        require(not recipe.seeds, f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
+        whole = recipe_data.federation(recipe.override(["test=null"]), compute.data)
+        each = [recipe.override([f"test={leave_one_out.ALL}({k})"]) for k in range(len(whole))]
+        names = whole.client_names or tuple(f"site{k}" for k in range(len(whole)))
+        return [
+            _Planned(out / f"site{k}", each[k], f"seed {recipe.seed} without client {k}", names[k])
+            for k in range(len(whole))
+        ]
     if not recipe.seeds:
-        return {out: _Planned(recipe)}
-    return {out / f"seed{seed}": _Planned(recipe.override([f"seed={seed}"])) for seed in recipe.seeds}
+        return [_Planned(out, recipe)]
+    return [_Planned(out / f"seed{seed}", recipe.override([f"seed={seed}"]), f"seed {seed}") for seed in recipe.seeds]
 
 
-def _refuse_other_recipes(folders: Mapping[Path, Recipe]) -> None:
-    """Refuse a recipe with which a run was not begun before any seed is run: what was asked for is wrong."""
-    for path, recipe in folders.items():
-        try:
-            if RunFolder.holds_run(path):
-                RunFolder.open(path, recipe)
-        except OtherRecipe:
-            raise
-        except DamagedRun:  # which the run itself will name
-            continue
+def _new_folder(source: str | PathLike[str], recipe: Recipe) -> Path:
+    """Return a folder under runs/ that is not there yet, named after the recipe and its method."""
+    name = f"{Path(source).stem}-{recipe.method.rpartition(':')[2]}"
+    return unused(Path("runs") / (name if recipe.seeds else f"{name}-seed{recipe.seed}"))
+
+
+def unused(path: Path) -> Path:
+    """Return the path, or the first of path-2, path-3 … that is not there yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _averaged(results: Sequence[Row]) -> Row:
+    """Return the means and deviations over runs, and the runs themselves."""
+    metrics = results[0].get("metrics") or {}
+    stages = {
+        name: {
+            word: mean_and_deviation(r["stages"][name][word] for r in results)[0] for word in ("accuracy", "personal")
+        }
+        for name in results[0]["stages"]
+    }
+    return {
+        **{name: mean_and_deviation(r[name] for r in results)[0] for name in MEANS},
+        "deviation": {name: mean_and_deviation(r[name] for r in results)[1] for name in MEANS},
+        "metrics": {name: mean_and_deviation(r["metrics"][name] for r in results)[0] for name in metrics},
+        "stages": stages,
+        **{name: sum(r.get(name) or 0 for r in results) for name in ("bytes_up", "bytes_down", "seconds", "preparing")},
+        "seed": [r["seed"] for r in results],
+        "runs": list(results),
+    }

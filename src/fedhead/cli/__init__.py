@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,9 +64,14 @@ def call(arguments: Sequence[str]) -> int:
         return _fail(error.format_message(), 2)
     except FedheadError as error:
         return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
-    except (KeyboardInterrupt, typer.Abort, Stopped) as error:
-        print(str(error) or "stopped", file=sys.stderr)
-        return error.code if isinstance(error, Stopped) else INTERRUPTED
+    except Stopped as error:
+        more = [] if error.resume is None else [word for word in error.resume if word not in arguments]
+        again = "" if error.resume is None else f"; go on with: {shlex.join(['fedhead', *arguments, *more])}"
+        print(f"{error}{again}", file=sys.stderr)
+        return error.code
+    except (KeyboardInterrupt, typer.Abort):
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

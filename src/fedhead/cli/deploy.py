@@ -97,5 +97,5 @@ def up(
     project = Project.open(folder)
     if not resume:
         RunFolder.refuse_taken(project.server().at(project.server().out))
-    with interruptible(lambda: f"stopped; go on with fedhead deploy up {folder} --resume"):
+    with interruptible(f"stopped; go on with fedhead deploy up {folder} --resume"):
         LocalFederation(project, secure=not insecure, resume=resume).run()

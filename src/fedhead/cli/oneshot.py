@@ -31,7 +31,7 @@ def oneshot(
     cache: Annotated[Path | None, typer.Option(help="Keep features in this folder.")] = None,
     data: DataFolder = None,
     device: Device = "auto",
-    precision: Annotated[Precision, typer.Option(help="What features are computed in.")] = Precision.fp32,
+    precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
@@ -58,7 +58,7 @@ def oneshot(
         missing=missing,
         rounds=rounds,
         device=device,
-        precision=precision.value,
+        precision=precision,
         data_dir=data,
         cache=cache,
         progress=not quiet,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -46,47 +45,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cell
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
 
 
-class EngineName(StrEnum):
-    """What computes."""
-
-    local = "local"
-    ray = "ray"
-
-
-Engine = Annotated[EngineName, typer.Option(help="This process, or the machines of a Ray cluster.")]
-
-
-class TransportName(StrEnum):
-    """What carries messages between the server and its clients."""
-
-    simulation = "simulation"
-    flower = "flower"
-
-
-class Precision(StrEnum):
-    """What to compute in."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-
-
-PrecisionName = Annotated[
-    Precision,
+Engine = Annotated[Literal["local", "ray"], typer.Option(help="This process, or the machines of a Ray cluster.")]
+Precision = Annotated[
+    Literal["fp32", "tf32", "bf16"],
     typer.Option(help="float32; with TF32 in a GPU's matrix products; or layers in bfloat16, weights in float32."),
 ]
-
-
-class Compile(StrEnum):
-    """When steps are compiled on a GPU."""
-
-    auto = "auto"
-    wait = "wait"
-    never = "never"
-
-
-CompileName = Annotated[
-    Compile,
+Compile = Annotated[
+    Literal["auto", "wait", "never"],
     typer.Option(help="On a GPU: compile long runs while they train (auto), before the first round (wait), or never."),
 ]
 

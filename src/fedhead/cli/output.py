@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,11 +56,12 @@ class Stopped(Exception):
     Args:
         message: For the user.
         code: The exit code of the command.
+        resume: The words that the command line needs besides to go on; None: the message says all.
     """
 
-    def __init__(self, message: str, code: int = 128 + signal.SIGINT):
+    def __init__(self, message: str, code: int, resume: Sequence[str] | None = None):
         super().__init__(message)
-        self.code = code
+        self.code, self.resume = code, resume
 
 
 class _Terminated(KeyboardInterrupt):
@@ -69,21 +69,23 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible(message: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into `Stopped`, with a message made at that moment."""
+def interruptible(message: str = "stopped") -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into `Stopped`; a run that is interrupted says itself where it stopped."""
     try:
         with raising_on_term(_Terminated()):
             yield
     except KeyboardInterrupt as error:
-        number = signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT
-        raise Stopped(message(), 128 + number) from None
+        number = signal.SIGTERM if isinstance(error.__cause__ or error, _Terminated) else signal.SIGINT
+        folder = getattr(error, "out", None)  # of a `RunInterrupted`
+        resume = None if folder is None else ["--out", str(folder), "--resume"]
+        raise Stopped(str(error) or message, 128 + number, resume) from None
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
     """Say how a command continues that was interrupted, or ended by a full disk or too little memory."""
     try:
-        with interruptible(lambda: f"stopped; {GOES_ON}"):
+        with interruptible(f"stopped; {GOES_ON}"):
             yield
     except Unwritable:  # says itself what to do: another command, with another folder
         raise
@@ -94,12 +96,12 @@ def resumable() -> Iterator[None]:
 
 
 # -- the result of a run -------------------------------------------------------------------------------
-def print_run(result: Row, complete: bool) -> None:
-    """Print the results of a run, or of several; `complete`: nothing was trained."""
+def print_run(result: Row) -> None:
+    """Print the results of a run, or of several."""
     runs = result.get("runs", [result])
     left_out = all("left_out" in one for one in runs)
     width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
-    asked = len(runs) + len(result.get("diverged", {})) + len(result.get("damaged", {}))
+    asked = len(runs) + len(result.get("failed", {}))
     count = str(asked) if asked == len(runs) else f"{len(runs)} of {asked}"
     what, plural = "client" if left_out else "seed", "" if asked == 1 else "s"
     many = f"  ({count} {what}{plural}{' left out in turn' if left_out else ''})" if "runs" in result else ""
@@ -125,7 +127,7 @@ def print_run(result: Row, complete: bool) -> None:
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     if started := {r.get("compiled_from") for r in runs} - {None}:
         print(f"compiled    from round {' and '.join(map(str, sorted(started)))} on")
-    print(f"run         {result['run']}{' (was finished already, nothing was trained)' if complete else ''}")
+    print(f"run         {result['run']}")
 
 
 def _traffic(result: Row, runs: list[Row]) -> str:
@@ -147,11 +149,9 @@ def _percent(values: list[float | None]) -> str:
 
 
 def _mean_std(values: list[float | None], decimals: int) -> str:
-    there = [v for v in values if v is not None]
-    if not there:
-        return "–"
-    spread = f" ± {statistics.stdev(there):.{decimals}f}" if len(there) > 1 else ""
-    return f"{statistics.fmean(there):.{decimals}f}{spread}"
+    from fedhead.report.table import mean_std
+
+    return mean_std([value for value in values if value is not None], decimals)
 
 
 def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:

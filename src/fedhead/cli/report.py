@@ -54,5 +54,5 @@ def board(
     """
     from fedhead.report.page.board import serve
 
-    with interruptible(lambda: "the board is closed; the runs go on"):
+    with interruptible("the board is closed; the runs go on"):
         serve(runs, host, port)

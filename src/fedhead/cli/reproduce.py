@@ -15,7 +15,6 @@ from fedhead.cli.options import (
     Assignments,
     ClaimsFolder,
     Compile,
-    CompileName,
     DataFolder,
     Device,
     Devices,
@@ -23,7 +22,6 @@ from fedhead.cli.options import (
     ExecutorName,
     Minutes,
     Precision,
-    PrecisionName,
     Shard,
     TableAsJson,
     numbers,
@@ -70,8 +68,8 @@ def reproduce(
     claims: ClaimsFolder = None,
     shard: Shard = None,
     executor: ExecutorName = "auto",
-    precision: PrecisionName = Precision.fp32,
-    compile: CompileName = Compile.auto,
+    precision: Precision = "fp32",
+    compile: Compile = "auto",
     dry_run: DryRun = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
@@ -138,7 +136,7 @@ def reproduce(
         "splits": partitions,
         "overrides": dict(assignment(text) for text in assignments or ()),
         "variants": words(variants),
-        "settings": Compute(data, device, executor, precision.value, compile=compile.value),
+        "settings": Compute(data, device, executor, precision, compile=compile),
     }
     if dry_run or names:
         listed, planned = plan(found, **options)  # refuses what a run would

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,27 +13,19 @@ from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
     Compile,
-    CompileName,
     DataFolder,
     Device,
     ExecutorName,
     Precision,
-    PrecisionName,
     RecipeName,
-    TransportName,
 )
 from fedhead.cli.output import interruptible, print_run, print_table
-from fedhead.core.system.errors import BadInput
-
-if TYPE_CHECKING:
-    from fedhead.engine.rounds.observer import Observer
-    from fedhead.recipes.recipe import Recipe
 
 # What the demo compares: FedAvg, with CCVR after it, FedETF, and one message per client without any round of training.
 DEMO = {
     "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
     "fedetf": ["method=fedetf"],
-    "one-round": ["rounds=0", "last_rounds=1", "model.hidden=[512]", "stages=[ridge]"],
+    "one round": ["rounds=0", "last_rounds=1", "model.hidden=[512]", "stages=[ridge]"],
 }
 
 
@@ -51,12 +42,13 @@ def run(
     data: DataFolder = None,
     device: Device = "auto",
     executor: ExecutorName = "auto",
-    precision: PrecisionName = Precision.fp32,
-    compile: CompileName = Compile.auto,
+    precision: Precision = "fp32",
+    compile: Compile = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
     transport: Annotated[
-        TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
-    ] = TransportName.simulation,
+        Literal["simulation", "flower"],
+        typer.Option(help="All clients in this process, or one process per client, on Flower."),
+    ] = "simulation",
     logger: Annotated[
         list[str] | None,
         typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
@@ -76,77 +68,30 @@ def run(
       fedhead run my.yaml test=leave-one-site-out
       fedhead run digits clients=3 rounds=3 --transport flower
     """
-    from fedhead.api.run_recipe import run_recipe
-    from fedhead.engine.experiment.compute import Compute
-    from fedhead.recipes.parts import LOGGER_PART
-    from fedhead.recipes.recipe import load
-    from fedhead.runs.progress import Progress
-    from fedhead.runs.recorded_code import warn_of_changes
-    from fedhead.runs.run_folder import rounds_done
-    from fedhead.runs.seeds import raise_failed, which
+    from fedhead.api.run_recipe import raise_failed, run_recipe
 
-    if resume and out is None:
-        raise BadInput("--resume needs --out: name the run folder that is to go on")
-    found = load(recipe, assignments or [])
-    if not resume:  # else the run itself compares, and refuses
-        warn_of_changes(recipe, [found])
-    loggers = LOGGER_PART.build(logger or [], found.folders)
-    compute = Compute(data, device, executor, precision.value, threads, compile.value, allow_changed_code)
-    name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
-    out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
-    over_flower = transport is TransportName.flower
-
-    def stopped() -> str:
-        options = {
-            "--data": data,
-            "--device": None if device == "auto" else device,
-            "--executor": None if executor == "auto" else executor,
-            "--precision": None if precision is Precision.fp32 else precision.value,
-            "--compile": None if compile is Compile.auto else compile.value,
-            "--transport": transport.value if over_flower else None,
-        }
-        words = ["fedhead", "run", recipe, *(assignments or []), "--out", str(out)]
-        words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        words += ["--allow-changed-code"] if allow_changed_code else []
-        words += [word for text in logger or [] for word in ("--logger", text)]
-        checkpoint = rounds_done(out)
-        if checkpoint is None:
-            return "stopped before the first round; nothing was written"
-        # a checkpoint is written before its round is shown: an interrupt may come between
-        done = max(checkpoint, bar.last or 0)
-        at = f"after round {done} of {found.rounds}" if done else "before the first round"
-        return f"stopped {at}; go on with: {shlex.join([*words, '--resume'])}"
-
-    bar = Progress(quiet)
-    with interruptible(stopped), bar:
-
-        def observers(one: Recipe, number: int, runs: int) -> list[Observer]:
-            label = found.method if runs == 1 else f"{found.method} (seed {which(one)})"
-            return [bar.observer(label, runs * found.rounds, number * found.rounds)]
-
+    with interruptible():
         result = run_recipe(
-            found,
-            out,
-            compute,
+            recipe,
+            assignments or [],
+            out=out,
             resume=resume,
-            over_flower=over_flower,
-            loggers=loggers,
-            observers=observers,
+            allow_changed_code=allow_changed_code,
+            data=data,
+            device=device,
+            executor=executor,
+            precision=precision,
+            compile=compile,
+            threads=threads,
+            transport=transport,
+            loggers=logger or [],
+            progress=not quiet,
         )
     if as_json:
         print(json.dumps(result))
     else:
-        print_run(result, complete=resume and bar.last is None)
-    raise_failed(result.get("diverged", {}), result.get("damaged", {}))
-
-
-def _unused(path: Path) -> Path:
-    """The path, or the first of path-2, path-3 … that is not there yet."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+        print_run(result)
+    raise_failed(result.get("failed", {}))
 
 
 @app.command()
@@ -163,37 +108,22 @@ def demo(
       fedhead demo
       fedhead demo --seeds 1 --rounds 2 --out /tmp/demo
     """
-    from fedhead.recipes.recipe import load
-    from fedhead.report.compare.measured import of_runs
+    from fedhead.api.run_recipe import run_recipe, unused
     from fedhead.report.page import page
     from fedhead.report.table import Table, mean_std
-    from fedhead.runs import read_runs
-    from fedhead.runs.progress import Progress
-    from fedhead.runs.run import execute
 
-    out = out or _unused(Path("runs") / "demo")
+    out = out or unused(Path("runs") / "demo")
     shorter = [] if rounds is None else [f"rounds={rounds}"]  # one-round has its own, which comes after and counts
-    recipes = [
-        (name, load("digits", [*shorter, *assignments, f"seed={seed}"]))
-        for name, assignments in DEMO.items()
-        for seed in range(seeds)
-    ]
-    rounds_of_all, done = sum(recipe.rounds for _, recipe in recipes), 0
-    with Progress(quiet) as bar:
-        for name, recipe in recipes:
-            watch = bar.observer(f"{name} (seed {recipe.seed})", rounds_of_all, done)
-            execute(recipe, out / f"{name}-seed{recipe.seed}", observers=[watch])
-            done += recipe.rounds
-    recipe = recipes[0][1]
-    print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
     body = []
-    for name in DEMO:  # each by itself, so that no label lists the settings in which they differ
-        runs = read_runs.load_runs([out / f"{name}-seed{seed}" for seed in range(seeds)])
-        for stage in ("", *runs[0].recipe.stages):
-            values = [m.values["accuracy"] for m in of_runs(runs) if m.stage == stage and "accuracy" in m.values]
-            label = f"{runs[0].recipe.method} + {stage}" if stage else runs[0].recipe.method
-            if values:  # without any round there is an accuracy after the stage alone
-                body.append(["one round: ridge" if name == "one-round" else label, mean_std(values)])
+    for name, assignments in DEMO.items():
+        words = [*shorter, *assignments, f"seeds={list(range(seeds))}"]
+        runs = run_recipe("digits", words, out=out / name, progress=not quiet)["runs"]
+        if runs[0]["rounds"]:
+            body.append([name, mean_std([r["accuracy"] for r in runs])])
+        for stage in runs[0]["stages"]:
+            label = f"{name} + {stage}" if runs[0]["rounds"] else f"{name}: {stage}"
+            body.append([label, mean_std([r["stages"][stage]["accuracy"] for r in runs])])
+    print("handwritten digits, 10 clients of very different classes; accuracy in %")
     print_table(Table("", ["method", "accuracy"], body))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")
 

@@ -16,17 +16,14 @@ from fedhead.cli.options import (
     Assignments,
     ClaimsFolder,
     Compile,
-    CompileName,
     DataFolder,
     Device,
     Devices,
     DryRun,
     Engine,
-    EngineName,
     ExecutorName,
     Minutes,
     Precision,
-    PrecisionName,
     Shard,
     TableAsJson,
     numbers,
@@ -53,7 +50,7 @@ def sweep(
     allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
-    engine: Engine = EngineName.local,
+    engine: Engine = "local",
     cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
@@ -61,8 +58,8 @@ def sweep(
     devices: Devices = None,
     claims: ClaimsFolder = None,
     executor: ExecutorName = "auto",
-    precision: PrecisionName = Precision.fp32,
-    compile: CompileName = Compile.auto,
+    precision: Precision = "fp32",
+    compile: Compile = "auto",
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per run.")] = False,
@@ -91,7 +88,7 @@ def sweep(
 
     given = dict(assignment(text) for text in assignments or ())
     part = None if shard is None else read_shard(shard)
-    if devices is not None and engine is EngineName.ray:
+    if devices is not None and engine == "ray":
         raise BadInput("--devices are those of this machine: leave --engine ray out")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     table = plan(recipe, given)
@@ -100,10 +97,8 @@ def sweep(
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
-        "settings": Compute(
-            data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
-        ),
-        "engine": make_engine(engine.value, cpus_per_cell, gpus_per_cell, "cell"),
+        "settings": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
+        "engine": make_engine(engine, cpus_per_cell, gpus_per_cell, "cell"),
     }
     if dry_run or names:
         planned = plan_runs(table, out, minutes=minutes, **options)  # refuses what a run would

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,15 +14,12 @@ from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
     Compile,
-    CompileName,
     DataFolder,
     Device,
     Engine,
-    EngineName,
     Precision,
-    PrecisionName,
 )
-from fedhead.cli.output import interruptible, resumable
+from fedhead.cli.output import resumable
 from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:
@@ -86,13 +82,13 @@ def tune(
         Path | None, typer.Option("--show", help="Draw the figures of a study's folder; search no more.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
-    engine: Engine = EngineName.local,
+    engine: Engine = "local",
     cpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs of a trial.")] = 1,
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
-    precision: PrecisionName = Precision.fp32,
-    compile: CompileName = Compile.auto,
+    precision: Precision = "fp32",
+    compile: Compile = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
 ) -> None:
     """Search for the settings of a recipe that are best on validation samples; test samples are never read.
@@ -128,10 +124,7 @@ def tune(
             why = f"  {trial.reason}" if trial.state == "failed" else ""
             print(f"trial {trial.number:<4} {trial.state:<9} {value:>9}  {chosen}{why}", file=sys.stderr)
 
-    def stopped() -> str:
-        return f"stopped; go on with: {shlex.join(['fedhead', *sys.argv[1:]])}"
-
-    with resumable(), interruptible(stopped):
+    with resumable():
         found = search(
             recipe,
             *(assignments or []),
@@ -146,11 +139,11 @@ def tune(
             stop_on_error=stop_on_error,
             final=final,
             seed=seed,
-            engine=engine.value,
+            engine=engine,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
             allow_changed_code=allow_changed_code,
-            settings=Compute(data, device, "auto", precision.value, compile=compile.value),
+            settings=Compute(data, device, "auto", precision, compile=compile),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {found.value:.4f} on validation samples")]

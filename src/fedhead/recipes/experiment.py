@@ -99,9 +99,7 @@ def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment,
     federation = recipe_data.federation(recipe, data) if recipe_data.is_path(recipe.dataset) else None
     inputs = recipe_data.inputs(recipe) if federation is None else Inputs.of(federation)
     experiment = build_experiment(recipe, inputs)
-    federation = federation or recipe_data.federation(recipe, data)
-    experiment.check_data(federation)
-    return experiment, federation
+    return experiment, federation or recipe_data.federation(recipe, data)
 
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:

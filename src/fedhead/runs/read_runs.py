@@ -134,13 +134,21 @@ def load_run(place: Path) -> Run:
     Raises:
         BadInput: If it is damaged.
     """
-    folder = RunFolder.open(place)
+    return read_run(RunFolder.open(place))
+
+
+def read_run(folder: RunFolder) -> Run:
+    """Read the records of an open run folder.
+
+    Raises:
+        BadInput: If it is damaged.
+    """
     rows, result = folder.metrics(), folder.result()
     if result is not None and len(rows) < (trained := result.get("trained_rounds", folder.recipe.rounds)):
         there = f"{len(rows)} of {trained} rounds"
-        raise BadInput(f"{place / METRICS} holds {there}, though the run is finished: it was cut")
+        raise BadInput(f"{folder.path / METRICS} holds {there}, though the run is finished: it was cut")
     return Run(
-        place,
+        folder.path,
         folder.recipe,
         rows,
         result,

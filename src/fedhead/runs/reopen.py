@@ -16,14 +16,14 @@ from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Experiment, Inputs
+from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.metrics.records import StageResult
 from fedhead.recipes import components
-from fedhead.recipes.experiment import build_experiment, prepare
+from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import python_components, recorded_code
 from fedhead.runs.run_folder import RunFolder
@@ -65,30 +65,6 @@ class Trained:
         return run_stage(self.simulation, stage)
 
 
-def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[RunFolder, Experiment]:
-    """Open a run folder and build what was run.
-
-    Args:
-        path: The run folder.
-        inputs: Shape and number of classes of the samples; None: of the recipe's data.
-
-    Returns:
-        The folder and its experiment. Where the run's own code has changed since, that is logged.
-
-    Raises:
-        BadInput: If the folder holds no run, or its own code is missing: the error says what to install.
-    """
-    folder = RunFolder.open(path)
-    check_openable(folder)
-    return folder, build_experiment(folder.recipe, inputs)
-
-
-def check_openable(folder: RunFolder) -> None:
-    """Refuse a run that a recipe alone does not describe, or whose own code is missing."""
-    python_components.need(folder.path, folder.environment().get("objects", {}))
-    check_code(folder)
-
-
 def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without: Collection[str] = ()) -> None:
     """Refuse a run whose own code is missing; where it has changed since, that is logged.
 
@@ -120,7 +96,8 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     """
     folder = RunFolder.open(path)
     number, state = checkpoint_state(folder)
-    check_openable(folder)
+    python_components.need(folder.path, folder.environment().get("objects", {}))
+    check_code(folder)
     # analyses look into the extractor's layers, which kept features pass by
     experiment, federation = prepare(replace(folder.recipe, cache_features=None), data)
     simulation = restored(folder, experiment, federation, state, number, device)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
 from fedhead.core.training import per_client_counts
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
@@ -57,7 +58,9 @@ def execute(
     """
     compute = compute or Compute()
     run = RunWriter(recipe, out, resume=resume, compute=compute, loggers=loggers)
-    if run.result is None:
+    if run.result is not None:
+        logger.warning("%s was finished already, nothing was trained", run.out)
+    else:
         epochs = per_client_counts.mean(per_client_counts.read(recipe.local_epochs, "local_epochs"))
         if select.device(compute.device).type == "cuda" and recipe.rounds * epochs >= LONG:
             start_ahead(compute.compile)  # while the data is read
@@ -88,15 +91,15 @@ def run_in_folder(
     device = select.device(compute.device)
     chosen = _as_begun(run, compute, device)
     torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
+    experiment = run.with_initial_weights(experiment)
+    simulation = Simulation(experiment, federation, chosen)  # refuses before anything is written
     facts: dict[str, Any] = {}
     if "executor" not in run.environment:
         facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
     with run.writing(facts, federation):
         run.folder.checkpoint.in_background = device.type == "cuda"  # a CPU has no time to spare
-        if run.objects is not None:
-            experiment = run.with_initial_weights(experiment)
+        run.save_initial_weights(experiment)
         try:
-            simulation = Simulation(experiment, federation, chosen)
             return rounds.run(simulation, [run.loggers, run, *observers], run.snapshot())
         except CannotStack:  # the error names another executor, which the run must then be free to take
             run.folder.forget_executor()

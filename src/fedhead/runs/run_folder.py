@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -50,7 +50,6 @@ from fedhead.runs.run_folder_schema import (
     RESULT,
     SCHEMA,
     STAGE_STATES,
-    DamagedRun,
     OtherRecipe,
     damaged,
     damaged_if_bad,
@@ -263,22 +262,18 @@ class RunFolder:
         with damaged_if_bad():
             return load_tree(path)[0] if path.exists() else Tree()
 
-    def initial_weights(self, models: Sequence[Weights]) -> list[Weights]:
-        """Store the first weights of models, or return those that are stored.
+    def save_initial_weights(self, models: Sequence[Weights]) -> None:
+        """Store the first weights of models, once."""
+        if not (self.path / INITIAL).exists():
+            save_tree(self.path / INITIAL, Tree({str(number): w for number, w in enumerate(models)}))
 
-        Args:
-            models: The weights, one entry per model.
-
-        Raises:
-            BadInput: If the stored ones are of other architectures.
-        """
-        path = self.path / INITIAL
-        if not path.exists():
-            save_tree(path, Tree({str(number): w for number, w in enumerate(models)}))
-            return list(models)
+    def initial_weights(self) -> list[Weights] | None:
+        """Return the first weights of the models; None where the recipe decides them."""
+        if not (self.path / INITIAL).exists():
+            return None
         with damaged_if_bad():
-            stored = load_tree(path)[0]
-        return [stored[str(number)] for number in range(len(models))]
+            stored = load_tree(self.path / INITIAL)[0]
+        return [stored[str(number)] for number in range(len(stored))]
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Store the final results; from then on the run is finished."""
@@ -319,13 +314,3 @@ def _contents(path: Path) -> list[str]:
         return names
     drafts = (f".{CONFIG}.", f".{ENVIRONMENT}.")
     return [name for name in names if name not in (ENVIRONMENT, LOCK) and not name.startswith(drafts)]
-
-
-def rounds_done(out: Path) -> int | None:
-    """Return the most rounds that a checkpoint of a run in `out`, or in a folder inside, has; None: there is no run."""
-    folders = [path for path in (out, *out.glob("*")) if (path / CONFIG).exists()]
-    rounds = [0] if folders else []
-    for path in folders:
-        with suppress(DamagedRun):
-            rounds.append(RunFolder.open(path).checkpoint.round)
-    return max(rounds, default=None)

@@ -30,7 +30,7 @@ class DamagedRun(BadInput):
     """A run folder can't be used as it is; other runs don't fail for that."""
 
 
-class OtherRecipe(DamagedRun):
+class OtherRecipe(BadInput):
     """A run folder is sound, but of another recipe than the one to be resumed in it."""
 
 

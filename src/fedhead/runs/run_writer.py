@@ -154,11 +154,19 @@ class RunWriter(Observer):
             raise in_use(self.out, "another process went on in it meanwhile")
 
     def with_initial_weights(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with the models' first weights: those of now in a new folder, else the folder's."""
+        """Return the experiment with the first weights that the run was begun with, where its folder holds them."""
+        stored = None if self._existing is None else self._existing.initial_weights()
+        if stored is None:
+            return experiment
         models = [copy.deepcopy(model) for model in experiment.models]
-        for model, w in zip(models, self.folder.initial_weights([weights(m) for m in models]), strict=True):
+        for model, w in zip(models, stored, strict=True):
             load(model, w)
         return replace(experiment, models=tuple(models))
+
+    def save_initial_weights(self, experiment: Experiment) -> None:
+        """Store the first weights of models that no recipe describes."""
+        if self.objects is not None:
+            self.folder.save_initial_weights([weights(model) for model in experiment.models])
 
     def snapshot(self) -> Snapshot | None:
         """Go back to the last checkpoint; None if there is none yet."""
