@@ -12,12 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from natural_files import KINDS, Row, kind_of, load, parser, run
-from torch import nn
 
 import fedhead as fh
 
@@ -42,22 +39,6 @@ COLUMNS = (
 )
 
 
-def model_for(name: str, federation: fh.Federation) -> Any:
-    """Return an architecture by name, or the small network for windows of characters."""
-    if name != "characters":
-        return name
-    (length,) = federation.input_shape
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Embedding(int(federation.largest_token or 0) + 1, 16),
-        nn.Flatten(),
-        nn.Linear(16 * length, 128),
-        nn.ReLU(),
-        nn.Linear(128, federation.classes),
-    )
-    return fh.split(net, classifier="4")
-
-
 def measure(path: Path, seed: int) -> Row:
     """Train one federation, calibrate it, and return its row of the table."""
     settings = KINDS[kind_of(path)]
@@ -66,7 +47,7 @@ def measure(path: Path, seed: int) -> Row:
     names = ["f1"] + ["auroc"] * (federation.classes == 2)
     result = fh.run(
         federation,
-        model_for(settings.model, federation),
+        settings.model,
         rounds=settings.rounds,
         local_epochs=settings.epochs_of(federation),
         batch_size=settings.batch_size,

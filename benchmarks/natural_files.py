@@ -49,16 +49,6 @@ KINDS = {
     "files": Compute(
         "digitscnn(channels=32)", rounds=20, reading={"size": 32, "normalize": "standard", "augment": "flip"}
     ),
-    # Short windows, so that there are many of them; how often a character occurs is a part of the task.
-    "characters": Compute(
-        "characters",
-        rounds=12,
-        lr=1e-2,
-        batch_size=64,
-        epochs=2,
-        reading={"encode": "next_character(12)", "samples": 150_000},
-        ccvr=fh.CCVR(samples=500, proportional=True),
-    ),
 }
 
 
@@ -69,7 +59,7 @@ def kind_of(path: Path) -> str:
         axes = held["x"].ndim if "x" in names else 0
         largest = int(np.unique(held["site"], return_counts=True)[1].max())
     if "text" in names:
-        return "characters" if "y" not in names else "text" if largest >= SMALL else "small texts"
+        return "text" if largest >= SMALL else "small texts"
     if "offsets" in names:
         return "sound" if "rate" in names else "files"
     return "table" if axes == 2 else "series" if "channel_names" in names else "images"

@@ -131,21 +131,6 @@ def test_texts(path):
             Federation.load(path, encode=encode)
 
 
-def test_the_next_character_of_texts_without_labels(path):
-    texts = [b"abcabc", b"xyz", b"abca", b"zz"]
-    text, offsets = cut([np.frombuffer(t, np.uint8) for t in texts])
-    site, play = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-    write(path, text=text, offsets=offsets, site=site, play=play, y=None, class_names=None, site_names=None)
-    with pytest.raises(BadInput, match=r"texts without labels y; give encode=next_character\(80\)"):
-        Federation.load(path)
-    fed = Federation.load(path, encode="next_character(3)")
-    letters = ["".join(fed.names[t] for t in row) + ">" + fed.names[y] for row, y in zip(*fed.train, strict=True)]
-    assert letters == ["abc>a", "abc>a", "abc>a", "xyz>z"]  # windows of one client run on over its texts
-    assert fed.sizes == (3, 1)
-    with pytest.raises(BadInput, match="no client has a text of more than 20 characters"):
-        Federation.load(path, encode="next_character(20)")
-
-
 def test_sounds(path):
     sounds = [RNG.integers(-9000, 9000, RNG.integers(500, 2000), dtype=np.int16) for _ in range(24)]
     x, offsets = cut(sounds)

@@ -222,13 +222,6 @@ def test_a_federation_of_an_impossible_number_of_classes_is_refused(classes: int
         Federation.from_npz(path)
 
 
-def test_a_pickle_with_a_huge_memo_is_not_loaded(tmp_path: Path) -> None:
-    """Python would allocate 32 GiB for the number under which this empty dictionary is remembered."""
-    (tmp_path / "batch").write_bytes(b"\x80\x02}r" + (2**31).to_bytes(4, "little") + b".")
-    with pytest.raises(BadInput, match="remembers"):
-        dataset_files.cifar_batch(tmp_path / "batch", b"labels")
-
-
 @pytest.mark.parametrize("sides", [(-1, -18), (2**30, 2**30, 2**30, 2**30, 0), (2**31 - 1,)])
 def test_idx_files_of_impossible_sides_are_refused(sides: tuple[int, ...], tmp_path: Path) -> None:
     header = bytes([0, 0, 8, len(sides)]) + b"".join(side.to_bytes(4, "big", signed=True) for side in sides)

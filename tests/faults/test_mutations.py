@@ -34,7 +34,6 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "JPEG": array_readers.image("JPEG"),
     "WebP": array_readers.image("WEBP"),
     "idx": array_readers.idx,
-    "CIFAR": array_readers.pickled,
     "message": text_readers.message,
 }
 

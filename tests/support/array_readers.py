@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import random
 import zipfile
 from collections.abc import Callable
@@ -192,9 +191,3 @@ def idx(folder: Path) -> Reader:
     file = folder / "images-idx3-ubyte"
     sound = b"\0\0\x08\x03" + b"".join(side.to_bytes(4, "big") for side in (2, 3, 3)) + bytes(18)
     return Reader(sound, file, lambda: dataset_files.idx(file))
-
-
-def pickled(folder: Path) -> Reader:
-    file = folder / "data_batch_1"
-    sound = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}, 2)
-    return Reader(sound, file, lambda: dataset_files.cifar_batch(file, b"labels"))

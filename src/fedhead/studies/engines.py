@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from fedhead.core.system.errors import BadInput
-from fedhead.data.sources.dataset_cache import read_once
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.studies.queue import Engine, Queue
@@ -22,9 +21,8 @@ class LocalEngine:
 
     def run(self, queue: Queue[Any]) -> None:
         """Run jobs until the queue has none."""
-        with read_once():
-            while (job := queue.next()) is not None:
-                queue.finish(job, job.run())
+        while (job := queue.next()) is not None:
+            queue.finish(job, job.run())
 
 
 def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:

@@ -101,36 +101,6 @@ def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
     return Encoded(x, "tokens")
 
 
-class NextCharacters(NamedTuple):
-    """Windows of text and the character that follows each."""
-
-    x: NDArray[np.int64]  # tokens, [N, length]
-    y: NDArray[np.int64]  # the token that follows, [N]
-    row: NDArray[np.int64]  # text in which the window begins, [N]
-    codes: NDArray[np.uint8]  # byte of each token
-
-
-def next_character(
-    text: NDArray[np.uint8], row: NDArray[np.int64], client: NDArray[Any], length: Length = 80
-) -> NextCharacters:
-    """Cut each client's texts, one after the other, into windows of characters that do not overlap.
-
-    Args:
-        text: Bytes of all texts.
-        row: Number of the text that each byte belongs to.
-        client: Client of each text.
-        length: Characters of a window.
-    """
-    codes, tokens = np.unique(text, return_inverse=True)
-    order = np.argsort(client[row], kind="stable")
-    tokens, row = tokens[order].astype(np.int64), row[order]
-    ends = np.append(np.flatnonzero(np.diff(client[row])) + 1, len(row))
-    starts = [np.arange(begin, end - length, length) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-    start = np.concatenate(starts)
-    require(len(start), f"encode: no client has a text of more than {length} characters; give a smaller length")
-    return NextCharacters(tokens[start[:, None] + np.arange(length)], tokens[start + length], row[start], codes)
-
-
 # -- sounds -----------------------------------------------------------------------------------------
 def waveform(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
     """Return the waveform of a sound, [1, steps], cut at a length or filled up with silence.

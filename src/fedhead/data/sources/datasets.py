@@ -86,7 +86,7 @@ class Dataset:
             BadInput: If files are missing or of another shape or size.
         """
         root = folder(data_dir)
-        data = dataset_cache.read((self.name, root, part), lambda: self.read(root, part, download))
+        data: Samples = dataset_cache.read((self.name, root, part), lambda: self.read(root, part, download))
         count = len(data.y)
         expected = count if self.sizes is None else self.sizes[part == "test"]
         require(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 import tarfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput, first_line, require
 
 
 class Remote(NamedTuple):
@@ -47,41 +46,26 @@ def fetch(
     Raises:
         BadInput: If the archive is missing, corrupt or can't be downloaded.
     """
+    import pooch
+
     archive = root / remote.name
     if not archive.is_file():
         if not download:
             raise missing(dataset, files, root, remote.url, "downloads are off")
-        _download(dataset, files, remote, root)
-    if remote.md5 is not None:
-        with open(archive, "rb") as file:
-            require(
-                hashlib.file_digest(file, "md5").hexdigest() == remote.md5,
-                f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again",
-            )
-    _unpack(archive, into or root)
-
-
-def _download(dataset: str, files: Sequence[str], remote: Remote, root: Path) -> None:
-    try:
-        import pooch
-    except ImportError:
-        raise missing(dataset, files, root, remote.url, "pooch, which downloads, is not installed") from None
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        known = f"md5:{remote.md5}" if remote.md5 else None
-        pooch.retrieve(remote.url, known_hash=known, fname=remote.name, path=root, progressbar=False)
-    except Exception as error:  # requests, urllib3 and pooch each have their own errors
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise missing(dataset, files, root, remote.url, f"the download failed ({reason})") from None
-
-
-def _unpack(archive: Path, root: Path) -> None:
+        try:
+            known = None if remote.md5 is None else f"md5:{remote.md5}"
+            pooch.retrieve(remote.url, known_hash=known, fname=remote.name, path=root, progressbar=False)
+        except Exception as error:  # requests, urllib3 and pooch each have their own errors
+            reason = first_line(error)[:120]
+            raise missing(dataset, files, root, remote.url, f"the download failed ({reason})") from None
+    require(
+        remote.md5 is None or pooch.file_hash(archive, "md5") == remote.md5,
+        f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again",
+    )
     try:
         if archive.name.endswith(".tar.gz"):
-            with tarfile.open(archive) as tar:
-                tar.extractall(root, filter="data")  # refuses paths that lead out of the folder
+            shutil.unpack_archive(archive, into or root, filter="data")  # refuses paths that lead out of the folder
         elif archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(root)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+            shutil.unpack_archive(archive, into or root)
+    except (shutil.ReadError, tarfile.TarError, EOFError, OSError) as error:
         raise BadInput(f"{archive}: truncated or corrupt ({error}); delete it and fetch it again") from None

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.system.errors import BadInput, require
-from fedhead.core.system.log import logger
 from fedhead.core.system.special_files import refuse_special
 
 if TYPE_CHECKING:
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 1 << 26  # of one image
 SIZE = Annotated[int, AtLeast(1), AtMost(8192)]  # of resized images
-_GRAY = ("1", "L", "LA", "I;16", "I")
+_GRAY = ("1", "L", "LA")
 _WIDE = ("I;16", "I")  # 16 bits per pixel: PNG has no wider ones
-_WHITE = 65535
 
 
 class Source(NamedTuple):
@@ -50,7 +48,6 @@ def decode(
 ) -> NDArray[np.uint8]:
     """Decode images to one array.
 
-    Images of 16 bits are scaled to 8 bits, 65535 becoming 255.
 
     Args:
         sources: The images.
@@ -72,22 +69,11 @@ def decode(
         x = np.empty((len(sources), channels, *shape), np.uint8)
     except MemoryError:
         raise BadInput(f"{len(sources)} images of {shape[1]}x{shape[0]} do not fit into memory: give a size") from None
-    brightest = -1  # of images with 16 bits
     for i, source in enumerate(sources):
         with _opened(source) as picture:
-            if picture.mode in _WIDE:
-                picture, top = _eight_bits(picture)
-                brightest = max(brightest, top)
             pixels = _pixels(picture, size, channels)
         x[i] = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
         advance()
-    if 0 <= brightest < 4096:
-        raise BadInput(
-            f"{sources[0].name} and others have 16 bits per pixel but only values up to {brightest} of {_WHITE}: scale "
-            "them to 8 bits first"
-        )
-    if brightest >= 0:
-        logger.warning("images of 16 bits per pixel are scaled to 8 bits, %d becoming 255", _WHITE)
     return x
 
 
@@ -127,6 +113,7 @@ def _opened(source: Source) -> Iterator[Image]:
                 width, height = picture.size
                 large = f"{source.name}: an image of {width}x{height}, the limit is {MAX_PIXELS:,} pixels"
                 require(width * height <= MAX_PIXELS, f"{large}; resize it first")
+                require(picture.mode not in _WIDE, f"{source.name}: 16 bits per pixel; scale it to 8 bits first")
                 yield picture
     except Image.DecompressionBombError:
         raise BadInput(f"{source.name}: an image of more than {MAX_PIXELS:,} pixels; resize it first") from None
@@ -134,15 +121,6 @@ def _opened(source: Source) -> Iterator[Image]:
         raise BadInput(f"{source.name}: not a readable image of the formats {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by Pillow for damaged files
         raise BadInput(f"{source.name}: not a readable image ({error}); delete it or fetch it again") from None
-
-
-def _eight_bits(picture: Image) -> tuple[Image, int]:
-    """Return an image of 16 bits with 8, and its largest value."""
-    from PIL import Image
-
-    wide = np.asarray(picture).astype(np.int64)
-    scaled = (wide.clip(0, _WHITE) * 255 + _WHITE // 2) // _WHITE
-    return Image.fromarray(scaled.astype(np.uint8)), int(wide.max())
 
 
 def _pixels(picture: Image, size: int | None, channels: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from fedhead.data.inputs import encoders
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.table_columns import TableColumns, is_frame
 from fedhead.data.inputs.tokenize import Tokenizer, tokenized
-from fedhead.data.sources import image_folders, torch_sets
+from fedhead.data.sources import dataset_cache, image_folders, torch_sets
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,12 @@ class Folder(NamedTuple):
 def folder(path: Path, size: int | None) -> Folder:
     """Read a folder of class folders, or of client folders with class folders, optionally inside train and test."""
     require(path.is_dir(), f"{path}: no such folder")
+    stamps = tuple((file, file.lstat().st_mtime_ns) for file in sorted(path.rglob("*")))
+    made: Folder = dataset_cache.read((path.absolute(), stamps, size), lambda: _read_folder(path, size))
+    return made
+
+
+def _read_folder(path: Path, size: int | None) -> Folder:
     inner = {d.name: d for d in image_folders.subfolders(path)}
     held = inner.get("test") or inner.get("val")
     top = inner["train"] if "train" in inner and held else path

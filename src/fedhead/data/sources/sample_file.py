@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.components.component_syntax import read_call
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import arrays, encoders, labels
 from fedhead.data.inputs.encoders import Encoded
@@ -20,7 +19,7 @@ from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.inputs.tokenize import Tokenizer, tokenized
-from fedhead.data.sources import images
+from fedhead.data.sources import dataset_cache, images
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
 
@@ -90,9 +89,13 @@ def read(path: Path, size: int | None = None, encode: str | Tokenizer | None = N
     Raises:
         BadInput: If the file is not there, or what is in it does not go together.
     """
+    stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()
+    made: Contents = dataset_cache.read((path.absolute(), stamp, size, encode), lambda: _read(path, size, encode))
+    return made
+
+
+def _read(path: Path, size: int | None, encode: str | Tokenizer | None) -> Contents:
     held = read_npz(path)
-    if {"text", "offsets", "site"} <= held.keys() and "y" not in held:
-        return _next_characters(path, held, encode)
     if (named := named_arrays(held, "x")) and "y" in held:
         test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
         stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
@@ -173,24 +176,6 @@ def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[
         f"{path}: offsets must rise from 0 to the length {len(x)} of the array that they cut",
     )
     return np.split(x, ends[1:-1])
-
-
-def _next_characters(path: Path, held: dict[str, NDArray[Any]], encode: str | Tokenizer | None) -> Contents:
-    """Return windows of each client's texts, whose labels are the characters that follow; other arrays go with them."""
-    call = read_call(encode if isinstance(encode, str) else "", "encode")
-    require(
-        call.name == "next_character",
-        f"{path}: texts without labels y; give encode=next_character(80) to predict the next character",
-    )
-    pieces = _pieces(path, held["text"], held["offsets"])
-    sizes = np.array([len(piece) for piece in pieces])
-    sites = held["site"].shape
-    require(sites == sizes.shape, f"{path}: site has shape {sites}, there are {len(sizes)} texts")
-    length = call.arguments("encode", {"length": encoders.Length}).get("length", 80)
-    found = encoders.next_character(held["text"], np.repeat(np.arange(len(sizes)), sizes), held["site"], length)
-    columns = {name: value[found.row] for name, value in held.items() if value.shape == sizes.shape}
-    names = np.array([chr(code) for code in found.codes])
-    return Contents(path, found.x, found.y, "tokens", None, {**held, **columns, "class_names": names})
 
 
 def names_of(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:

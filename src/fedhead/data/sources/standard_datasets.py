@@ -121,7 +121,7 @@ def _cifar(
     absent = [name for name in files if not (root / name).is_file()]
     if absent:
         fetch(dataset, absent, remote, root, download)
-    parts = [dataset_files.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
+    parts = [dataset_files.cifar_batch(_existing(root / name), label, MD5[name]) for name in files]
     y = np.concatenate([y for _, y in parts])
     return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
 
