@@ -278,66 +278,55 @@ def test_subset_keeps_clients_and_classes():
 
 
 @pytest.mark.parametrize("client_test", [None, 0.3, "matched"])
-def test_a_partition_survives_the_disk(tmp_path, client_test):
+def test_a_partition_is_recorded(tmp_path, client_test):
     x, y = arrays()
     fed = Federation.from_arrays(x, y, "dirichlet(0.05)", 6, (x, y), seed=4, client_test=client_test)
-    fed.save_partition(tmp_path / "partition.npz")
-    other = Federation.from_arrays(x, y, "iid", 3, (x, y)).load_partition(tmp_path / "partition.npz")
-    assert other.partition == "dirichlet(0.05)"
-    assert all(np.array_equal(a, b) for a, b in zip(fed.rows, other.rows, strict=True))
-    assert (other.client_test is None) == (client_test is None)
+    fed.save_partition(tmp_path / "partition.npz", extra=np.arange(3))
+    with np.load(tmp_path / "partition.npz") as held:
+        stored = {name: held[name] for name in held.files}
+    assert str(stored["partition"]) == "dirichlet(0.05)"
+    rows = np.split(stored["rows"], stored["ends"][:-1])
+    assert all(np.array_equal(a, b) for a, b in zip(fed.rows, rows, strict=True))
+    assert ("local" in stored) == (client_test is not None)
     if client_test is not None:
-        assert other.client_test_from == fed.client_test_from
-        assert all(np.array_equal(a, b) for a, b in zip(fed.client_test, other.client_test, strict=True))
+        assert str(stored["client_test_from"]) == fed.client_test_from
+        local = np.split(stored["local"], stored["local_ends"][:-1])
+        assert all(np.array_equal(a, b) for a, b in zip(fed.client_test, local, strict=True))
+    assert str(stored["fingerprint"]) == fed.fingerprint()
+    assert np.array_equal(stored["counts"], fed.counts())
+    assert stored["extra"].tolist() == [0, 1, 2]
     assert [p.name for p in tmp_path.iterdir()] == ["partition.npz"]
-
-
-def test_wrong_partition_files_are_refused(tmp_path):
-    x, y = arrays()
-    path = tmp_path / "partition.npz"
-    fed = Federation.from_arrays(x, y, clients=3)
-    with pytest.raises(BadInput, match="no such file"):
-        fed.load_partition(path)
-    path.write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(BadInput, match="not a readable"):
-        fed.load_partition(path)
-    np.savez(path, x=x)
-    with pytest.raises(BadInput, match="not a partition"):
-        fed.load_partition(path)
-    fed.save_partition(path)
-    with pytest.raises(BadInput, match="its training rows are not among its 30 samples"):
-        Federation.from_arrays(x[:30], y[:30], clients=3).load_partition(path)
 
 
 def test_npz(tmp_path):
     x, y = arrays()
     np.savez(tmp_path / "mine.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
-    fed = Federation.from_npz(tmp_path / "mine.npz", clients=3, partition="skewed(1)")
+    fed = Federation.load(tmp_path / "mine.npz", clients=3, partition="skewed(1)")
     assert (fed.title, len(fed), len(fed.test.y)) == ("mine", 3, 5)
     np.savez(tmp_path / "odd.npz", images=x)
     with pytest.raises(BadInput, match="no array 'x'"):
-        Federation.from_npz(tmp_path / "odd.npz")
+        Federation.load(tmp_path / "odd.npz")
     np.savez(tmp_path / "half.npz", x=x, y=y, x_test=x[:5])
     with pytest.raises(BadInput, match=r"half\.npz: x_test is alone; a test set needs both"):
-        Federation.from_npz(tmp_path / "half.npz")
+        Federation.load(tmp_path / "half.npz")
     (tmp_path / "notes.npz").write_text("rounds: 3\n")
     with pytest.raises(BadInput, match=r"notes\.npz: not an \.npz file; write one with numpy\.savez$"):
-        Federation.from_npz(tmp_path / "notes.npz")
+        Federation.load(tmp_path / "notes.npz")
     np.savez(tmp_path / "nan.npz", x=np.full((len(y), 4), np.nan), y=y)
     with pytest.raises(BadInput, match=r"nan\.npz: training x holds NaN"):
-        Federation.from_npz(tmp_path / "nan.npz")
+        Federation.load(tmp_path / "nan.npz")
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=y)
     with pytest.raises(BadInput, match="not a readable"):
-        Federation.from_npz(tmp_path / "evil.npz")
+        Federation.load(tmp_path / "evil.npz")
 
 
 def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "mine.npz"
     with pytest.raises(BadInput, match=r"mine\.npz: no such file"):
-        Federation.from_npz(path)
+        Federation.load(path)
     os.mkfifo(path)
     with pytest.raises(BadInput, match="not a regular file"):
-        Federation.from_npz(path)
+        Federation.load(path)
     path.unlink()
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
@@ -345,11 +334,11 @@ def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         file.writestr("x.npy", header.getvalue())
         file.writestr("y.npy", header.getvalue())
     with pytest.raises(BadInput, match=r"mine\.npz: .*(do not fit into memory|not a readable)"):
-        Federation.from_npz(path)
+        Federation.load(path)
     np.savez(path, x=np.zeros((9, 2)), y=np.zeros(9))
     monkeypatch.setattr(npz_files, "_memory", lambda: 100)
     with pytest.raises(BadInput, match="more than this machine's memory"):
-        Federation.from_npz(path)
+        Federation.load(path)
 
 
 def test_torch_datasets():

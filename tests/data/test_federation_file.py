@@ -42,7 +42,7 @@ def test_a_table_with_natural_clients(path):
     assert (fed.client_names, fed.sizes, fed.client_test_from) == (("north", "south", "east"), (6, 6, 6), "test")
     assert (fed.train.x.dtype, fed.input_shape) == (torch.float32, (5,))
     assert [len(rows) for rows in fed.client_test] == [2, 2, 2]
-    other = Federation.from_npz(path, "dirichlet(1.0)", clients=4)
+    other = Federation.load(path, "dirichlet(1.0)", clients=4)
     assert (len(other), other.client_names, other.test) == (4, None, None)
 
 

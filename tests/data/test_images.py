@@ -27,7 +27,7 @@ def test_a_folder_per_class(tmp_path):
         for i in range(3):
             picture(tmp_path / name / f"{i}.png", value)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
-    fed = Federation.from_folder(tmp_path, clients=2)
+    fed = Federation.load(tmp_path, clients=2)
     assert fed.names == ("cat", "dog")
     assert fed.train.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert fed.input_shape == (3, 5, 6)
@@ -38,7 +38,7 @@ def test_a_folder_per_client_with_train_and_test(tmp_path):
     for site, name in (("north", "a"), ("north", "b"), ("south", "b"), ("south", "c")):
         picture(tmp_path / "train" / site / name / "0.png", 7, mode="L")
     picture(tmp_path / "test" / "c" / "0.png", 9, mode="L")
-    fed = Federation.from_folder(tmp_path)
+    fed = Federation.load(tmp_path)
     assert fed.sizes == (2, 2)
     assert fed.names == ("a", "b", "c")
     assert fed.train.y.tolist() == [0, 1, 1, 2]
@@ -47,21 +47,21 @@ def test_a_folder_per_client_with_train_and_test(tmp_path):
 
 
 def test_wrong_folders_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="no such folder"):
-        Federation.from_folder(tmp_path / "none")
+    with pytest.raises(BadInput, match="no such file"):
+        Federation.load(tmp_path / "none")
     with pytest.raises(BadInput, match="one folder of images per class"):
-        Federation.from_folder(tmp_path)
+        Federation.load(tmp_path)
     (tmp_path / "cat").mkdir()
     with pytest.raises(BadInput, match="no PNG, JPEG or WebP images"):
-        Federation.from_folder(tmp_path)
+        Federation.load(tmp_path)
     picture(tmp_path / "cat" / "0.png", (1, 2, 3))
     picture(tmp_path / "cat" / "1.png", (1, 2, 3), size=(9, 9))
     with pytest.raises(BadInput, match=r"1\.png: an image of 9x9 among others of 6x5"):
-        Federation.from_folder(tmp_path)
-    assert Federation.from_folder(tmp_path, size=4, clients=1).input_shape == (3, 4, 4)
+        Federation.load(tmp_path)
+    assert Federation.load(tmp_path, size=4, clients=1).input_shape == (3, 4, 4)
     (tmp_path / "cat" / "0.png").write_bytes(b"\x89PNG nonsense")
     with pytest.raises(BadInput, match=r"0\.png: not a readable image"):
-        Federation.from_folder(tmp_path, size=4)
+        Federation.load(tmp_path, size=4)
 
 
 def write_wide(path, pixels):
@@ -73,13 +73,13 @@ def write_wide(path, pixels):
 def test_images_of_16_bits_are_refused(tmp_path):
     write_wide(tmp_path / "cat" / "0.png", np.array([[0, 256, 65535]]))
     with pytest.raises(BadInput, match=r"0\.png: 16 bits per pixel; scale it to 8 bits first"):
-        Federation.from_folder(tmp_path, clients=1)
+        Federation.load(tmp_path, clients=1)
 
 
 def test_colors_stay_although_the_first_image_is_gray(tmp_path):
     picture(tmp_path / "cat" / "0.png", 7, mode="L")
     picture(tmp_path / "cat" / "1.png", (1, 2, 3))
-    fed = Federation.from_folder(tmp_path, clients=1)
+    fed = Federation.load(tmp_path, clients=1)
     assert fed.train.x[:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
 
 
@@ -89,7 +89,7 @@ def test_other_formats_are_not_opened(tmp_path):
     for data in (postscript, _encoded("GIF"), _encoded("TIFF"), b"", b"\x89PNG nonsense"):
         (tmp_path / "cat" / "1.png").write_bytes(data)
         with pytest.raises(BadInput, match=r"1\.png: not a readable image of the formats PNG, JPEG, WEBP$"):
-            Federation.from_folder(tmp_path, clients=1)
+            Federation.load(tmp_path, clients=1)
 
 
 def _encoded(kind):
@@ -110,14 +110,14 @@ def test_decompression_bombs_are_refused(tmp_path, side):
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
     )
     with pytest.raises(BadInput, match=r"0\.png: an image of .*67,108,864 pixels; resize it first"):
-        Federation.from_folder(tmp_path, size=4, clients=1)
+        Federation.load(tmp_path, size=4, clients=1)
 
 
 def test_pipes_and_devices_are_not_opened(tmp_path):
     (tmp_path / "cat").mkdir()
     os.mkfifo(tmp_path / "cat" / "0.png")
     with pytest.raises(BadInput, match=r"0\.png: not a regular file"):
-        Federation.from_folder(tmp_path, clients=1)
+        Federation.load(tmp_path, clients=1)
     for target in (tmp_path / "cat" / "0.png", "/dev/zero"):
         link = tmp_path / "dog" / "0.png"
         link.parent.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
 def test_wrong_sizes_are_refused(tmp_path, size, says):
     picture(tmp_path / "cat" / "0.png", (1, 2, 3))
     with pytest.raises(BadInput, match=says):
-        Federation.from_folder(tmp_path, size=size, clients=1)
+        Federation.load(tmp_path, size=size, clients=1)
 
 
 def test_a_part_that_claims_gigabytes_is_not_allocated(tmp_path):
@@ -151,6 +151,6 @@ def test_a_part_that_claims_gigabytes_is_not_allocated(tmp_path):
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
     try:
         with contextlib.suppress(BadInput):  # Pillow reads what is there, or refuses it
-            Federation.from_folder(tmp_path, clients=1)
+            Federation.load(tmp_path, clients=1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -55,7 +55,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "recipe": ("mine.yaml", load),
     "site.yaml": ("site.yaml", SiteFile.read),
     "server.yaml": ("server.yaml", ServerFile.read),
-    "federation": ("data.npz", Federation.from_npz),
+    "federation": ("data.npz", Federation.load),
     "checkpoint": ("a.safetensors", load_tree),
     "metadata": ("a.safetensors", load_metadata),
     "statistics": ("a.safetensors", load_statistics),
@@ -183,7 +183,7 @@ def test_what_the_header_of_an_array_claims_is_not_allocated(header: bytes, tmp_
             archive.writestr("y.npy", data)
             archive.writestr("counts.npy", data)
     with pytest.raises(BadInput, match=r"data\.npz"):
-        Federation.from_npz(tmp_path / "data.npz")
+        Federation.load(tmp_path / "data.npz")
     with pytest.raises(BadInput, match=r"partition\.npz"):
         RunFolder(tmp_path, Recipe()).partition.counts()
 
@@ -199,7 +199,7 @@ def test_a_gzip_file_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeyp
 def test_a_label_that_is_no_row_of_samples_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((3, 2)), y=np.array(1), site=np.zeros(3))
     with pytest.raises(BadInput, match="y is a single value"):
-        Federation.from_npz(tmp_path / "data.npz")
+        Federation.load(tmp_path / "data.npz")
 
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "~nobody-of-this-name/x", "a\0b"])
@@ -219,7 +219,7 @@ def test_a_federation_of_an_impossible_number_of_classes_is_refused(classes: int
         arrays = {name: held[name] for name in held.files}
     np.savez(path, **arrays | {"classes": np.array(classes, np.uint64 if classes > 0 else np.int64)})
     with pytest.raises(BadInput, match="classes"):
-        Federation.from_npz(path)
+        Federation.load(path)
 
 
 @pytest.mark.parametrize("sides", [(-1, -18), (2**30, 2**30, 2**30, 2**30, 0), (2**31 - 1,)])

@@ -131,7 +131,7 @@ def partition(folder: Path) -> Reader:
     file = made.path / "partition.npz"
 
     def read() -> None:
-        data.load_partition(file).counts()
+        made.partition.save(data)
 
     return Reader(file.read_bytes(), file, read, changed_arrays(arrays_of(file)))
 
@@ -139,13 +139,13 @@ def partition(folder: Path) -> Reader:
 def federation(folder: Path) -> Reader:
     file = folder / "federation.npz"
     samples().save(file)
-    return Reader(file.read_bytes(), file, lambda: Federation.from_npz(file).counts(), changed_arrays(arrays_of(file)))
+    return Reader(file.read_bytes(), file, lambda: Federation.load(file).counts(), changed_arrays(arrays_of(file)))
 
 
 def plain_npz(folder: Path) -> Reader:
     arrays = {"x": np.random.default_rng(0).random((12, 4)), "y": np.arange(12) % 3, "site": np.arange(12) % 2}
     file = folder / "data.npz"
-    return Reader(npz(arrays), file, lambda: Federation.from_npz(file, clients=2).counts(), changed_arrays(arrays))
+    return Reader(npz(arrays), file, lambda: Federation.load(file, clients=2).counts(), changed_arrays(arrays))
 
 
 def statistics(folder: Path) -> Reader:

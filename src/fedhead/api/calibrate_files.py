@@ -27,7 +27,7 @@ from fedhead.data.inputs import labels
 from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
-from fedhead.data.sources import datasets, library_datasets, sample_file
+from fedhead.data.sources import datasets, sample_file
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models import MODELS, load
@@ -202,10 +202,9 @@ def _site(path: Path, names: Sequence[str] | None) -> Federation:
         count = 1 + int(read.max(initial=0)) if names is None else len(names)
         data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
-    found = library_datasets.folder(path, None)
-    require(found.clients is None, f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
-    data = found.parts[0]
-    return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=stored_layout(data.x))
+    held = sample_file.read(path)
+    require("site" not in held.arrays, f"{path} holds the folders of several clients: give the folder of one")
+    return Federation.from_arrays(held.x, held.y, clients=1, names=held.class_names, layout=held.layout)
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:

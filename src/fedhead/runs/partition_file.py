@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.npz_files import read_npz
-from fedhead.data.partitions import partition_file
 from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
 
 
@@ -38,7 +37,7 @@ class PartitionFile:
         digest = np.frombuffer(federation.train.digest(), np.uint8)
         if not self.path.exists():
             # with the counts, so that a report needs no data
-            federation.save_partition(self.path, counts=federation.counts(), data_digest=digest)
+            federation.save_partition(self.path, data_digest=digest)
             return
         with damaged_if_bad():
             same = self.fingerprint() == federation.fingerprint()
@@ -70,10 +69,8 @@ class PartitionFile:
 
     def fingerprint(self) -> str | None:
         """Return what two runs share that have the same split (`Federation.fingerprint`); None without a file."""
-        if not self.path.exists():
-            return None
-        rows, local, origin, _ = partition_file.load(self.path)
-        return partition_file.fingerprint(rows, local, origin)
+        found = self._array("fingerprint")
+        return None if found is None else str(found)
 
     def _names(self, name: str) -> tuple[str, ...] | None:
         names = self._array(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import Converted, Pair, convert
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.partitions.allocation import Rows, stratified_share
-from fedhead.data.partitions.client_test_sets import SHARE
+from fedhead.data.partitions.client_test_sets import SHARE, ClientTest
 from fedhead.data.partitions.partition import IID, Partition
 from fedhead.data.partitions.partition_registry import FromFunction
 from fedhead.data.sources.library_datasets import Part, Reader, torch_part
@@ -49,9 +49,32 @@ class ArrayOptions:
         missing = preprocessing.allows_missing(self.missing)
         return convert(parts, test, self.public, self.names, self.classes, self.layout, missing, self.objective)
 
-    def assemble(self, cls: type[F], converted: Converted, train: Samples, rows: list[Rows], **parts: Any) -> F:
-        """Return a federation of converted samples."""
-        return cls(
+    def build(
+        self,
+        cls: type[F],
+        converted: Converted,
+        train: Samples,
+        rows: list[Rows],
+        share: float | NDArray[np.bool_] | None,
+        own_test: list[Rows] | None,
+        client_test: str | float | ClientTest | None,
+        seed: int,
+        **parts: Any,
+    ) -> F:
+        """Return a federation of converted samples.
+
+        Args:
+            cls: Its class.
+            converted: The samples.
+            train: Training samples.
+            rows: Those of each client.
+            share: Share or mask of each client's samples to hold out for testing.
+            own_test: Test samples of each client, as rows of the test set.
+            client_test: Test set of each client, see `Federation.from_arrays`.
+            seed: Seed of the test sets.
+            **parts: Further fields of the federation.
+        """
+        made = cls(
             train,
             rows,
             converted.classes.count,
@@ -62,10 +85,12 @@ class ArrayOptions:
             objective=self.objective,
             **parts,
         )
-
-    def prepare(self, federation: F) -> F:
-        """Fill missing values and set the transform."""
-        return preprocessing.prepare(federation, self.missing, self.augment, self.normalize, self.resize)
+        if own_test is not None:
+            made = replace(made, client_test=own_test, client_test_from="test")
+        if share is not None:
+            made = made.hold_out(share, seed)
+        made = made.with_client_test(client_test, seed)
+        return preprocessing.prepare(made, self.missing, self.augment, self.normalize, self.resize)
 
 
 def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
-from fedhead.data.federation import builders, federation_file, preprocessing, splits
+from fedhead.data.federation import builders, federation_file, preprocessing
 from fedhead.data.federation.builders import ArrayOptions
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples as Samples
@@ -21,7 +21,7 @@ from fedhead.data.inputs.conversion import Pair, concatenate
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.partitions import partition_file
-from fedhead.data.partitions.allocation import Rows, stratified
+from fedhead.data.partitions.allocation import stratified
 from fedhead.data.partitions.client_test_sets import ClientTest
 from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of_groups
 from fedhead.data.partitions.partition import Dirichlet, Natural
@@ -173,15 +173,14 @@ class Federation(FederationData):
             if share is not None:
                 train, held = builders.split_test(train, share, objective, seed)
             rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
-        made = options.assemble(cls, converted, train, rows, test=held, client_names=client_names, partition=str(rule))
-        if isinstance(rule, Natural) and share is not None:
-            made = made.hold_out(share, seed)
+            share = None
+        own_test = None
         if test_groups is not None:
             if client_names is None or pair is None or held is None:
                 raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
-            own_rows = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
-            made = replace(made, client_test=own_rows, client_test_from="test")
-        return options.prepare(made.with_client_test(client_test, seed))
+            own_test = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
+        parts = {"test": held, "client_names": client_names, "partition": str(rule)}
+        return options.build(cls, converted, train, rows, share, own_test, client_test, seed, **parts)
 
     @classmethod
     def from_dataset(
@@ -320,122 +319,19 @@ class Federation(FederationData):
             {what: (part.x, part.y) for what, part in parts.items()},
             {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
         )
-        made = options.assemble(
+        own_test = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
+        return options.build(
             cls,
             converted,
             concatenate(converted.parts),
             builders.consecutive_rows([len(part.y) for part in parts.values()]),
+            share,
+            own_test if tests else None,
+            client_test,
+            seed,
             test=converted.test,
             client_names=tuple(named) if isinstance(clients, Mapping) else None,
         )
-        if tests:
-            own_rows = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
-            made = replace(made, client_test=own_rows, client_test_from="test")
-        if share is not None:
-            made = made.hold_out(share, seed)
-        return options.prepare(made.with_client_test(client_test, seed))
-
-    @classmethod
-    def from_npz(
-        cls,
-        path: str | PathLike[str],
-        partition: PartitionLike | None = None,
-        clients: int | None = None,
-        test: Pair | float | str | NDArray[np.bool_] | None = None,
-        *,
-        size: int | None = None,
-        encode: str | Tokenizer | None = None,
-        layout: str | None = None,
-        **settings: Any,
-    ) -> Self:
-        """Create a federation from an .npz file, which may say which client each sample belongs to.
-
-        The file holds x and y, or texts, sounds or encoded images and y; see the page on data for its arrays.
-
-        Args:
-            path: The file.
-            partition: A partition or its name; by default "natural" if the file has clients (the array `site`),
-                otherwise "iid". "natural(column)" takes the clients of another array.
-            clients: Number of clients; by default those of the file, or 10.
-            test: Test set, see `from_arrays`, or the name of an array that holds 1 for test samples; by default
-                x_test and y_test, if the file has them.
-            size: Resizes encoded images to size × size.
-            encode: Encoder of texts ("hashing(2048)", "bytes(256)", "next_character(80)", or a tokenizer, see
-                `from_dataset`) or sounds ("spectrogram(1.0)", "waveform(1.0)").
-            layout: Meaning of x; by default what the file states, or what can be inferred.
-            **settings: Further arguments of `from_arrays`.
-
-        Returns:
-            The federation.
-
-        Raises:
-            BadInput: If the file can't be read or its parts do not go together.
-        """
-        contents = sample_file.read(Path(path), size, encode)
-        default = Natural() if "site" in contents.arrays else "iid"
-        rule = parse_partition(default if partition is None else partition)
-        if contents.saved and settings.get("objective") == contents.objective:
-            del settings["objective"]
-        unchanged = rule == Natural() and test is None and layout is None and settings.keys() <= _PREPARATION
-        try:
-            if contents.saved and unchanged:
-                return cls._restored(contents, clients, **settings)
-            if isinstance(rule, Natural):
-                groups, group_names = contents.column(rule.column)
-                require(
-                    groups is not None,
-                    f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
-                )
-                settings |= {"groups": groups, "group_names": group_names}
-            chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
-            given: dict[str, Any] = {"names": contents.class_names, "title": Path(path).stem}
-            given |= {"objective": contents.objective, "layout": layout or contents.layout}
-            return cls.from_arrays(contents.x, contents.y, rule, clients, chosen, **{**given, **settings})
-        except BadInput as error:
-            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-
-    @classmethod
-    def _restored(
-        cls,
-        contents: sample_file.Contents,
-        clients: int | None,
-        seed: int = 0,
-        client_test: str | float | ClientTest | None = None,
-        augment: str | None = None,
-        normalize: str | None = None,
-        resize: int | None = None,
-    ) -> Self:
-        """Return a federation that was saved, prepared in another way."""
-        made = cls(**federation_file.restore(contents))
-        _check_count(clients, len(made), "the file has")
-        return preprocessing.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
-
-    @classmethod
-    def from_folder(cls, path: str | PathLike[str], size: int | None = None, **settings: Any) -> Self:
-        """Create a federation from a folder of images.
-
-        The folder holds one folder per class, or one folder per client that holds the class folders. Top-level folders
-        named train and test (or val) are the two parts of the data.
-
-        Args:
-            path: The folder.
-            size: Resizes images to size × size; without it all images must have the same size.
-            **settings: Arguments of `from_arrays` or `from_clients`.
-
-        Returns:
-            The federation.
-        """
-        found = library_datasets.folder(Path(path), size)
-        settings = {"names": found.names, "test": found.test, "title": Path(path).name, "layout": "nchw", **settings}
-        if found.clients is None:
-            return cls.from_arrays(found.parts[0].x, found.parts[0].y, **settings)
-        rule = str(settings.pop("partition", None) or "natural")
-        require(
-            rule == "natural",
-            f"partition: {rule} does not fit, the folders in {path} are clients; set partition=natural",
-        )
-        _check_count(settings.pop("clients", None), len(found.parts), f"{path} holds")
-        return cls.from_clients(dict(zip(found.clients, found.parts, strict=True)), **settings)
 
     @classmethod
     def load(
@@ -459,11 +355,14 @@ class Federation(FederationData):
     ) -> Self:
         """Load a registered data set (`fedhead ls datasets`), an .npz file or a folder of images.
 
+        The page on data lists the arrays of a file. A folder holds one folder per class, or one folder per client that
+        holds the class folders; top-level folders named train and test (or val) are the two parts of the data.
+
         Args:
             source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client; by default the clients of the file or folder, if it has such,
-                otherwise iid.
+                returns one array of rows per client; by default the clients of the file (its array `site`) or folder,
+                if it has such, otherwise iid. "natural(column)" takes the clients of another array.
             clients: Number of clients; by default those of the file or folder, or 10.
             seed: Seed of the partition and of subsets.
             data_dir: Data folder; by default $FEDHEAD_DATA or the user's cache.
@@ -479,8 +378,11 @@ class Federation(FederationData):
             resize: Height and width that images are resized to on the compute device (bicubic); by default they keep
                 their size.
             with_test: Whether to read the test samples; without, the federation has no test set.
-            **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only; `objective` also
-                for registered data sets.
+            **settings: For files and folders only: `size` (resizes encoded images to size × size), `encode` (encoder
+                of texts, such as "hashing(2048)", "bytes(256)" or a tokenizer, see `from_dataset`, or of sounds,
+                "spectrogram(1.0)" or "waveform(1.0)"), `layout`, `test` (see `from_arrays`, or the name of an array
+                that holds 1 for test samples; by default x_test and y_test, if the file has them), and further
+                arguments of `from_arrays`. `objective` also for registered data sets.
 
         Returns:
             The federation.
@@ -495,7 +397,8 @@ class Federation(FederationData):
             )
             settings |= {"seed": seed, "client_test": client_test}
             settings |= {"augment": augment, "normalize": normalize, "resize": resize}
-            made = cls._from_path(Path(str(source)), partition, clients, settings)
+            settings = {name: value for name, value in settings.items() if value is not None}
+            made = cls._from_path(Path(str(source)), partition, clients, **settings)
             if not with_test:
                 made = replace(made, test=None, client_test=None)
             return made if subset is None else made.subset(subset, seed)
@@ -506,10 +409,15 @@ class Federation(FederationData):
         )
         entry = datasets.get(source)  # type: ignore[arg-type]  # no path
         datasets.check_objective(entry, objective)
-        other = None if public is None else datasets.get(public)
-        train, test, shared = datasets.parts(
-            entry, data_dir, download, subset, test_samples, other, public_samples, seed, with_test
-        )
+        train = entry.part("train", data_dir, download)
+        test = entry.part("test", data_dir, download) if with_test else None
+        if subset is not None:
+            train = train.take(stratified(train.y.numpy(), subset, seed))
+        if test_samples is not None and test is not None:
+            test = test.take(stratified(test.y.numpy(), test_samples, seed))
+        shared = None
+        if public is not None:
+            train, shared = datasets.public_part(entry, train, public, public_samples, seed, data_dir, download)
         rule = parse_partition("iid" if partition is None else partition)
         made = cls(
             train,
@@ -527,80 +435,44 @@ class Federation(FederationData):
 
     @classmethod
     def _from_path(
-        cls, path: Path, partition: PartitionLike | None, clients: int | None, settings: dict[str, Any]
+        cls,
+        path: Path,
+        partition: PartitionLike | None,
+        clients: int | None,
+        test: Pair | float | str | NDArray[np.bool_] | None = None,
+        size: int | None = None,
+        encode: str | Tokenizer | None = None,
+        layout: str | None = None,
+        **settings: Any,
     ) -> Self:
-        settings = {name: value for name, value in settings.items() if value is not None}
-        if not path.is_dir():
-            return cls.from_npz(path, partition, clients, **settings)
-        for name in ("encode", "layout"):
-            require(name not in settings, f"{name}: this is for .npz files, {path} is a folder of images")
-        return cls.from_folder(path, partition=partition, clients=clients, **settings)
-
-    # -- modified copies --------------------------------------------------------------------------
-    def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
-        """Return the federation with a test set for each client; see `Federation.from_arrays`.
-
-        Args:
-            client_test: A share of the client's samples, or `matched`.
-            seed: Seed of the choice.
-
-        Returns:
-            A copy, or the federation itself without `client_test`.
-        """
-        return splits.with_client_test(self, client_test, seed)
-
-    def with_validation(self, share: float | None, seed: int = 0) -> Self:
-        """Return the federation with a share of each client's training samples taken apart for validation.
-
-        Args:
-            share: Share of each client's training samples; None: none.
-            seed: Seed of the choice, which is made by key for each client.
-
-        Returns:
-            A copy, or the federation itself where there is nothing to do.
-
-        Raises:
-            BadInput: If the share leaves no client a validation sample.
-        """
-        return splits.with_validation(self, share, seed)
-
-    def subset(self, n: int, seed: int = 0) -> Self:
-        """Return the federation with only n training (and client test) samples, stratified by class.
-
-        Args:
-            n: Number of samples.
-            seed: Seed of the choice.
-
-        Returns:
-            A copy.
-        """
-        return self.take(stratified(self.strata, n, seed))
-
-    def take(self, kept: Rows) -> Self:
-        """Return the federation with only these rows of its training set.
-
-        Args:
-            kept: Rows of `train`, each once.
-
-        Returns:
-            A copy.
-        """
-        return splits.take(self, kept)
-
-    def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
-        """Return the federation with some samples of each client as its test set, and all of these as the global one.
-
-        Args:
-            test: Share of each client's samples, stratified by class, or which rows of `train` to hold out.
-            seed: Seed of the choice.
-
-        Returns:
-            A copy.
-
-        Raises:
-            BadInput: If no training or no test samples are left.
-        """
-        return splits.hold_out(self, test, seed)
+        contents = sample_file.read(path, size, encode, layout)
+        default = Natural() if "site" in contents.arrays else "iid"
+        rule = parse_partition(default if partition is None else partition)
+        if contents.saved and settings.get("objective") == contents.objective:
+            del settings["objective"]
+        unchanged = rule == Natural() and test is None and layout is None and settings.keys() <= _PREPARATION
+        try:
+            if contents.saved and unchanged:
+                made = cls(**federation_file.restore(contents))
+                count = len(made)
+                known = clients in (None, count)
+                require(known, f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
+                transform = {name: settings.get(name) for name in ("augment", "normalize", "resize")}
+                made = made.with_client_test(settings.get("client_test"), settings["seed"])
+                return preprocessing.prepare(made, "refuse", **transform)
+            if isinstance(rule, Natural):
+                groups, group_names = contents.column(rule.column)
+                require(
+                    groups is not None,
+                    f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
+                )
+                settings |= {"groups": groups, "group_names": group_names}
+            chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
+            given: dict[str, Any] = {"names": contents.class_names, "title": path.name.removesuffix(".npz")}
+            given |= {"objective": contents.objective, "layout": layout or contents.layout}
+            return cls.from_arrays(contents.x, contents.y, rule, clients, chosen, **{**given, **settings})
+        except BadInput as error:
+            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.
@@ -617,7 +489,25 @@ class Federation(FederationData):
         Raises:
             BadInput: If there is no such client, it has no samples, or no other client has any.
         """
-        return splits.leave_out(self, client)
+        require(0 <= client < len(self), f"there is no client {client} to leave out: they are 0 … {len(self) - 1}")
+        others = [k for k in range(len(self)) if k != client]
+        require(
+            any(self.sizes[k] for k in others),
+            f"client {client} can't be left out: no other client has samples to train on",
+        )
+        test = self.samples_of(client)
+        require(len(test.y), f"client {client} can't be left out for a test: it has no samples")
+        validation, names = self.validation, self.client_names
+        rest = replace(
+            self,
+            rows=[self.rows[k] for k in others],
+            test=test,
+            client_test=None,
+            validation=None if validation is None else [validation[k] for k in others],
+            client_names=None if names is None else [names[k] for k in others],
+        )
+        kept = np.sort(np.concatenate([*rest.rows, *(rest.validation or [])]))
+        return preprocessing.refit(self, rest.take(kept))
 
     # -- files ------------------------------------------------------------------------------------
     def save(self, path: str | PathLike[str]) -> None:
@@ -640,41 +530,16 @@ class Federation(FederationData):
         return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
 
     def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
-        """Write the rows of each client to a file for `load_partition`.
+        """Write the rows of each client to a file, with their counts by class and their fingerprint.
 
         Args:
             path: File to write.
             **arrays: Further arrays to keep in the file, by name.
         """
-        more = {"class_names": self.names, "client_names": self.client_names, **arrays}
-        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition, more)
-
-    def load_partition(self, path: str | PathLike[str]) -> Self:
-        """Return this data with the clients of a file written by `save_partition`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            A copy.
-
-        Raises:
-            BadInput: If the file can't be read or does not fit the data.
-        """
-        rows, local, client_test_from, text = partition_file.load(Path(path))
-        limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
-        partition_file.check_rows(rows, limit["train"], f"{path}: its training rows")
-        partition_file.check_rows(local, limit[client_test_from], f"{path}: its test rows")
-        names = self.client_names if self.client_names is not None and len(self.client_names) == len(rows) else None
-        return replace(
-            self,
-            rows=rows,
-            client_test=local,
-            client_test_from=client_test_from,
-            partition=text,
-            client_names=names,
-        )
-
-
-def _check_count(clients: int | None, count: int, holds: str) -> None:
-    require(clients in (None, count), f"clients: {holds} {count}, not {clients}; set clients={count} ({DEFAULT})")
+        entries: dict[str, Any] = partition_file.pack(self.rows, "rows", "ends")
+        if self.client_test is not None:
+            entries |= partition_file.pack(self.client_test, "local", "local_ends")
+        entries |= {"class_names": self.names, "client_names": self.client_names, "counts": self.counts(), **arrays}
+        entries |= {"partition": self.partition, "client_test_from": self.client_test_from}
+        entries["fingerprint"] = self.fingerprint()
+        partition_file.write(Path(path), entries)

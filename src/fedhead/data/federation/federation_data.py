@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhead.core.components.parameters import check
 from fedhead.core.system import html
-from fedhead.core.system.errors import require
+from fedhead.core.system.errors import BadInput, require
+from fedhead.core.training import random
 from fedhead.core.tree.inputs import describe, map_inputs, model_types, shape_of, type_of
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.missing_values import MissingValues
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Rows, stratified
+from fedhead.data.partitions.client_test_sets import SHARE, ClientTest, Fraction, parse
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, check_kind
 
@@ -26,7 +30,7 @@ _NOUNS = {"multiclass": "classes", "binary": "classes", "multilabel": "labels", 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederationData:
-    """Fields, checks and properties of a `Federation`, whose docstring describes the fields."""
+    """Fields, checks, properties and modified copies of a `Federation`, whose docstring describes the fields."""
 
     train: Samples
     rows: list[Rows]
@@ -139,6 +143,137 @@ class FederationData:
             return np.array(self.sizes, np.int64)[:, None]
         y = self.train.y.numpy()
         return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
+
+    # -- modified copies --------------------------------------------------------------------------
+    def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
+        """Return the federation with a test set for each client; see `Federation.from_arrays`.
+
+        Args:
+            client_test: A share of the client's samples, or `matched`.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy, or the federation itself without `client_test`.
+        """
+        rule = parse(client_test)
+        if rule is None:
+            return self
+        if isinstance(rule, Fraction):
+            parts = [rule.split(rows, self.strata, seed, k) for k, rows in enumerate(self.rows)]
+            train_rows, test_rows = [a for a, _ in parts], [b for _, b in parts]
+            return replace(self, rows=train_rows, client_test=test_rows, client_test_from="train")
+        if self.test is None:
+            raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
+        require(
+            self.has_classes,
+            "client_test: matched needs classes; give a share of each client's samples, such as 0.3",
+        )
+        y, counts = self.test.y.numpy(), self.counts()
+        test_rows = [rule.draw(count, int(counts.sum()), y, seed, k) for k, count in enumerate(counts)]
+        return replace(self, client_test=test_rows, client_test_from="test")
+
+    def with_validation(self, share: float | None, seed: int = 0) -> Self:
+        """Return the federation with a share of each client's training samples set apart for validation.
+
+        Args:
+            share: Share of each client's training samples; None: none.
+            seed: Seed of the choice, which is made by key for each client.
+
+        Returns:
+            A copy, or the federation itself where there is nothing to do.
+
+        Raises:
+            BadInput: If the share leaves no client a validation sample.
+        """
+        if share is None or self.validation is not None:
+            return self
+        check("validation", share, SHARE)
+        train_rows, validation = [], []
+        for k, rows in enumerate(self.rows):
+            order = random.permutation(random.key(seed, "validation", k), len(rows))
+            size = min(int(share * len(rows)), max(len(rows) - 1, 0))  # at least one sample is kept for training
+            train_rows.append(np.sort(rows[order[size:]]))
+            validation.append(np.sort(rows[order[:size]]))
+        require(
+            any(map(len, validation)),
+            f"validation: {share:g} of the largest client's {max(self.sizes)} samples is none",
+        )
+        return replace(self, rows=train_rows, validation=validation)
+
+    def subset(self, n: int, seed: int = 0) -> Self:
+        """Return the federation with only n training (and client test) samples, stratified by class.
+
+        Args:
+            n: Number of samples.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy.
+        """
+        return self.take(stratified(self.strata, n, seed))
+
+    def take(self, kept: Rows) -> Self:
+        """Return the federation with only these rows of its training set.
+
+        Args:
+            kept: Rows of `train`, each once.
+
+        Returns:
+            A copy.
+        """
+        new_row = np.full(len(self.train.y), -1, np.int64)
+        new_row[kept] = np.arange(len(kept))
+
+        def renumber(clients: list[Rows] | None) -> list[Rows] | None:
+            return None if clients is None else [new_row[rows][new_row[rows] >= 0] for rows in clients]
+
+        return replace(
+            self,
+            train=self.train.take(kept),
+            rows=renumber(self.rows) or [],
+            client_test=renumber(self.client_test) if self.client_test_from == "train" else self.client_test,
+            validation=renumber(self.validation),
+        )
+
+    def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
+        """Return the federation with some samples of each client as its test set, and all of these as the global one.
+
+        Args:
+            test: Share of each client's samples, stratified by class, or which rows of `train` to hold out.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy.
+
+        Raises:
+            BadInput: If no training or no test samples are left.
+        """
+        if isinstance(test, np.ndarray):
+            is_test = test
+        else:
+            is_test, rule = np.zeros(len(self.train.y), bool), Fraction(check("test", test, SHARE), stratified=True)
+            for k, rows in enumerate(self.rows):
+                is_test[rule.split(rows, self.strata, seed, k)[1]] = True
+        require(
+            is_test.any() and not all(is_test[rows].all() for rows in self.rows),
+            "test: the clients have too few samples to hold test samples out; give test=(x, y)",
+        )
+        test_row = np.cumsum(is_test) - 1
+        training = replace(self, rows=[rows[~is_test[rows]] for rows in self.rows], client_test=None)
+        return replace(
+            training.take(np.flatnonzero(~is_test)),
+            test=self.train.take(np.flatnonzero(is_test)),
+            client_test=[test_row[rows[is_test[rows]]] for rows in self.rows],
+            client_test_from="test",
+        )
+
+    def samples_of(self, client: int) -> Samples:
+        """Return all samples of a client, those held out for testing and validation among them."""
+        rows = [self.rows[client], *([] if self.validation is None else [self.validation[client]])]
+        if self.client_test is None or self.client_test_from == "train" or self.test is None:
+            own_test = [] if self.client_test is None else [self.client_test[client]]
+            return self.train.take(np.sort(np.concatenate([*rows, *own_test])))
+        return concatenate([self.train.take(np.sort(np.concatenate(rows))), self.test.take(self.client_test[client])])
 
 
 def _sample_type(data: Samples) -> Any:

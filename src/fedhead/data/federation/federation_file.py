@@ -13,7 +13,6 @@ import torch
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
-from fedhead.data.federation import splits
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs import arrays, labels, named_inputs, targets
 from fedhead.data.inputs.arrays import Samples
@@ -31,7 +30,7 @@ def save(path: Path, federation: FederationData) -> None:
     for rows in (federation.rows, owned, federation.validation or []):
         for k, own in enumerate(rows):
             site[own] = k
-    held = splits.take(federation, np.flatnonzero(site >= 0))
+    held = federation.take(np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
         SAVED: 1,
@@ -44,11 +43,9 @@ def save(path: Path, federation: FederationData) -> None:
         "preparation": _preparation(federation),
         "title": federation.title,
         "partition": federation.partition,
+        "objective": None if federation.objective == "multiclass" else federation.objective,
+        "class_names": federation.names,
     }
-    if federation.objective != "multiclass":
-        entries["objective"] = federation.objective
-    if federation.names is not None:
-        entries["class_names"] = list(federation.names)
     for name, data in (("test", federation.test), ("public", federation.public)):
         if data is not None:
             entries |= {**_arrays(f"x_{name}", data.x), f"y_{name}": data.y.numpy()}
@@ -57,7 +54,7 @@ def save(path: Path, federation: FederationData) -> None:
         entries["client_test_from"] = held.client_test_from
     if held.validation is not None:
         entries |= partition_file.pack(held.validation, "validation_rows", "validation_ends")
-    partition_file.write(path, **{name: np.asarray(value) for name, value in entries.items()})
+    partition_file.write(path, entries)
 
 
 def _arrays(key: str, x: Inputs) -> dict[str, Any]:

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import Unreadable, require
-from fedhead.data.inputs.npz_files import read_npz
+from fedhead.core.system.errors import require
 from fedhead.data.partitions.allocation import Rows
-
-
-def save(
-    path: Path,
-    rows: list[Rows],
-    local: list[Rows] | None,
-    client_test_from: str,
-    text: str,
-    more: Mapping[str, Sequence[str] | NDArray[Any] | None],
-) -> None:
-    """Write a partition to a file: all rows in one array, the end of each client's rows in another.
-
-    Args:
-        path: The file.
-        rows: Training rows of each client.
-        local: Test rows of each client.
-        client_test_from: What those are rows of.
-        text: The partition's name.
-        more: Arrays that reports may want, such as `class_names`.
-    """
-    entries: dict[str, Any] = pack(rows, "rows", "ends")
-    if local is not None:
-        entries |= pack(local, "local", "local_ends")
-    entries |= {name: np.array(values) for name, values in more.items() if values is not None}
-    write(path, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
-
-
-def load(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
-    """Read a partition written by `save`."""
-    held = read_npz(path)
-    try:
-        rows = unpack(held, "rows", "ends")
-        local = unpack(held, "local", "local_ends") if "local" in held else None
-        return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
-    except (KeyError, IndexError) as error:
-        raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
 
 
 def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:
@@ -85,7 +48,8 @@ def check_rows(clients: list[Rows] | None, limit: int, what: str) -> None:
     require(fits, f"{what} are not among its {limit} samples")
 
 
-def write(path: Path, **entries: NDArray[Any]) -> None:
-    """Write arrays to an .npz file, all of them or nothing."""
+def write(path: Path, entries: Mapping[str, Any]) -> None:
+    """Write arrays to an .npz file, all of them or nothing; entries that are None are left out."""
+    arrays = {name: np.asarray(value) for name, value in entries.items() if value is not None}
     with atomic(path) as draft, draft.open("wb") as file:
-        np.savez_compressed(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes entries for flags
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes entries for flags

@@ -117,35 +117,26 @@ def is_path(name: Any) -> bool:
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
 
 
-def parts(
+def public_part(
     entry: Dataset,
+    train: Samples,
+    public: str | Dataset | Callable[[], Any],
+    samples: int | None,
+    seed: int,
     data_dir: str | PathLike[str] | None,
     download: bool,
-    samples: int | None,
-    test_samples: int | None,
-    public: Dataset | None,
-    public_samples: int | None,
-    seed: int,
-    with_test: bool = True,
-) -> tuple[Samples, Samples | None, Samples | None]:
-    """Return the training, test and public samples that `Federation.load` asks for."""
-    train = entry.part("train", data_dir, download)
-    test = entry.part("test", data_dir, download) if with_test else None
-    if samples is not None:
-        train = train.take(stratified(train.y.numpy(), samples, seed))
-    if test_samples is not None and test is not None:
-        test = test.take(stratified(test.y.numpy(), test_samples, seed))
-    if public is None:
-        return train, test, None
-    if public.name != entry.name:
-        shared = public.part("test", data_dir, download)
-        return train, test, shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
-    held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+) -> tuple[Samples, Samples]:
+    """Return the training samples that are left to the clients, and the public ones; see `Federation.load`."""
+    other = get(public)
+    if other.name != entry.name:
+        shared = other.part("test", data_dir, download)
+        return train, shared.take(stratified(shared.y.numpy(), min(samples or 3000, len(shared.y)), seed))
+    held = stratified(train.y.numpy(), samples or max(1, len(train.y) // 5), seed)
     require(
         len(held) != len(train.y),
-        f"public_samples: {public_samples} leaves no training samples of {entry.name} for the clients",
+        f"public_samples: {samples} leaves no training samples of {entry.name} for the clients",
     )
-    return train.take(np.setdiff1d(np.arange(len(train.y)), held)), test, train.take(held)
+    return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
 
 
 def _checked(found: Any, name: str) -> Dataset:

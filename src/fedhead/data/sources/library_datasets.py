@@ -1,21 +1,19 @@
-"""Data sets of other libraries as inputs and labels: PyTorch's, Hugging Face's, pandas'; and folders of images."""
+"""Data sets of other libraries as inputs and labels: PyTorch's, Hugging Face's, pandas'."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import encoders
-from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.table_columns import TableColumns, is_frame
 from fedhead.data.inputs.tokenize import Tokenizer, tokenized
-from fedhead.data.sources import dataset_cache, image_folders, torch_sets
+from fedhead.data.sources import torch_sets
 
 
 @dataclass(frozen=True)
@@ -232,34 +230,3 @@ def stack(samples: Sequence[Any]) -> Any:
 def _others(known: Sequence[Any], reading: Reading) -> list[str]:
     """Return the columns that are neither label nor client nor test mark."""
     return [str(name) for name in known if name not in (reading.label, reading.client, reading.mark)]
-
-
-class Folder(NamedTuple):
-    """The contents of a folder of images."""
-
-    parts: list[Samples]  # one per client, or a single one
-    test: Samples | None
-    names: tuple[str, ...]  # of the classes
-    clients: tuple[str, ...] | None  # names of the folders of the clients, if there are such
-
-
-def folder(path: Path, size: int | None) -> Folder:
-    """Read a folder of class folders, or of client folders with class folders, optionally inside train and test."""
-    require(path.is_dir(), f"{path}: no such folder")
-    stamps = tuple((file, file.lstat().st_mtime_ns) for file in sorted(path.rglob("*")))
-    made: Folder = dataset_cache.read((path.absolute(), stamps, size), lambda: _read_folder(path, size))
-    return made
-
-
-def _read_folder(path: Path, size: int | None) -> Folder:
-    inner = {d.name: d for d in image_folders.subfolders(path)}
-    held = inner.get("test") or inner.get("val")
-    top = inner["train"] if "train" in inner and held else path
-    roots = image_folders.subfolders(top)
-    require(roots, f"{path}: no folders in it; it needs one folder of images per class")
-    by_client = all(image_folders.subfolders(root) for root in roots)
-    where = roots if by_client else [top]
-    names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))
-    parts = [image_folders.decode(root, names, size) for root in where]
-    test = image_folders.decode(held, names, size) if top is not path and held else None
-    return Folder(parts, test, names, tuple(root.name for root in roots) if by_client else None)

@@ -1,4 +1,4 @@
-"""Samples in an .npz file: inputs, labels, and further arrays such as the client of each sample.
+"""Samples in an .npz file or a folder of images: inputs, labels, and further arrays such as each sample's client.
 
 See docs/data.md for the arrays. Any .npz file with x and y can be read, with or without clients.
 """
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import arrays, encoders, labels
+from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.encoders import Encoded
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.inputs.tokenize import Tokenizer, tokenized
-from fedhead.data.sources import dataset_cache, images
+from fedhead.data.sources import dataset_cache, image_folders, images
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
 
@@ -29,8 +30,8 @@ class Contents:
     """Contents of a file."""
 
     path: Path
-    x: NDArray[Any] | dict[str, NDArray[Any]]  # [N, …], or several by name
-    y: NDArray[Any]
+    x: Any  # [N, …], or several by name
+    y: Any
     layout: LayoutLike  # of x, where the file states it
     test: tuple[Any, Any] | None
     arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
@@ -50,7 +51,7 @@ class Contents:
         """Objective that the file states; multiclass otherwise."""
         return str(self.arrays.get("objective", "multiclass"))
 
-    def labels(self, named: bool) -> NDArray[Any]:
+    def labels(self, named: bool) -> Any:
         """Return y, as the names of the classes if `named` and the file has names."""
         names = self.class_names
         if not named or names is None:
@@ -78,20 +79,49 @@ class Contents:
         return arrays.to_mask(found, f"{name} of {self.path}")
 
 
-def read(path: Path, size: int | None = None, encode: str | Tokenizer | None = None) -> Contents:
-    """Read a file of samples.
+def read(
+    path: Path, size: int | None = None, encode: str | Tokenizer | None = None, layout: str | None = None
+) -> Contents:
+    """Read a file of samples or a folder of images.
 
     Args:
-        path: The .npz file.
+        path: An .npz file, or a folder of class folders, or of client folders with class folders, either of them
+            optionally inside folders `train` and `test` (or `val`).
         size: Resizes encoded images to size × size.
         encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
+        layout: Meaning of the axes that the user states; a folder has only one.
 
     Raises:
         BadInput: If the file is not there, or what is in it does not go together.
     """
-    stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()
-    made: Contents = dataset_cache.read((path.absolute(), stamp, size, encode), lambda: _read(path, size, encode))
+    if path.is_dir():
+        for name, value in (("encode", encode), ("layout", layout)):
+            require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
+    stamps = tuple((file, file.lstat().st_mtime_ns, file.lstat().st_size) for file in files)
+    made: Contents = dataset_cache.read(
+        (path.absolute(), stamps, size, encode),
+        lambda: _read_folder(path, size) if path.is_dir() else _read(path, size, encode),
+    )
     return made
+
+
+def _read_folder(path: Path, size: int | None) -> Contents:
+    inner = {d.name: d for d in image_folders.subfolders(path)}
+    held = inner.get("test") or inner.get("val")
+    top = inner["train"] if "train" in inner and held else path
+    roots = image_folders.subfolders(top)
+    require(roots, f"{path}: no folders in it; it needs one folder of images per class")
+    by_client = all(image_folders.subfolders(root) for root in roots)
+    where = roots if by_client else [top]
+    names = sorted({d.name for root in where for d in image_folders.subfolders(root)})
+    parts = [image_folders.decode(root, names, size) for root in where]
+    train = concatenate(parts)
+    arrays = {"class_names": np.array(names)}
+    if by_client:
+        arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
+    test = image_folders.decode(held, names, size) if top is not path and held else None
+    return Contents(path, train.x, train.y, "nchw", test, arrays)
 
 
 def _read(path: Path, size: int | None, encode: str | Tokenizer | None) -> Contents:
