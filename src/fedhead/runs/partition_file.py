@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.npz_files import read_npz
+from fedhead.data.partitions import partition_file
 from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
 
 
@@ -69,8 +70,7 @@ class PartitionFile:
 
     def fingerprint(self) -> str | None:
         """Return what two runs share that have the same split (`Federation.fingerprint`); None without a file."""
-        found = self._array("fingerprint")
-        return None if found is None else str(found)
+        return partition_file.stored_fingerprint(self.path) if self.path.exists() else None
 
     def _names(self, name: str) -> tuple[str, ...] | None:
         names = self._array(name)

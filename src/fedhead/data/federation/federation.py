@@ -530,16 +530,15 @@ class Federation(FederationData):
         return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
 
     def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
-        """Write the rows of each client to a file, with their counts by class and their fingerprint.
+        """Write the rows of each client to a file, with their counts by class.
 
         Args:
             path: File to write.
             **arrays: Further arrays to keep in the file, by name.
         """
-        entries: dict[str, Any] = partition_file.pack(self.rows, "rows", "ends")
+        entries: dict[str, Any] = {"partition": self.partition, "client_test_from": self.client_test_from}
+        entries |= partition_file.pack(self.rows, "rows", "ends")
         if self.client_test is not None:
             entries |= partition_file.pack(self.client_test, "local", "local_ends")
         entries |= {"class_names": self.names, "client_names": self.client_names, "counts": self.counts(), **arrays}
-        entries |= {"partition": self.partition, "client_test_from": self.client_test_from}
-        entries["fingerprint"] = self.fingerprint()
         partition_file.write(Path(path), entries)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import require
+from fedhead.core.system.errors import Unreadable, require
+from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.partitions.allocation import Rows
 
 
@@ -23,6 +24,16 @@ def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: st
         for r in part:
             digest.update(np.ascontiguousarray(r, dtype="<i8").tobytes())
     return digest.hexdigest()
+
+
+def stored_fingerprint(path: Path) -> str:
+    """Return the fingerprint of the partition that a file holds."""
+    held = read_npz(path)
+    try:
+        local = unpack(held, "local", "local_ends") if "local" in held else None
+        return fingerprint(unpack(held, "rows", "ends"), local, str(held["client_test_from"]))
+    except (KeyError, IndexError) as error:
+        raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
 
 
 def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
