@@ -63,7 +63,7 @@ def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
     outcome = reproduce(
         tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, settings=CPU, log=said.append
     )
-    assert said == ["the time is up: 4 of 4 runs are left"]
-    assert outcome.left == 4
-    assert "4 runs are left" in outcome.note()
+    assert said == ["the time is up: 8 of 8 runs are left"]
+    assert outcome.left == 8
+    assert "8 runs are left" in outcome.note()
     assert all(f.mean is None for f in outcome.cells)

@@ -20,11 +20,9 @@ def values(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "name", "new", "runs", "stages"), [(CCVR, "lr", 0.9, 1, 2), (FedProx, "mu", 9.0, 2, 2)]
-)
+@pytest.mark.parametrize(("made", "name", "new", "trainings"), [(CCVR, "lr", 0.9, 1), (FedProx, "mu", 9.0, 2)])
 def test_what_was_trained_with_another_default_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: type[Any], name: str, new: float, runs: int, stages: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: type[Any], name: str, new: float, trainings: int
 ) -> None:
     table = tiny(**{"rounds: 2": "rounds: 3, lr: 0.3", "subset: 120": "subset: 600", "samples: 5}": "samples: 50}"})
 
@@ -33,15 +31,15 @@ def test_what_was_trained_with_another_default_is_not_taken(
         return values(tmp_path / results)
 
     before = measure("out", "before")
-    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("stage-ccvr-*.json")}
+    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*ccvr*/*/result.json")}
     assert measure("out", "again") == before
-    assert len(list((tmp_path / "out").rglob("stage-ccvr-*.json"))) == len(kept) == 1  # taken as it was
+    assert len(list((tmp_path / "out").rglob("*ccvr*/*/result.json"))) == len(kept) == 1  # taken as it was
     with_default(monkeypatch, made, name, new)
     after = measure("out", "after")
     assert after == measure("fresh", "fresh")
     assert after != before
-    assert len(list((tmp_path / "out").glob("runs/*/seed-0"))) == runs
-    assert len(list((tmp_path / "out").rglob("stage-ccvr-*.json"))) == stages
+    assert len(list((tmp_path / "out").glob("runs/*/seed-0"))) == trainings + 2
+    assert len(list((tmp_path / "out").rglob("*ccvr*/*/result.json"))) == 2
     assert {path: path.read_bytes() for path in kept} == kept
 
 

@@ -15,7 +15,7 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.recipes import recipe_data as recipe_data
 from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import load
-from fedhead.runs.reopen import _executor, fresh, reopen, stage_file
+from fedhead.runs.reopen import _executor, fresh, reopen
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT, PARTITION, RESULT
@@ -75,13 +75,6 @@ def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None
         reopen(run, device="cpu")
 
 
-def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) -> None:
-    file = stage_file(tmp_path, "ccvr", {"samples": 5, "epochs": 1})
-    assert file == stage_file(tmp_path, "ccvr", {"epochs": 1, "samples": 5})
-    others = [("ccvr", {"samples": 6, "epochs": 1}), ("ccvr", {}), ("finetune", {"samples": 5, "epochs": 1})]
-    assert len({file, *(stage_file(tmp_path, *other) for other in others)}) == 4
-
-
 @pytest.mark.parametrize(
     ("begun", "device", "name"),
     [
@@ -94,7 +87,3 @@ def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) ->
 def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
     simulation = Simulation(*prepare(RECIPE), Compute(device=device, executor="loop"))
     assert _executor(begun, simulation, ()).name == name
-
-
-def test_the_outcome_of_a_stage_named_by_its_path_is_kept_in_the_run_folder(tmp_path: Path) -> None:
-    assert stage_file(tmp_path, "plugins/mine.py:Shrink", {}).parent == tmp_path

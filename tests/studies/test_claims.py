@@ -14,8 +14,10 @@ from fedhead.papers.tables.table_result import TableResult
 from fedhead.studies.claims import Claims
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
+from fedhead.studies.sweep.sweep_runs import sweep_cells
+from fedhead.studies.training import training_key
 
-RUNS = [Path(f"runs/seed-{number}") for number in range(200)]
+RUNS = [f"seed {number}" for number in range(200)]
 
 
 def test_alone_every_run_may_be_taken() -> None:
@@ -34,7 +36,8 @@ def test_a_sweep_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
     table = plan("digits", {"method": ["fedavg", "fedprox"], "rounds": 1, "clients": 2, "subset": 60})
     out, shared = tmp_path / "sweep", tmp_path / "claims"
     shared.mkdir()
-    Claims(shared).take(out / "runs" / "fedavg" / "seed-0")
+    first = sweep_cells(table, 1)[0].runs
+    Claims(shared).take(training_key(next(iter(first.values()))))
     lines: list[str] = []
     result = run_sweep(table, out, seeds=1, claims=Claims(shared), log=lines.append)
     assert [path.parent.parent.name for path in out.rglob("result.json")] == ["fedprox"], lines

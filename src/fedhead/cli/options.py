@@ -32,7 +32,9 @@ ExecutorName = Annotated[
     str,
     typer.Option(help="loop: clients one by one; stack: all at once; lanes: one GPU stream each; auto; or your own."),
 ]
-Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, max=1e7, help="Begin no run that is not likely to end in this time.")
+]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
 Devices = Annotated[
     str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")

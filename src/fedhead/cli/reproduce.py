@@ -79,8 +79,7 @@ def reproduce(
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again. The table's files also have
-    what is measured of cells that --cells leaves out.
+    again, it goes on where it was stopped, and finished runs are not run again.
 
     With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.
@@ -106,8 +105,6 @@ def reproduce(
             raise BadInput("--summary needs the folder of results: give it with --results")
         print(f"written: {write(results)}")
         return
-    if minutes is not None:
-        _check_time("--minutes", minutes)
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if table is None:
         titles = {name: tables.load(name).title for name in tables.names()}
@@ -170,18 +167,6 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _check_time(option: str, minutes: float) -> None:
-    """Refuse a time in which nothing could be run, and one that is no number."""
-    from fedhead.core.components.parameters import check
-    from fedhead.core.components.ranges import Above, AtMost
-    from fedhead.studies.time_budget import MOST_MINUTES
-
-    try:
-        check(option, minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)])
-    except BadInput as error:
-        raise BadInput(f"{error}; give the minutes in which runs can end") from error
-
-
 def _describe(cell: PaperCell) -> dict[str, object]:
     """Return a cell before it is run: its choices, and the recipe of its first seed."""
     from fedhead.papers.tables.published import published
@@ -194,8 +179,6 @@ def _describe(cell: PaperCell) -> dict[str, object]:
         "metric": cell.metric,
         "published": mean,
         "published_deviation": deviation,
-        "stage": cell.stage,
-        "parameters": dict(cell.parameters),
         "seeds": list(cell.seeds),
         "recipe": cell.recipe(cell.seeds[0]).flat(),
     }

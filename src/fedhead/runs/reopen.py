@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
-from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
@@ -27,7 +24,7 @@ from fedhead.recipes.experiment import prepare
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import python_components, recorded_code
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CHECKPOINT, damaged, finite, read_object
+from fedhead.runs.run_folder_schema import CHECKPOINT, damaged
 
 
 @dataclass(frozen=True)
@@ -161,24 +158,3 @@ def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
     state, facts = folder.checkpoint.load()
     kept = facts.get("kept")
     return (facts["round"], state) if kept is None else (kept, state.get("kept", state))
-
-
-# -- results of stages, kept beside the run -----------------------------------------------------------
-def stage_file(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
-    """Where the result of a stage with these settings is kept; defaults are to be among them, as they may change."""
-    own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
-    return run / f"stage-{own}-{digest_json(settings, 4)}.json"
-
-
-def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result: StageResult) -> None:
-    """Keep a stage's results, whole or not at all."""
-    entry = {"stage": name, "parameters": dict(settings), "metrics": result.metrics}
-    with atomic(path) as draft:
-        draft.write_text(json.dumps(finite(entry), indent=2, default=str) + "\n", encoding="utf-8")
-
-
-def load_stage_result(path: Path) -> dict[str, Any] | None:
-    """A stage's results, or None if it was not run yet."""
-    fix = "delete it, then the stage is run again"
-    found = read_object(path, fix)
-    return None if found is None else found["metrics"]

@@ -25,19 +25,19 @@ class Claims:
         self._folder = folder
         self.over = over
 
-    def take(self, run: Path) -> bool:
-        """Take a run, by its folder; return False if another process has it."""
+    def take(self, run: str) -> bool:
+        """Take a run, by its settings; return False if another process has it."""
         if self._folder is None:
             return True
         try:
-            (self._folder / _code(str(run))).touch(exist_ok=False)
+            (self._folder / _code(run)).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def is_taken(self, run: Path) -> bool:
+    def is_taken(self, run: str) -> bool:
         """Return whether a process has taken a run; alone there is none to ask about."""
-        return self._folder is not None and (self._folder / _code(str(run))).exists()
+        return self._folder is not None and (self._folder / _code(run)).exists()
 
     def fail(self, name: str, reason: str) -> None:
         """Tell the other processes that a run has failed."""

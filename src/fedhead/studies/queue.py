@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.claims import Claims
 from fedhead.studies.time_budget import TimeBudget
+from fedhead.studies.training import training_key
 
 
 class Job(Protocol):
@@ -80,11 +80,6 @@ class RunJob(Job, Protocol):
     """A training, and everything that is computed from it; its result is why runs failed, by their names."""
 
     @property
-    def folder(self) -> Path:
-        """The run folder of the training."""
-        ...
-
-    @property
     def recipe(self) -> Recipe:
         """The recipe of the training."""
         ...
@@ -109,6 +104,7 @@ class RunQueue:
 
     Attributes:
         failures: Why runs failed, by their names.
+        unfinished: The number of runs that were not finished at first.
     """
 
     def __init__(self, jobs: Sequence[RunJob], budget: TimeBudget, claims: Claims, log: Log):
@@ -116,9 +112,9 @@ class RunQueue:
         self._jobs = list(jobs)
         self._postponed: list[RunJob] = []  # there was no time for these
         self._budget, self._claims, self._log = budget, claims, log
-        self._total = sum(job.unfinished() for job in jobs)
+        self.unfinished = self._total = sum(job.unfinished() for job in jobs)
         self._begun = 0
-        self._times: dict[Path, float] = {}
+        self._times: dict[str, float] = {}
 
     def next(self) -> RunJob | None:
         """Return the next training that is likely to end in time; None where there is none."""
@@ -127,21 +123,21 @@ class RunQueue:
             if not self._budget.fits(job.recipe):
                 self._postponed.append(job)  # perhaps a shorter one still fits
                 continue
-            count = job.unfinished()
-            if not self._claims.take(job.folder):
+            count, key = job.unfinished(), training_key(job.recipe)
+            if not self._claims.take(key):
                 self._total -= count
                 continue
             first, last = self._begun + 1, self._begun + count
             numbers = f"{first}-{last}" if count > 1 else str(first)
             self._log(f"[{numbers}/{self._total}] {job.describe()}")
             self._begun += count
-            self._times[job.folder] = time.perf_counter()
+            self._times[key] = time.perf_counter()
             return job
         return None
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the time that a training took, and which of its runs failed."""
-        self._budget.record(job.recipe, time.perf_counter() - self._times.pop(job.folder))
+        self._budget.record(job.recipe, time.perf_counter() - self._times.pop(training_key(job.recipe)))
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
             self._claims.fail(name, reason)
@@ -150,8 +146,8 @@ class RunQueue:
     @property
     def left(self) -> int:
         """The number of runs that neither this process nor another has begun."""
-        open_jobs = [job for job in [*self._jobs, *self._postponed] if not self._claims.is_taken(job.folder)]
-        return sum(job.unfinished() for job in open_jobs)
+        waiting = [*self._jobs, *self._postponed]
+        return sum(job.unfinished() for job in waiting if not self._claims.is_taken(training_key(job.recipe)))
 
 
 def read_shard(text: str) -> tuple[int, int]:

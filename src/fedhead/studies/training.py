@@ -10,13 +10,13 @@ import torch
 
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
-from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.experiment import BuiltModels, build_experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import execute
 
 
 def validate(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse recipes that can't be run before any is, naming the first; equal ones are checked once.
+    """Refuse recipes that can't be run before any is, naming the first; equal models are built once.
 
     Args:
         recipes: The recipes by the names of their cells.
@@ -24,15 +24,12 @@ def validate(recipes: Mapping[str, Recipe]) -> None:
     Raises:
         BadInput: A recipe can't be built.
     """
-    checked: list[Recipe] = []
+    models: BuiltModels = {}
     for name, recipe in recipes.items():
-        if recipe in checked:
-            continue
         try:
-            build_experiment(recipe)
+            build_experiment(recipe, built=models)
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from error
-        checked.append(recipe)
 
 
 def training_key(recipe: Recipe) -> str:

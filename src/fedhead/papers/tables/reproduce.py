@@ -1,10 +1,8 @@
-"""Run a table of a paper: its runs, their stages, and our results beside the published ones."""
+"""Run a table of a paper: its runs, and our results beside the published ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,9 @@ from fedhead.executors import select
 from fedhead.papers.tables import table_result
 from fedhead.papers.tables.paper_tables import PaperCell, PaperTable, Scale
 from fedhead.papers.tables.published import has_published_settings, published
-from fedhead.papers.tables.results import Measurement, Results, digest, stage_recipe
+from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.run_cells import MeasureContext, Repetition, enter_finished, measure_all
-from fedhead.papers.tables.table_result import CellResult, TableResult
-from fedhead.recipes import experiment as build
+from fedhead.papers.tables.table_result import TableResult, cell_result
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
@@ -50,9 +47,8 @@ def reproduce(
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). With
-    `pick` they also have what is measured of other cells. Runs that were finished are not run again, interrupted ones
-    are resumed.
+    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). Runs
+    that were finished are not run again, interrupted ones are resumed.
 
     Args:
         table: The table.
@@ -92,20 +88,19 @@ def reproduce(
         out, Results(results), settings, TimeBudget(minutes), log, shard=shard, claims=claims or Claims()
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
-    stored = _found(planned, context)
+    stored = _found(planned, context.results)
     finished: list[Measurement] = []
     if not context.claims.over:  # else what other processes of this very command have finished is no earlier result
         enter_finished(planned, context)
-        finished = [row for row in _found(planned, context) if row not in stored]
+        finished = [row for row in _found(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
         if known:
             log(_stored(known, place, len(planned), context))
-    measured = measure_all(planned, context)
+    left, failures = measure_all(planned, context)
     check_writable(out, "the table", "--out")
     with FileLock(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
         context.results.read()  # also what other shards have measured meanwhile
-        found = _rows_by_digest(planned, context)
-        cell_results = [_cell_result(table, cell, found.get(digest(cell), [])) for cell in cells]
+        missing = enter_finished(planned, context)
         made = TableResult(
             table=table.name,
             title=table.title,
@@ -114,59 +109,29 @@ def reproduce(
             splits=sorted({r.split for r in planned}),
             comparable=scale == "full",
             axes=table.axes(),
-            cells=cell_results,
-            left=measured.left,
-            failures={**measured.failures, **context.claims.failures()},
+            cells=[
+                cell_result(
+                    cell,
+                    _found([r for r in planned if r.cell is cell], context.results),
+                    cell.scale == "full" and has_published_settings(table, cell),
+                )
+                for cell in cells
+            ],
+            left=left,
+            failures={**failures, **context.claims.failures()},
             file=table_result.file_name(variants, overrides or {}),
         )
-        every = _cells(table, scale, (), overrides, variants) if pick else []
-        table_result.write(out, _with_others(made, table, every, seeds, splits, context) if pick else made)
-    if shard is not None and (missing := len(planned) - sum(map(len, found.values()))):
+        table_result.write(out, made)
+    if shard is not None and missing:
         log(
-            f"{missing} of {len(planned)} results are not there yet: when all shards have ended, the command without "
-            "--shard measures what is left and writes the table"
+            f"{len(missing)} of {len(planned)} results are not there yet: when all shards have ended, the command "
+            "without --shard measures what is left and writes the table"
         )
     return made
 
 
-def _cell_result(table: PaperTable, cell: PaperCell, rows: Sequence[Measurement]) -> CellResult:
-    comparable = cell.scale == "full" and has_published_settings(table, cell)
-    return table_result.cell_result(cell, rows, comparable)
-
-
-def _with_others(
-    made: TableResult,
-    table: PaperTable,
-    every: Sequence[PaperCell],
-    seeds: int | Sequence[int] | None,
-    splits: int | Sequence[int] | None,
-    context: MeasureContext,
-) -> TableResult:
-    """Return a table with the cells that were not picked, as far as they were measured with these seeds and splits."""
-    picked = {(cell.digest, *cell.overrides): cell for cell in made.cells}
-    cells: list[CellResult] = []
-    for cell in every:
-        with suppress(BadInput):  # it can't be built with the settings of the command: nothing was measured of it
-            key = (digest(cell), *cell.overrides)
-            rows = _rows_by_digest(repetitions(table.name, cell, cell.scale, seeds, splits), context).get(key[0])
-            if key in picked or rows:
-                cells.append(picked.get(key) or _cell_result(table, cell, rows or []))
-    drawn = {name: sorted({seed for cell in cells for seed in getattr(cell, name)}) for name in ("seeds", "splits")}
-    return replace(made, cells=cells, seeds=drawn["seeds"] or made.seeds, splits=drawn["splits"] or made.splits)
-
-
-def _rows_by_digest(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
-    """Return what was measured of a table, by the cells' digests."""
-    enter_finished(planned, context)
-    found: dict[str, list[Measurement]] = {}
-    for r in planned:
-        if (row := r.found(context.results)) is not None:
-            found.setdefault(r.digest, []).append(row)
-    return found
-
-
-def _found(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Measurement]:
-    return [row for r in repetitions if (row := r.found(context.results)) is not None]
+def _found(repetitions: Sequence[Repetition], results: Results) -> list[Measurement]:
+    return [row for r in repetitions if (row := r.found(results)) is not None]
 
 
 def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:
@@ -212,7 +177,9 @@ def plan(
     check_settings(settings, table.folders)
     check_executor(settings, select.device(settings.device))
     cells = _cells(table, scale, pick, overrides, variants)
-    _validate(cells)
+    validate({cell.name: cell.recipe(0) for cell in cells})
+    for cell in cells:
+        published(cell)
     return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
 
 
@@ -247,14 +214,3 @@ def repetitions(
         raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
     recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
     return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
-
-
-def _validate(cells: Sequence[PaperCell]) -> None:
-    """Refuse cells that can't be run before any is; what several cells train is checked once."""
-    validate({cell.name: cell.recipe(0) for cell in cells})
-    for cell in cells:
-        try:
-            build.algorithms(stage_recipe(cell, cell.recipe(0)))
-        except BadInput as error:
-            raise BadInput(f"{cell.name}: {error}") from error
-        published(cell)

@@ -70,15 +70,6 @@ class Measurement:
 _TYPES = get_type_hints(Measurement)
 
 
-def stage_recipe(cell: PaperCell, recipe: Recipe) -> Recipe:
-    """Return a cell's training recipe with the cell's stage in it."""
-    if cell.stage is None:
-        return recipe
-    with_stage = {**recipe.flat(), "stages": [cell.stage]}
-    with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
-    return Recipe.from_flat(with_stage, recipe.folders)
-
-
 # What decides no result, or has its own column.
 NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers")
 
@@ -88,7 +79,7 @@ def digest(cell: PaperCell) -> str:
 
     Which rounds are evaluated decides a result only where callbacks stop a run, or keep a round, by what they see.
     """
-    settings = all_settings(stage_recipe(cell, cell.recipe(0)))
+    settings = all_settings(cell.recipe(0))
     left_out = NOT_IN_DIGEST if "callbacks" in settings else (*NOT_IN_DIGEST, "evaluate_every")
     keys = {k: v for k, v in settings.items() if k not in left_out}
     keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
@@ -110,17 +101,9 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
     return _without_off(keys)
 
 
-def stage_settings(cell: PaperCell, recipe: Recipe) -> dict[str, Any]:
-    """Return all that decides what a cell's stage makes of a training: its parameters, and its code as above."""
-    with_stage = stage_recipe(cell, recipe)
-    *_, stage = build.algorithms(with_stage)[1]
-    sources = components.sources(with_stage, kinds=["stage"])
-    return _without_off(_fields("", stage) | {"code": [entry["digest"] for entry in sources if "digest" in entry]})
-
-
 def _fields(prefix: str, made: Any) -> dict[str, Any]:
     parameters = [f.name for f in dataclasses.fields(made) if f.name != "method"]
-    return {f"{prefix}.{name}" if prefix else name: getattr(made, name) for name in parameters}
+    return {f"{prefix}.{name}": getattr(made, name) for name in parameters}
 
 
 def _without_off(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,14 +34,9 @@ class SweepJob:
     _failures: dict[str, str] = field(default_factory=dict)  # what a Ray worker has told
 
     @property
-    def folder(self) -> Path:
-        """The folder of the first run."""
-        return next(iter(self.runs))
-
-    @property
     def recipe(self) -> Recipe:
         """The recipe of the first run."""
-        return self.runs[self.folder]
+        return next(iter(self.runs.values()))
 
     def unfinished(self) -> int:
         """Return how many runs are not finished."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.tree.digest import digest_text
 from fedhead.engine.experiment.compute import Compute
@@ -94,12 +94,7 @@ def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:
 
 def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
     try:
-        recipe = cell.recipe(seed)
-        if cell.stage is None or cell.stage in recipe.stages:
-            return recipe
-        with_stage = {**recipe.flat(), "stages": [*recipe.stages, cell.stage]}
-        with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
-        return Recipe.from_flat(with_stage, recipe.folders)
+        return cell.recipe(seed)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
 
@@ -144,12 +139,14 @@ def run_alike(runs: Mapping[Path, Recipe], settings: Compute) -> dict[Path, str]
     failures: dict[Path, str] = {}
     for path, recipe in runs.items():
         try:
-            if not (path / CONFIG).exists() and (source := trained(list(runs))) is not None:
+            if not (path / CONFIG).exists() and (source := trained(runs)) is not None:
                 fork(source, path, recipe)
             train(path, recipe, settings)
         except Exception as error:  # a user's own code may raise anything
             raise_if_fatal(error)
             failures[path] = describe_error(error)
+            if isinstance(error, Diverged) and trained(runs) is None:  # the others would diverge too
+                return {other: failures.get(other, failures[path]) for other in runs if not is_finished(other)}
     return failures
 
 

@@ -18,7 +18,7 @@ _COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # o
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell of a table, and the training behind it."""
+    """One cell of a table, and the runs behind it."""
 
     name: str
     choices: Mapping[str, str]  # axis -> choice
@@ -29,14 +29,21 @@ class Cell:
     folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
-        """Return the training behind the cell.
+        """Return the recipe of one run of the cell, which ends in its stage.
 
         Args:
             seed: Decides weights and batches, and the split where the table does not fix one.
             split: Seed of the partition; None: the table's own.
+
+        Raises:
+            BadInput: The keys are no recipe.
         """
-        partition = {} if split is None else {"partition_seed": split}
-        return Recipe.from_flat({**self.keys, **partition, "seed": seed}, self.folders)
+        flat = {**self.keys, **({} if split is None else {"partition_seed": split}), "seed": seed}
+        stages = flat.get("stages", [])
+        if self.stage is not None and self.stage not in stages:
+            flat |= {"stages": [*stages, self.stage]}
+            flat |= {f"stage.{self.stage}.{word}": value for word, value in self.parameters.items()}
+        return Recipe.from_flat(flat, self.folders)
 
 
 @dataclass(frozen=True)
