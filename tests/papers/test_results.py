@@ -115,16 +115,6 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
     assert len(rows(tmp_path)) == 4  # two runs, each with its stage
 
 
-def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
-    table, pick = tiny(), ["mild fedavg before"]
-    reproduce(table, tmp_path / "runs", pick=pick, results=tmp_path, settings=CPU)
-    whole = (tmp_path / FILE).read_text()
-    (tmp_path / FILE).write_text(whole[:-60])
-    reproduce(table, tmp_path / "again", pick=pick, results=tmp_path, settings=CPU)
-    assert len(Results(tmp_path).of(digest(table.cells(pick=pick)[0]))) == 2
-    assert len(rows(tmp_path)) == 2  # the half row is removed
-
-
 def test_runs_and_results_may_be_in_one_folder(tmp_path: Path) -> None:
     for _ in range(2):  # the second one finds table.csv of the first
         found = reproduce(tiny(), tmp_path, pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU)

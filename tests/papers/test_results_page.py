@@ -125,27 +125,6 @@ def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: py
         assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
 
 
-@pytest.mark.slow
-def test_a_figure_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
-    page, figure = tmp_path / "README.md", tmp_path / "figure.svg"
-    for own in (b"<svg xmlns='http://www.w3.org/2000/svg'><title>Ours</title></svg>", b"", b"\xff\xfe"):
-        figure.write_bytes(own)
-        assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
-        said = f"error: {figure} is not the figure of a page of results, so it is not overwritten: move or rename it\n"
-        assert capsys.readouterr().err == said
-        assert figure.read_bytes() == own
-        assert not page.exists()
-    figure.unlink()
-    for _ in range(2):  # over its own figure, also where the page was removed
-        assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
-        page.unlink()
-    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
-    figure.write_text("<svg/>", encoding="utf-8")  # the page is ours, the figure no more
-    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
-    assert figure.read_text(encoding="utf-8") == "<svg/>"
-
-
 def test_notes_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
     (tmp_path / "notes.md").write_bytes(b"Gr\xf6\xdfer\n")

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from fedhead.cli import call
 from fedhead.data.federation.federation import Federation
 from fedhead.papers.analyses import plots as analysis_plots
-from fedhead.papers.analyses.run_analysis import FURTHER, kinds
+from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.compare import rank_diagram, statistics
 from fedhead.report.figures import plots
@@ -135,8 +135,7 @@ def test_no_text_touches_another_and_none_is_small(kind: str, count: int, width:
 
 def test_every_kind_of_figure_is_drawn_above() -> None:
     by_others = {"virtual": "amounts", "learning": "curves"}
-    assert {by_others.get(kind, kind) for kind in kinds()} - {"forecast"} <= set(DRAWN)
-    assert set(FURTHER) <= set(DRAWN)
+    assert {by_others.get(kind, kind) for kind in ANALYSES} - {"forecast"} <= set(DRAWN)
 
 
 def test_points_of_rounds_far_apart_are_not_joined() -> None:
@@ -193,7 +192,7 @@ def test_figures_of_records_need_neither_data_nor_a_checkpoint(
     assert (tmp_path / "labels-2.png").exists()  # one figure per run
     capsys.readouterr()
     assert call(["figure"]) == 0
-    assert "cka-means" in capsys.readouterr().out
+    assert "separability" in capsys.readouterr().out
     assert call(["analyse", "learning", str(runs / "fedprox-0"), "--out", str(tmp_path)]) == 0
     assert "51 52" in capsys.readouterr().out
 

@@ -50,16 +50,15 @@ def analyse(
       fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
     from fedhead.core.system.atomic_file import atomic
-    from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions
+    from fedhead.papers.analyses.registry import AnalysisOptions
     from fedhead.papers.analyses.run_analysis import analyze, lines
     from fedhead.report.style import save
 
     if kind is None:
-        for name, entry in ANALYSES.items():
-            print(f"{name:<14}{entry.description}")
+        _list_kinds()
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric)
-    places, report = analyze(kind, runs or [], options, data, device, "analyse")
+    places, report = analyze(kind, runs or [], options, data, device)
     folder, kind = out or places[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
@@ -89,29 +88,35 @@ def figure(
 ) -> None:
     """Draw a figure of the papers for your own runs, ready for print: 3.3 or 6.9 inches wide, text of at least 7 pt.
 
-    A kind is an analysis (`fedhead analyse`), or one of its further figures, such as cka-means.
+    A kind is an analysis (`fedhead analyse`); further figures of it are written beside OUT, such as OUT-means of cka.
 
     \b
     Examples:
       fedhead figure
       fedhead figure learning runs/* --out curves.pdf
       fedhead figure labels runs/noniid --width 1 --out split.pdf
-      fedhead figure cka-means runs/iid runs/noniid --width 1 --out cka.pdf
+      fedhead figure cka runs/iid runs/noniid --width 1 --out cka.pdf
     """
     from fedhead.papers.analyses.registry import AnalysisOptions
-    from fedhead.papers.analyses.run_analysis import figures, kinds
+    from fedhead.papers.analyses.run_analysis import analyze
     from fedhead.report.style import WIDTHS, save
 
     if kind is None:
-        for name, description in kinds().items():
-            print(f"{name:<20}{description}")
+        _list_kinds()
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
     path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
-    for ending, drawn in figures(kind, runs or [], options, data, device).items():
+    for ending, drawn in analyze(kind, runs or [], options, data, device)[1].figures.items():
         place = path.with_name(f"{path.stem}{ending}{path.suffix}")
         save(drawn, place)
         print(f"written to {place}")
+
+
+def _list_kinds() -> None:
+    from fedhead.papers.analyses.registry import ANALYSES
+
+    for name, entry in ANALYSES.items():
+        print(f"{name:<14}{entry.description}")
 
 
 def _numbers(text: str) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError, machine_fault
 from fedhead.core.system.process import raising_on_term
+from fedhead.report.table import mean_std
 from fedhead.studies.writable import Unwritable
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def print_run(result: Row) -> None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
     for name, value in result.get("metrics", {}).items():
         why = result.get("notes", {}).get(name, "no value")
-        text = f"– ({why})" if value is None else _mean_std([r["metrics"][name] for r in runs], 4)
+        text = f"– ({why})" if value is None else mean_std([r["metrics"][name] for r in runs], 4)
         print(f"{name:<11} {text}")
     for name in result["stages"]:
         found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
@@ -144,14 +145,8 @@ def _bytes(count: float) -> str:
 
 def _percent(values: list[float | None]) -> str:
     """Return the value of a run in per cent; of several, their mean and deviation."""
-    shown = _mean_std(values, 2)
+    shown = mean_std(values)
     return shown if shown == "–" else f"{shown} %"
-
-
-def _mean_std(values: list[float | None], decimals: int) -> str:
-    from fedhead.report.table import mean_std
-
-    return mean_std([value for value in values if value is not None], decimals)
 
 
 def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:

@@ -143,7 +143,7 @@ def _print_table(result: SweepResult) -> None:
     from rich.table import Table as Shown
     from rich.text import Text
 
-    from fedhead.papers.tables.table_result import plus_minus
+    from fedhead.report.table import plus_minus
 
     shown = Shown(title=Text(result.title), title_justify="left")
     for axis in result.axes:
@@ -151,7 +151,7 @@ def _print_table(result: SweepResult) -> None:
     for column in (*result.columns, "runs"):
         shown.add_column(column, justify="right")
     for row in result.rows:
-        values = [plus_minus(row.mean(column), row.deviation(column)) for column in result.columns]
+        values = [plus_minus(*row.mean_and_deviation(column)) for column in result.columns]
         finished = str(row.runs) if row.finished == row.runs else f"{row.finished} of {row.runs}"
         shown.add_row(*(Text(row.choices[axis]) for axis in result.axes), *values, finished)
     console().print(shown)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedhead.core.system import html
+from fedhead.metrics.averages import mean_and_deviation
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -110,16 +110,21 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def mean_std(values: Sequence[float], decimals: int = 2) -> str:
-    """Format the mean and the sample standard deviation (n − 1) over seeds.
+def mean_std(values: Iterable[float | None], decimals: int = 2, sign: str = "") -> str:
+    """Format the mean and the sample standard deviation (n − 1) over seeds; those without a value do not count.
 
-    >>> mean_std([1.0, 2.0, 3.0]), mean_std([2.5]), mean_std([])
-    ('2.00 ± 1.00', '2.50', '–')
+    >>> mean_std([1.0, 2.0, 3.0]), mean_std([2.5, None], sign="+"), mean_std([])
+    ('2.00 ± 1.00', '+2.50', '–')
     """
-    if not values:
+    return plus_minus(*mean_and_deviation(values), decimals, sign)
+
+
+def plus_minus(mean: float | None, deviation: float | None, decimals: int = 2, sign: str = "") -> str:
+    """Format a mean with its deviation, where it has one."""
+    if mean is None:
         return "–"
-    mean = f"{statistics.fmean(values):.{decimals}f}"
-    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
+    spread = "" if deviation is None else f" ± {deviation:.{decimals}f}"
+    return f"{mean:{sign}.{decimals}f}{spread}"
 
 
 def number(value: float | None, spec: str = ".4g") -> Cell:

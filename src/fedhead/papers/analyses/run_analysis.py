@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhead.core.system.errors import require
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
@@ -13,19 +13,11 @@ from fedhead.runs.reopen import reopen
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Figures that an analysis draws besides its main one.
-FURTHER = {
-    "cka-means": "mean similarity of every layer, one line per run (CCVR, Fig. 2, 11)",
-    "norms-calibration": "classifier norms before and after calibration (CCVR, Fig. 10)",
-}
 _MOST = 8  # numbers of a list that are printed one by one
 
 
 def analyze(
-    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str, command: str
+    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str
 ) -> tuple[list[Path], AnalysisReport]:
     """Run an analysis on run folders.
 
@@ -35,7 +27,6 @@ def analyze(
         options: Its options.
         data: The folder of the data sets; None: the default one.
         device: Where to compute.
-        command: Name of the command, for errors.
 
     Returns:
         The run folders, and what the analysis found.
@@ -43,7 +34,7 @@ def analyze(
     Raises:
         BadInput: If there is no run, or the analysis can't follow it.
     """
-    require(paths, f"fedhead {command} {kind} needs a run: give its folder")
+    require(paths, f"{kind} needs a run: give its folder")
     places = [place for path in paths for place in _run_folders(path)]
     recipes = [RunFolder.open(place).recipe for place in places]
     # the analysis is named here and now: that code of a run is missing is no matter, unless the run is opened
@@ -62,29 +53,6 @@ def _run_folders(path: Path) -> list[Path]:
     """Return the run folders of a folder that is none itself, else the folder."""
     inner = [] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))
     return inner or [path]
-
-
-def kinds() -> dict[str, str]:
-    """Return the kinds of figures with what each shows."""
-    return {**{name: entry.description for name, entry in ANALYSES.items()}, **FURTHER}
-
-
-def figures(
-    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str
-) -> dict[str, Figure]:
-    """Draw the figures of a kind: an analysis, or one of its further figures, such as cka-means.
-
-    Returns:
-        The figures by the endings of their files' names; one per run has the endings "", "-2", "-3" and so on.
-
-    Raises:
-        BadInput: If the analysis can't follow, or draws no such figure.
-    """
-    name, ending = (kind.rpartition("-")[0], "-" + kind.rpartition("-")[2]) if kind in FURTHER else (kind, "")
-    drawn = analyze(name, paths, options, data, device, "figure")[1].figures
-    require(ending in drawn, f"{kind}: analysis {name} draws no such figure of these runs")
-    of_runs = {other: fig for other, fig in drawn.items() if not ending and other.removeprefix("-").isdigit()}
-    return {"": drawn[ending], **of_runs}
 
 
 def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:

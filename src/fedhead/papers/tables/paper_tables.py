@@ -58,7 +58,6 @@ _SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits de
 # Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
 _RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
 _STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
-ACCURACIES = tuple(_RUN_VALUES)  # the metrics that are in per cent
 
 
 @dataclass(frozen=True, kw_only=True)

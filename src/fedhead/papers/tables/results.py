@@ -11,7 +11,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,17 +23,14 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.digest import digest_json
-from fedhead.papers.tables.paper_tables import ACCURACIES, PaperCell
+from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.recipes import components
 from fedhead.recipes import experiment as build
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.writable import check_writable
 
 FILE = "results.csv"
-_ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above
-_LARGE = 2**63  # seeds are below
-_BOM = "\ufeff"  # the byte-order mark with which spreadsheets begin a file
-_TABLE_COLUMNS = {"ours", "deviation", "runs", "published", "published_deviation", "difference"}  # of table.csv
+_FIX = "correct it, or remove the line: its result is then measured again"
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,11 @@ class Results:
 
     def read(self) -> None:
         """Read the folder's files, again where other processes may have added rows; those that are held stay."""
-        for path in sorted(self.folder.glob("[!.]*.csv")) if self.folder is not None else []:  # drafts begin with a dot
-            for row in _read(path):
-                self._enter(row)
+        files = [] if self.folder is None else sorted(self.folder.glob("[!.]*.csv"))  # drafts begin with a dot
+        for path in files:
+            if not path.name.startswith("table"):  # a table's own file, where --out is the same folder
+                for row in _read(path):
+                    self._enter(row)
 
     def __iter__(self) -> Iterator[Measurement]:
         return iter(self._rows.values())
@@ -153,15 +152,8 @@ class Results:
 
     def check_writable(self) -> None:
         """Refuse a folder that rows can't be added to, before anything is trained for them."""
-        if self.folder is None:
-            return
-        check_writable(self.folder, "results", "--results")
-        try:
-            if (self.folder / FILE).exists():
-                (self.folder / FILE).open("a").close()
-        except OSError as error:
-            said = f"{self.folder} can't keep results: {error.strerror}; select another folder with --results"
-            raise BadInput(said) from error
+        if self.folder is not None:
+            check_writable(self.folder, "results", "--results")
 
     def _enter(self, row: Measurement) -> None:
         first = self._rows.setdefault((row.digest, row.split, row.seed), row)
@@ -177,110 +169,62 @@ def _name(row: Measurement) -> tuple[str, ...]:
     return (row.table, row.cell, row.digest, str(row.split), str(row.seed))
 
 
-def _named_as(row: Measurement, entry: Mapping[str, str]) -> bool:
-    return all(entry[name] == str(getattr(row, name)) for name in ("table", "cell", "digest", "split", "seed"))
-
-
 def _append(path: Path, row: Measurement) -> None:
     """Add a row by replacing the file, unless another process has entered it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            text = path.read_bytes().decode() if path.exists() else ""
-            header, entries = _entries(path, text)
-            if any(_named_as(row, entry) for _, entry in entries):
+            if path.exists() and any(_name(row) == _name(other) for other in _read(path)):
                 return  # another process has entered it meanwhile
+            text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
             lines = io.StringIO()
             writer = csv.writer(lines, lineterminator="\n")
-            if not header:
-                writer.writerow(header := list(_TYPES))
-            values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
-            writer.writerow(["" if values.get(name) is None else values[name] for name in header])
-            text = _without_cut_row(text)
+            if not text:
+                writer.writerow(_TYPES)
+            writer.writerow(dataclasses.astuple(row))
             end = "\n" if text and not text.endswith("\n") else ""
             with atomic(path) as draft:
-                draft.write_bytes(f"{text}{end}{lines.getvalue()}".encode())
+                draft.write_text(f"{text}{end}{lines.getvalue()}", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
-
-
-def _without_cut_row(text: str) -> str:
-    """Return a file's text without a last row that was cut: the next takes its place, or it would swallow that."""
-    lines = list(io.StringIO(text, newline=""))
-    reader = csv.reader([line.removeprefix(_BOM) for line in lines])
-    header, start, length = next(reader, []), 0, 0
-    before = reader.line_num
-    for fields in reader:
-        start, length, before = before, len(fields), reader.line_num
-    cut = start > 0 and not text.endswith("\n") and length != len(header)
-    return "".join(lines[:start]) if cut else text
-
-
-def _entries(path: Path, text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Return the header of a file's text, and its rows with the numbers of their lines."""
-    reader = csv.reader(io.StringIO(text.removeprefix(_BOM), newline=""))
-    header = next(reader, [])
-    if not header or set(header) >= _TABLE_COLUMNS:  # a table's own file, where --out is the same folder
-        return header, []
-    _check_header(path, header)
-    entries = []
-    for fields in reader:
-        if len(fields) == len(header):
-            entries.append((reader.line_num, dict(zip(header, fields, strict=True))))
-        elif fields:
-            warn_once(f"{path}, line {reader.line_num}: not as long as the header, the row does not count")
-    return header, entries
 
 
 def _read(path: Path) -> Iterator[Measurement]:
     refuse_special(path)
     try:
-        for line, entry in _entries(path, path.read_bytes().decode())[1]:
-            yield Measurement(**{name: _value(f"{path}, line {line}", entry, name) for name in _TYPES})
-    except (OSError, ValueError, csv.Error) as error:
-        if isinstance(error, BadInput):
-            raise
+        with path.open(encoding="utf-8-sig", newline="") as file:  # as spreadsheets write it
+            reader = csv.reader(file)
+            if (header := next(reader, list(_TYPES))) != list(_TYPES):
+                raise BadInput(
+                    f"{path} is no file of results: its first line has {','.join(header)} in place of "
+                    f"{','.join(_TYPES)}; repair that line, or move the file away"
+                )
+            for fields in filter(None, reader):
+                where = f"{path}, line {reader.line_num}"
+                if len(fields) != len(header):
+                    raise BadInput(f"{where}: it has {len(fields)} of {len(header)} columns; {_FIX}")
+                yield Measurement(
+                    **{name: _value(where, name, text) for name, text in zip(header, fields, strict=True)}
+                )
+    except (OSError, UnicodeError, csv.Error) as error:
         raise BadInput(f"{path} can't be read: {error}") from error
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    """Refuse a file that lacks columns, or has one twice, of which only one would be read."""
-    if missing := [name for name in _TYPES if name not in header]:
-        raise BadInput(
-            f"{path} is no file of results: its first line has no column {missing[0]!r}; repair that line, or move the "
-            "file away"
-        )
-    if twice := [name for name in header if list(header).count(name) > 1]:
-        raise BadInput(f"{path} has the column {twice[0]!r} twice: remove one")
-
-
-def _value(where: str, entry: Mapping[str, str], name: str) -> Any:
-    """Return the value of a column, if it is one that a result can have."""
-    text, hint = entry[name], _TYPES[name]
+def _value(where: str, name: str, text: str) -> Any:
+    """Return the value of a column."""
+    hint = _TYPES[name]
     if hint is str:
         return text
     if not text and name != "value" and hint not in (int, float):
         return None
-    whole, most = hint in (int, int | None), _most(entry, name)
+    whole = hint in (int, int | None)
     try:
         number = int(text) if whole else float(text)
-        fits = math.isfinite(number) and (not whole or 0 <= number < _LARGE)
-        fits = fits and (most is None or 0 <= number <= most + _ROUNDING)
-    except (ValueError, OverflowError):
-        fits = False
-    if fits:
-        return number
-    kind = "a whole number from 0 on" if whole else "a number" if most is None else f"a number from 0 to {most:g}"
-    raise BadInput(
-        f"{where}, column {name}: {text!r} is not {kind}; correct it, or remove the line: its result is then measured "
-        "again"
-    )
-
-
-def _most(entry: Mapping[str, str], name: str) -> float | None:
-    """Return the largest value that a column can have, if there is one: accuracies are in per cent."""
-    percent = name in ("accuracy", "accuracy_mean", "personal") or (name == "value" and entry["metric"] in ACCURACIES)
-    return 100 if percent else None
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadInput(f"{where}, column {name}: {text!r} is not a {'whole ' if whole else ''}number; {_FIX}")
+    return number
 
 
 def value_at(result: Mapping[str, Any], place: str) -> float | None:

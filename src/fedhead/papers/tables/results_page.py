@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ from fedhead.papers.tables.recorded_cells import changed_cell
 from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.table_result import CellResult, cell_result, plus_minus
 from fedhead.report.figures import plots
+from fedhead.report.table import mean_std
 from fedhead.studies.training import training_key
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
 CLOSE = 2.0  # points
 _BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # every page does
-_PICTURE_TITLE = "fedhead reproduce: our results against the published ones"
 _MOST = 5  # names in one line
 
 
@@ -67,11 +66,10 @@ def write(folder: Path) -> Path:
     A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
 
     Raises:
-        BadInput: The folder holds no results, a file of it can't be read, or its README.md or figure.svg was not
-            written by this function.
+        BadInput: The folder holds no results, a file of it can't be read, or its README.md was not written by this
+            function.
     """
     _refuse_other_page(folder / PAGE)
-    _refuse_other_picture(folder / PICTURE)
     notes = read_text(folder / NOTES) if (folder / NOTES).exists() else ""
     results = Results(folder)
     if not any(True for _ in results):
@@ -82,7 +80,11 @@ def write(folder: Path) -> Path:
     measured = {table.name: lines(table, results) for table in every}
     own = {row for found in measured.values() for line in found for row in line.rows}
     others = _others(every, [row for row in results if row not in own])
-    plots.save(plots.against(_pairs(measured.values())), folder / PICTURE, title=_PICTURE_TITLE)
+    plots.save(
+        plots.against(_pairs(measured.values())),
+        folder / PICTURE,
+        title="fedhead reproduce: our results against the published ones",
+    )
     left = [row for row in results if row not in own and not any(row in line.rows for line in others)]
     for line in _left_out(left):
         warn_once(f"{folder}: {line}")
@@ -102,14 +104,6 @@ def _refuse_other_page(path: Path) -> None:
             f"{path} is not a page of results, so it is not overwritten: move it away (what is to stand in the page "
             f"belongs into {NOTES})"
         )
-
-
-def _refuse_other_picture(path: Path) -> None:
-    if not path.exists():
-        return
-    refuse_special(path)
-    if f"<title>{_PICTURE_TITLE}</title>".encode() not in path.read_bytes():
-        raise BadInput(f"{path} is not the figure of a page of results, so it is not overwritten: move or rename it")
 
 
 def lines(table: PaperTable, results: Results) -> list[Line]:
@@ -233,7 +227,7 @@ def _table(table: PaperTable, found: Sequence[Line]) -> str:
         row = [*(line.cell.choices[axis] for axis in table.axes()), *_columns(line)]
         if gains:
             theirs = "" if line.published_gain is None or not line.gains else f"{line.published_gain:+.2f}"
-            row += [_spread(line.gains, sign=True), theirs]
+            row += [mean_std(line.gains, sign="+") if line.gains else "", theirs]
         body.append(row)
     every = len(table.cells())
     left = "" if len(found) == every else f"\n\n{every - len(found)} of its {every} cells are not measured yet."
@@ -293,13 +287,6 @@ def _time(found: Iterable[Line]) -> str:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.1f} min"
-
-
-def _spread(values: Sequence[float], sign: bool = False) -> str:
-    if not values:
-        return ""
-    mean = f"{statistics.fmean(values):{'+' if sign else ''}.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

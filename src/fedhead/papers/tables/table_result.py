@@ -17,6 +17,7 @@ from fedhead.metrics.averages import mean_and_deviation
 from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
+from fedhead.report import table
 
 _LONGEST = 100  # characters of what a file's name says of the changes
 
@@ -161,9 +162,5 @@ def write(out: Path, result: TableResult) -> None:
 
 
 def plus_minus(mean: float | None, deviation: float | None) -> str:
-    """Write a mean and its deviation as a table shows them; numbers of bytes are written whole."""
-    if mean is None:
-        return "–"
-    if mean >= 1000:  # bytes
-        return f"{mean:,.0f}"
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+    """Format a mean and its deviation; numbers of bytes are written whole."""
+    return f"{mean:,.0f}" if mean is not None and mean >= 1000 else table.plus_minus(mean, deviation)

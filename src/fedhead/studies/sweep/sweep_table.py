@@ -15,6 +15,7 @@ from fedhead.metrics.averages import mean_and_deviation
 from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
 
 TABLE_CSV, TABLE_JSON = "table.csv", "table.json"
+_SUMMARY = ("mean", "deviation")
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,9 @@ class SweepRow:
     finished: int
     runs: int
 
-    def mean(self, column: str) -> float | None:
-        """Return the mean over the finished runs that have the value."""
-        return mean_and_deviation(self.values.get(column, ()))[0]
-
-    def deviation(self, column: str) -> float | None:
-        """Return the sample standard deviation (n − 1); None for fewer than two values."""
-        return mean_and_deviation(self.values.get(column, ()))[1]
+    def mean_and_deviation(self, column: str) -> tuple[float | None, float | None]:
+        """Return the mean and the sample standard deviation over the finished runs that have the value."""
+        return mean_and_deviation(self.values.get(column, ()))
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def write(result: SweepResult) -> None:
             "finished": row.finished,
             "runs": row.runs,
             "results": {
-                column: {"values": list(values), "mean": row.mean(column), "deviation": row.deviation(column)}
+                column: {"values": list(values), **dict(zip(_SUMMARY, row.mean_and_deviation(column), strict=True))}
                 for column, values in row.values.items()
             },
         }
@@ -112,7 +109,7 @@ def write(result: SweepResult) -> None:
     heads = [head for column in result.columns for head in (column, f"{column} deviation")]
     writer.writerow([*result.axes, "finished", "runs", *heads])
     for row in result.rows:
-        numbers = [number for column in result.columns for number in (row.mean(column), row.deviation(column))]
+        numbers = [number for column in result.columns for number in row.mean_and_deviation(column)]
         cut = ["" if number is None else round(number, 4) for number in numbers]
         writer.writerow([*(row.choices[axis] for axis in result.axes), row.finished, row.runs, *cut])
     with atomic(result.folder / TABLE_CSV) as draft:
