@@ -31,7 +31,6 @@ from fedhead.algorithm.upload import upload as upload
 from fedhead.api.calibrate import calibrate as calibrate
 from fedhead.api.compare import compare as compare
 from fedhead.api.features import extract_features as extract_features
-from fedhead.api.leave_one_out import LeaveOneOut as LeaveOneOut
 from fedhead.api.leave_one_out import leave_one_out as leave_one_out
 from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all

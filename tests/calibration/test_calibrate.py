@@ -26,6 +26,8 @@ from fedhead.models.split_model import SplitModel, weights
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run import execute
 
+COLLECT = ["statistics", "collect"]
+
 
 class Net(nn.Module):
     """A plain PyTorch model that fedhead knows nothing of."""
@@ -286,7 +288,7 @@ def test_sites_and_server_from_the_command_line(
     torch.save(net.state_dict(), "net.pt")
     for k, (weights_file, named) in enumerate([("net.safetensors", "mynets:Net"), ("net.pt", "mynets.py:Net")]):
         np.savez(f"site{k}.npz", x=x[k::2], y=y[k::2])
-        line = ["statistics", weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
+        line = [*COLLECT, weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
         assert call([*line, "--model", named, "--classifier", "head"]) == 0, capsys.readouterr().err
     sites = ["--statistics", "s0.safetensors", "--statistics", "s1.safetensors"]
     line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--parameter", "lr=0.01"]
@@ -303,11 +305,20 @@ def test_sites_and_server_from_the_command_line(
         ([*line[:6], "--classifier", "haed", "--out", "a.safetensors"], "no linear layer 'haed'"),
         (["calibrate", "none.pt", *sites, "--out", "a.safetensors"], "none.pt is not there"),
         (["calibrate", "mynets.py", *sites, "--out", "a.safetensors"], "can't be read as weights"),
-        (["statistics", "net.pt", "site0.npz", "--out", "a.safetensors"], "--model"),
-        (["statistics", "net.pt", "none.npz", "--model", "mynets:Net", "--out", "a.safetensors"], "none.npz is not"),
-        (["statistics", "net.pt", "site0.npz", "--model", "mynets:Nat", "--out", "a.safetensors"], "Nat"),
-        (["statistics", "net.pt", "site0.npz", "--model", "mynet:Net", "--out", "a.st"], "there is no module 'mynet'"),
-        (["statistics", "net.pt", "site0.npz", "--model", "my.py:Net", "--out", "a.st"], "there is no file my.py in"),
+        ([*COLLECT, "net.pt", "site0.npz", "--out", "a.safetensors"], "--model"),
+        (
+            [*COLLECT, "net.pt", "none.npz", "--model", "mynets:Net", "--out", "a.safetensors"],
+            "none.npz is not",
+        ),
+        ([*COLLECT, "net.pt", "site0.npz", "--model", "mynets:Nat", "--out", "a.safetensors"], "Nat"),
+        (
+            [*COLLECT, "net.pt", "site0.npz", "--model", "mynet:Net", "--out", "a.st"],
+            "there is no module 'mynet'",
+        ),
+        (
+            [*COLLECT, "net.pt", "site0.npz", "--model", "my.py:Net", "--out", "a.st"],
+            "there is no file my.py in",
+        ),
     ):
         assert call(arguments) == 2
         err = capsys.readouterr().err
@@ -324,25 +335,25 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "site.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), y=y)
     site = str(tmp_path / "site.safetensors")
-    assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, "--kind", "diagonal"]) == 0
+    assert call([*COLLECT, str(run), str(tmp_path / "site.npz"), "--out", site, "--kind", "diagonal"]) == 0
     assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
     capsys.readouterr()
     few = np.flatnonzero(y != 3).tolist() + np.flatnonzero(y == 3)[:4].tolist()  # the sum of one sample is that sample
     np.savez(tmp_path / "few.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)[few], y=y[few])
-    assert call(["statistics", str(run), str(tmp_path / "few.npz"), "--out", site]) == 0
+    assert call([*COLLECT, str(run), str(tmp_path / "few.npz"), "--out", site]) == 0
     assert "left out: classes 3, with fewer than 5 samples each" in capsys.readouterr().out
     assert not fedhead.load_statistics(site).outer[3].any()
-    assert call(["statistics", str(run), str(tmp_path / "few.npz"), "--out", site, "--min-class-count", "4"]) == 0
+    assert call([*COLLECT, str(run), str(tmp_path / "few.npz"), "--out", site, "--min-class-count", "4"]) == 0
     assert float(fedhead.load_statistics(site).count[3]) == 4
     capsys.readouterr()
     low = ["--kind", "low-rank", "--rank", "2"]
-    assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
+    assert call([*COLLECT, str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
     assert f"{8 * 10 * (1 + 16 + 16 + 2 * 16):,} bytes" in capsys.readouterr().out
     assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
     assert call(["calibrate", str(run), "--data", str(tmp_path / "site.npz"), "--out", str(out)]) == 0
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])
     capsys.readouterr()
-    assert call(["statistics", str(run), str(tmp_path / "odd.npz"), "--out", site]) == 2
+    assert call([*COLLECT, str(run), str(tmp_path / "odd.npz"), "--out", site]) == 2
     assert "can't take samples of shape (1, 5, 5)" in capsys.readouterr().err
 
 
@@ -371,7 +382,7 @@ def test_weights_and_places_that_are_of_no_use_are_refused_in_one_line(
 ) -> None:
     (tmp_path / "net.pt").write_bytes(b"garbage")
     np.savez(tmp_path / "site.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
-    words = ["statistics", str(tmp_path / "net.pt"), str(tmp_path / "site.npz"), "--model", "mlp", "--out"]
+    words = [*COLLECT, str(tmp_path / "net.pt"), str(tmp_path / "site.npz"), "--model", "mlp", "--out"]
     assert call([*words, str(tmp_path / "new" / "o.safetensors")]) == 2
     said = capsys.readouterr().err
     assert "net.pt can't be read as weights: save model.state_dict() alone, or anew" in said

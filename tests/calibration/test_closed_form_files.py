@@ -120,7 +120,7 @@ def test_a_built_in_model_with_parameters_on_the_command_line(
     x, y = digits
     torch.save(fh.build("mlp", tuple(x.shape[1:]), 10, hidden=[12]).state_dict(), "net.pt")
     np.savez("site.npz", x=x.numpy(), y=y.numpy(), layout="features")
-    words = ["statistics", "net.pt", "site.npz", "--kind", "means", "--out", "site.st", "--model"]
+    words = ["statistics", "collect", "net.pt", "site.npz", "--kind", "means", "--out", "site.st", "--model"]
     assert call([*words, "mlp(hidden=[12])"]) == 0, capsys.readouterr().err
     assert fh.load_statistics("site.st").features == 12
     assert call([*words, "mpl(hidden=[12])"]) == 2

@@ -16,11 +16,15 @@ from simulations import RowFunction
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.tree import Tree
 from fedhead.engine.experiment.compute import Compute
-from fedhead.loggers.base import LoggerGroup, RunInfo, make
-from fedhead.recipes.recipe import load
+from fedhead.engine.rounds.observer import Snapshot
+from fedhead.loggers.base import RunInfo
+from fedhead.recipes.parts import LOGGER_PART
+from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_loggers import RunLoggers
 
 SMALL = ["rounds=3", "clients=3", "subset=200", "model.hidden=[8]", "client_test=0.2", "evaluate_every=2"]
 
@@ -150,19 +154,19 @@ def test_one_that_is_not_installed_leaves_no_folder(
 
 def test_texts_and_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import fedhead as fh\nclass Quiet(fh.Logger): ...\n")
-    assert make("own.py:Quiet", [tmp_path]).name == "Quiet"
-    assert make("wandb(project=mine, mode=online)") == fh.WandB("mine", "online")
+    assert LOGGER_PART.build(["own.py:Quiet"], [tmp_path])[0].name == "Quiet"
+    assert LOGGER_PART.build(["wandb(project=mine, mode=online)"]) == (fh.WandB("mine", "online"),)
     for text, message in (
         ("tensorbord", "did you mean 'tensorboard'"),
         ("wandb(mode=disabled)", "'disabled' is not one of offline, online"),
     ):
         with pytest.raises(BadInput, match=message):
-            make(text)
-    LoggerGroup([], None).close()
+            LOGGER_PART.build([text])
+    RunLoggers(Recipe(), None, []).close()
 
 
 # -- TensorBoard ------------------------------------------------------------------------------------------
-def test_tensorboard_shows_curves_clients_and_the_confusion_matrix(tmp_path: Path) -> None:
+def test_tensorboard_shows_curves_and_clients(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="an optional extra")
     from tensorboard.backend.event_processing.event_accumulator import HISTOGRAMS, EventAccumulator
 
@@ -172,7 +176,6 @@ def test_tensorboard_shows_curves_clients_and_the_confusion_matrix(tmp_path: Pat
     curve = [(event.step, event.value) for event in events.Scalars("train_loss")]
     assert curve == [(row["round"], pytest.approx(row["train_loss"])) for row in rows]
     assert [event.step for event in events.Histograms("clients/accuracy")] == [2, 3]
-    assert [event.step for event in events.Images("confusion")] == [3]
 
 
 # -- MLflow and Weights & Biases, whose modules are stand-ins with the calls that are made ------------------
@@ -253,7 +256,7 @@ def test_a_logger_whose_check_fails_is_one_line_before_anything_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_logger_does_to_its_record_does_not_change_the_run() -> None:
+def test_what_a_logger_does_to_its_record_does_not_change_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Greedy(fh.Logger):
         def log_round(self, row: dict[str, Any]) -> None:
@@ -264,9 +267,10 @@ def test_what_a_logger_does_to_its_record_does_not_change_the_run() -> None:
             result.clear()
 
     rows: list[dict[str, Any]] = [{"round": 1, "metrics": {"f1": 0.5}}]
-    result = {"accuracy": 1.0}
-    group = LoggerGroup([Greedy(), Greedy()], None)
-    group.log_round(rows[0])
-    group.log_result(result)
+    result: Any = {"accuracy": 1.0}
+    monkeypatch.setattr("fedhead.runs.run_loggers.final_metrics", lambda *_: result)
+    group = RunLoggers(Recipe(), None, [Greedy(), Greedy()])
+    group.round(rows[0], Snapshot(1, Tree(), {}, []))
+    group.end(result)
     assert rows == [{"round": 1, "metrics": {"f1": 0.5}}]
     assert result == {"accuracy": 1.0}

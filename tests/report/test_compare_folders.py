@@ -79,10 +79,6 @@ def test_versions_of_runs_are_named_where_they_differ(own_folders: Path) -> None
 def test_results_are_compared_as_their_folders_are(folders: Path) -> None:
     loaded = fh.load_all(folders / "*")
     assert fh.compare(loaded).text("json") == fh.compare(str(folders / "*")).text("json")
-    sides = [fh.load_all(folders / f"{method}-digits-*") for method in ("fedavg", "scaffold")]
-    only, gain = sides[0].compare(sides[1]), fh.compare([*sides[0], *sides[1]])
-    assert -only.mean == pytest.approx(gain.results["difference"].dropna().item())
-    assert only.p_value == pytest.approx(gain.results["p_t"].dropna().item())
 
 
 def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

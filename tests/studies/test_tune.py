@@ -167,7 +167,6 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
     ("words", "said"),
     [
         (["digits"], "nothing is searched"),
-        (["digits", "lr=loguniform(1e-3, 1)"], "loguniform is not known here; write lr=log(...)"),
         (["digits", "lr=[0.1, 1]"], "[0.1, 1] is not a number; to search among values write lr=choice(0.1, 1)"),
         (["digits", "betas=[[0.9, 0.99], [0.8, 0.99]]"], "among values write betas=choice([0.9, 0.99], [0.8, 0.99])"),
         (["digits", "lr=log(-1, 1)"], "positive bounds"),

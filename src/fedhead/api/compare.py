@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedhead.api.comparison import Level
 from fedhead.api.record import RecordedResult
 from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import Above, Below
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.report.compare import comparison_text, measured
 from fedhead.report.compare.comparison_table import ComparisonTable
 from fedhead.report.compare.comparison_table import compare as compare_measured
-from fedhead.report.compare.measured import Measured, Replicate
 from fedhead.report.table import Table
-from fedhead.runs import read_runs as found_runs
+from fedhead.runs import read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+Level = Annotated[float, Above(0), Below(1)]
 Format = Literal["markdown", "csv", "latex", "json"]
 
 
@@ -153,35 +153,28 @@ def compare(
     given: Sequence[Given] = [runs] if isinstance(runs, str | PathLike) else list(runs)
     results = [one for one in given if isinstance(one, RecordedResult)]
     patterns = [str(one) for one in given if not isinstance(one, RecordedResult)]
-    entries, notes = _of_results(results)
+    found, notes = [one.record for one in results], list[str]()
     if patterns:
-        more, said = _of_folders([found for one in patterns for found in (sorted(glob.glob(one)) or [one])])
-        entries, notes = [*entries, *more], [*notes, *said]
+        paths = [path for one in patterns for path in (sorted(glob.glob(one)) or [one])]
+        runs_there, broken = read_runs.find_runs(paths)
+        notes += [f"{path} can't be read and does not count: {why}" for path, why in broken.items()]
+        found += runs_there
+    entries = measured.of_runs([run for run in found if run.split is not None])
+    notes += _notes(found)
     keys = [by] if isinstance(by, str) else list(by)
     return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
 
 
-def _of_results(results: Sequence[RecordedResult]) -> tuple[list[Measured], list[str]]:
-    entries: list[Measured] = []
-    notes: list[str] = []
-    for number, result in enumerate(results):
-        where = str(result.path or f"result {number}")
-        if not result.finished:
-            notes.append(f"{where} does not count: {result.record.state}")
-            continue
-        replicate = Replicate(result.recipe.seed, result.record.split)
-        entries += measured.of_records(where, result.recipe, replicate, result.rows, result.stage_rows)
-    return entries, notes
-
-
-def _of_folders(paths: Sequence[str]) -> tuple[list[Measured], list[str]]:
-    found = found_runs.find_runs(paths)
-    notes = [f"{run.path} does not count: {run.state}" for run in found.runs if not run.finished]
-    notes += [f"{path} can't be read and does not count: {why}" for path, why in found.broken.items()]
-    without = [run for run in found.runs if run.finished and run.split is None]
-    notes += [f"{run.path} does not count: its partition.npz is gone, by which runs are paired" for run in without]
-    versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in found.runs if run.finished}
+def _notes(runs: Sequence[read_runs.Run]) -> list[str]:
+    """Return what a reader must know of runs: which do not count and why, and that they are of several versions."""
+    notes = [f"{run.path} does not count: {run.state}" for run in runs if not run.finished]
+    finished = [run for run in runs if run.finished]
+    notes += [
+        f"{run.path} does not count: its partition.npz is gone, by which runs are paired"
+        for run in finished
+        if run.split is None
+    ]
+    versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in finished if run.folder}
     if len(versions) > 1:
         notes.append(f"the runs are of several versions of fedhead: {', '.join(sorted(versions))}")
-    notes += found_runs.code_versions(found.runs)
-    return measured.of_runs([run for run in found.runs if run not in without]), notes
+    return notes + read_runs.code_versions(runs)

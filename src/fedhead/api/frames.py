@@ -61,17 +61,6 @@ def clients(
     return frame
 
 
-def client_history(rows: Sequence[Row], names: Sequence[str] | None) -> pd.DataFrame:
-    """Return the accuracy of each client's own model by round (lines) and client (columns)."""
-    import pandas as pd
-
-    found = {row["round"]: row["clients"] for row in rows if row.get("clients") is not None}
-    frame = pd.DataFrame.from_dict(found, orient="index").astype(float)
-    frame.index.name = "round"
-    frame.columns = pd.Index(range(frame.shape[1]) if names is None else list(names)[: frame.shape[1]], name="client")
-    return frame
-
-
 def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Sequence[str] | None) -> pd.DataFrame:
     """Return a table of samples by client and class with its names."""
     import pandas as pd

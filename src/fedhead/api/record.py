@@ -1,13 +1,11 @@
-"""What a run measured, without its weights: as data frames, as plots, and beside other runs."""
+"""Measurements of a run, without its weights: as data frames and plots."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedhead.api import frames
-from fedhead.api.comparison import Comparison, paired
-from fedhead.core.system import html
 from fedhead.core.system.errors import BadInput
 from fedhead.metrics.records import Row, RunMetrics
 from fedhead.recipes.recipe import Recipe
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RecordedResult(RunMetrics):
-    """What a run measured.
+    """Measurements of a run.
 
     Args:
         record: Recipe and records of the run.
@@ -66,11 +64,6 @@ class RecordedResult(RunMetrics):
         return frames.clients(self._final_rows(), record.stage_rows, record.counts, record.client_names)
 
     @property
-    def client_history(self) -> pd.DataFrame:
-        """Accuracies of the clients' own models, one line per evaluated round and one column per client."""
-        return frames.client_history(self.rows, self.record.client_names)
-
-    @property
     def partition(self) -> pd.DataFrame:
         """Training samples by client and class."""
         if self.record.counts is None:
@@ -111,32 +104,6 @@ class RecordedResult(RunMetrics):
 
         return Report([self.record])
 
-    def compare(self, other: RecordedResult, level: float = 0.95) -> Comparison:
-        """Compare the clients' own accuracies with those of another run, client by client.
-
-        Results of several seeds are compared by `fedhead.load_all(…).compare(…)`.
-
-        Args:
-            other: Another run with the same clients.
-            level: Level of the interval of the mean difference.
-
-        Returns:
-            The differences, this run minus the other.
-
-        Raises:
-            BadInput: If no client was tested in both.
-        """
-        found = []
-        for result in (self, other):
-            frame = result.clients
-            if "accuracy" not in frame:
-                raise BadInput(
-                    f"compare: {result!r} has no test samples of single clients (client_test=0.2); compare several "
-                    "seeds with fedhead.load_all(…).compare(…)"
-                )
-            found.append({str(name): float(value) for name, value in frame["accuracy"].items()})
-        return paired("personal accuracy", "client", found[0], found[1], level)
-
     # -- how it is shown --------------------------------------------------------------------------
     def __repr__(self) -> str:
         """Say how well it went; None for what there is no test set for."""
@@ -149,19 +116,6 @@ class RecordedResult(RunMetrics):
         parts += [] if self.path is None else [f"path={str(self.path)!r}"]
         parts += [] if self.finished else [self.record.state]
         return f"{type(self).__name__}({', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        recipe = self.recipe
-        title = (
-            f"{recipe.method} on {recipe.dataset}, {recipe.partition}, {recipe.clients} clients: {self.record.state}"
-        )
-        body: list[list[Any]] = [
-            [f"round {self.best_round or len(self.rows)}", _rounded(self.accuracy), _rounded(self.personal)]
-        ]
-        body += [
-            [name, _rounded(r.get("accuracy")), _rounded(r.get("personal"))] for name, r in self.stage_rows.items()
-        ]
-        return html.table(title, ["after", "accuracy (%)", "personal (%)"], body)
 
 
 def _rounded(value: float | None) -> float | None:

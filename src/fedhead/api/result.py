@@ -34,7 +34,7 @@ from fedhead.metrics.records import StageResult
 from fedhead.metrics.registry import MetricFunction
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.read_runs import Run
-from fedhead.runs.run_writer import final_metrics
+from fedhead.runs.run_loggers import final_metrics
 from fedhead.stages import STAGES
 
 if TYPE_CHECKING:

@@ -48,7 +48,8 @@ from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.progress import Progress
 from fedhead.runs.python_components import described
 from fedhead.runs.run import run_in_folder
-from fedhead.runs.run_writer import RunLoggers, RunWriter
+from fedhead.runs.run_loggers import RunLoggers
+from fedhead.runs.run_writer import RunWriter
 from fedhead.samplers.base import Sampler
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from fedhead.cli.app import app
 from fedhead.cli.options import once
@@ -60,20 +59,9 @@ def calibrate(
     print(f"calibrated the classifier by the statistics of {int(total.count.sum())} samples -> {out}")
 
 
-class _CollectByDefault(TyperGroup):
-    """Reads `fedhead statistics RUN DATA` as `fedhead statistics collect RUN DATA`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command in front where none is named."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["collect", *args]
-        return super().parse_args(ctx, args)
-
-
 statistics = typer.Typer(
     name="statistics",
-    help="Class statistics of a site's features: collect them (the default), merge those of sites, subtract a site.",
-    cls=_CollectByDefault,
+    help="Class statistics of a site's features: collect them, merge those of sites, subtract a site.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -107,9 +95,9 @@ def collect(
 
     \b
     Examples:
-      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
-      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
-      fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
+      fedhead statistics collect runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
+      fedhead statistics collect runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
+      fedhead statistics collect net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
     from fedhead.api.calibrate_files import collect_statistics
 

@@ -22,7 +22,8 @@ from fedhead.flower.config import ServerFile
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.metrics.records import Row
 from fedhead.runs import environment
-from fedhead.runs.run_writer import RunWriter, final_metrics
+from fedhead.runs.run_loggers import final_metrics
+from fedhead.runs.run_writer import RunWriter
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -1,25 +1,22 @@
-"""What a logger is, how it is found, and how a run talks to several of them without depending on any.
+"""Loggers, their registry, and what they share.
 
-A run's own records are in its folder; loggers carry them elsewhere. What a logger needs is checked before there is a
-folder. One that fails later is named once and left out from then on: the run goes on.
+A run's own records are in its folder; loggers carry them elsewhere (`runs/run_loggers.py`).
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedhead.core.components.component import Component
-from fedhead.core.components.registry import Registry, instance
-from fedhead.core.system import log
+from fedhead.core.components.registry import Registry
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import BadInput, first_line, user_code
+from fedhead.core.system.errors import BadInput
 from fedhead.metrics.records import Row
 
 
@@ -93,56 +90,6 @@ LOGGERS = Registry.of(Logger, home=["fedhead.loggers"])
 """The loggers by name."""
 logger = LOGGERS.decorator
 """Register a logger under a name, for recipes and the command line: a decorator of subclasses of `Logger`."""
-
-
-def make(asked: str | Logger | type[Logger], folders: Iterable[str | Path] = ()) -> Logger:
-    """Return the logger of a text such as `wandb(mode=offline)`, of a class, or the one given."""
-    return instance(LOGGERS, asked, Logger, folders)
-
-
-class LoggerGroup:
-    """The loggers of one run; what one of them raises is said once, and that one is left out.
-
-    Args:
-        loggers: The loggers.
-        folder: The run folder, which is not there yet; None: the run has none.
-
-    Raises:
-        BadInput: If one of them can't be used.
-    """
-
-    def __init__(self, loggers: Sequence[Logger], folder: Path | None):
-        self._active = list(loggers)
-        for one in loggers:
-            with user_code(f"logger {one.name}"):
-                one.check(folder)
-
-    def start(self, run: RunInfo) -> None:
-        """Begin, or go on after a resumption."""
-        self._each("start", lambda one: one.start(run))
-
-    def log_round(self, row: Row) -> None:
-        """Carry on the record of a round."""
-        self._each(f"round {row['round']}", lambda one: one.log_round(copy.deepcopy(row)))  # theirs to change
-
-    def log_result(self, result: Mapping[str, Any]) -> None:
-        """Carry on the final results."""
-        self._each("the result", lambda one: one.log_result(copy.deepcopy(result)))
-
-    def close(self) -> None:
-        """Write out what is pending."""
-        self._each("the end", lambda one: one.close())
-        self._active = []
-
-    def _each(self, when: str, call: Callable[[Logger], None]) -> None:
-        for one in list(self._active):
-            try:
-                call(one)
-            except Exception as error:  # a server that is down, a full disk, a bug: the run's own records go on
-                self._active.remove(one)
-                log.logger.warning(
-                    f"logger {one.name} failed at {when} and is left out from now on ({first_line(error)})"
-                )
 
 
 @dataclass

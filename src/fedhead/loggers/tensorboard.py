@@ -1,11 +1,10 @@
-"""TensorBoard: curves, histograms over the clients, and the confusion matrix."""
+"""TensorBoard: curves, and histograms over the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +12,11 @@ from fedhead.core.system.errors import BadInput
 from fedhead.loggers.base import Logger, RunInfo, client_values, logger, numbers
 from fedhead.metrics.records import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @logger("tensorboard")
 @dataclass
 class TensorBoard(Logger):
-    """Write a run's curves, the distribution of its clients and its confusion matrix for TensorBoard.
+    """Write a run's curves and the distribution of its clients for TensorBoard.
 
     Args:
         folder: Where to write; None: the folder tensorboard in the run folder.
@@ -42,35 +38,15 @@ class TensorBoard(Logger):
         last = max((row["round"] for row in run.earlier), default=0)
         place = self.folder or str((run.folder or Path()) / "tensorboard")
         self._writer = SummaryWriter(place, purge_step=last + 1)
-        self._last = last
 
     def log_round(self, row: Row) -> None:
         """Add a point to each curve, and a histogram of what the record holds of each client."""
-        self._last = row["round"]
         for name, value in numbers(row).items():
             if name != "round":
                 self._writer.add_scalar(name, value, row["round"])
         for name, values in client_values(row).items():
             self._writer.add_histogram(f"clients/{name}", np.asarray(values), row["round"])
 
-    def log_result(self, result: Mapping[str, Any]) -> None:
-        """Add the picture of the confusion matrix."""
-        if result.get("confusion") is not None:
-            self._writer.add_figure("confusion", confusion_picture(np.asarray(result["confusion"])), self._last)
-
     def close(self) -> None:
         """Write out what is pending."""
         self._writer.close()
-
-
-def confusion_picture(counts: Any) -> Figure:
-    """Draw a confusion matrix, each row in shares of its class."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.imshow(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), vmin=0, vmax=1, cmap="Blues")
-    axes.set(xlabel="predicted class", ylabel="class")
-    return figure

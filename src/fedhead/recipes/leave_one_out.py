@@ -36,8 +36,3 @@ def left_out(recipe: Recipe) -> int | None:
             f"number, as in test='{ALL}(0)'"
         )
     return int(found[1])
-
-
-def recipes(recipe: Recipe, clients: int) -> dict[str, Recipe]:
-    """Return the run that leaves out each client, by the name of its folder."""
-    return {f"site{k}": recipe.override([f"test={ALL}({k})"]) for k in range(clients)}

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from fedhead.core.components.component_syntax import Call, read_call, rejoin, spaced
 from fedhead.core.components.parameters import check_fields
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
-from fedhead.core.system import html
 from fedhead.core.system.errors import BadInput, Unreadable, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.recipes import search_paths
@@ -136,14 +135,9 @@ class Recipe:
 
     def __repr__(self) -> str:
         """Name only what differs from the defaults."""
-        return f"Recipe({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
-
-    def _repr_html_(self) -> str:
-        return html.table("Recipe", ["key", "value"], list(self._changed().items()))
-
-    def _changed(self) -> dict[str, Any]:
         usual = Recipe().flat()
-        return {key: value for key, value in self.flat().items() if key not in usual or usual[key] != value}
+        changed = {key: value for key, value in self.flat().items() if key not in usual or usual[key] != value}
+        return f"Recipe({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
 
     def flat(self) -> dict[str, Any]:
         """The recipe as its flat keys, in order."""

@@ -14,12 +14,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe, assignment, expand_calls
 
 KINDS = ("log", "uniform", "int", "choice")
-OTHER_NAMES = {
-    "loguniform": "log",
-    "float": "uniform",
-    "randint": "int",
-    "categorical": "choice",
-}  # Optuna's, Ray Tune's
 # Keys that are the same in all trials, with what to do instead.
 _FIXED = {
     "validation": "trials are compared on the same samples: give their share by --validation",
@@ -90,8 +84,6 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
         if not isinstance(text, str):
             raise BadInput(f"{text!r} is no text: write each key with its range or value, such as 'lr=log(1e-3, 1)'")
         key, equals, value = text.partition("=")
-        if (kind := value.partition("(")[0].strip()) in OTHER_NAMES and value.rstrip().endswith(")"):
-            raise BadInput(f"{text}: {kind} is not known here; write {key}={OTHER_NAMES[kind]}(...)")
         if not equals or value.partition("(")[0].strip() not in KINDS or not value.rstrip().endswith(")"):
             others.append(text)
             continue

@@ -10,12 +10,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from fedhead.core.system.errors import BadInput, Unreadable
+from fedhead.core.system.errors import Unreadable
 
-_LONGEST = 2**20  # characters of a text
 _CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: in a list, YAML reads the bracket as a nested list
 _QUOTES = 'in a list, write such a value in quotes, as in ["mlp(hidden=[8])", mlp]'
-_MOST = 2**17  # values in it, each counted as often as aliases repeat it
 
 
 class _Constructor(SafeConstructor):
@@ -33,19 +31,15 @@ def read_yaml(text: str, source: str) -> Any:
         source: What it is called in an error.
 
     Raises:
-        BadInput: It is not valid YAML, a key is repeated, or it is far larger than any of fedhead's files.
+        BadInput: It is not valid YAML, or a key is repeated.
 
     >>> read_yaml("[1e-3, no, null]", "example")
     [0.001, 'no', None]
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
-    if len(text) > _LONGEST:
-        raise BadInput(f"{source}: {len(text):,} characters, at most {_LONGEST:,} are read")
     try:
-        return _limited(yaml.load(text), source)
-    except BadInput:
-        raise
+        return yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark and "\n" in text.strip() else source
@@ -53,21 +47,6 @@ def read_yaml(text: str, source: str) -> Any:
         line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
         hint = f": {_QUOTES}" if _CALL.search(line) else ""
         raise Unreadable(f"{where}: not valid YAML ({problem}){hint}") from error
-
-
-def _limited(value: Any, source: str) -> Any:
-    """Refuse a value that aliases make huge or endless: a few lines of them can stand for billions of values."""
-    left, found = [value], 0
-    while left:
-        found += 1
-        if found > _MOST:
-            raise BadInput(f"{source}: more than {_MOST:,} values, aliases counted as often as they are used")
-        inner = left.pop()
-        if isinstance(inner, dict):
-            left += [*inner.keys(), *inner.values()]
-        elif isinstance(inner, list | tuple | set):
-            left += inner
-    return value
 
 
 def write_yaml(value: Any) -> str:

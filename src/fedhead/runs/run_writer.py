@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
@@ -18,18 +17,18 @@ from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
-from fedhead.loggers.base import Logger, LoggerGroup, RunInfo
-from fedhead.loggers.base import make as make_logger
+from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.models.split_model import load, weights
 from fedhead.recipes import components, initial_weights, inputs_record
+from fedhead.recipes.parts import LOGGER_PART
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import python_components as python_objects
 from fedhead.runs import recorded_code
 from fedhead.runs.folder_lock import in_use
 from fedhead.runs.python_components import Objects
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import finite
+from fedhead.runs.run_loggers import RunLoggers, final_metrics
 
 
 class RunWriter(Observer):
@@ -73,7 +72,7 @@ class RunWriter(Observer):
         executor = own_executor(compute.executor, recipe)
         self.out = Path(out)
         self.objects = objects
-        made = [make_logger(text, recipe.folders) for text in recipe.loggers]
+        made = LOGGER_PART.build(recipe.loggers, recipe.folders)
         self.loggers = RunLoggers(recipe, self.out, [*made, *loggers])  # refuses before there is a folder
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
@@ -238,81 +237,9 @@ class RunWriter(Observer):
         self.folder.finish(self.result)
 
 
-class RunLoggers(Observer):
-    """The loggers of a run.
-
-    Args:
-        recipe: The run's recipe.
-        folder: The run folder, which is not there yet; None: the run has none.
-        loggers: The loggers.
-
-    Raises:
-        BadInput: If one of them can't be used.
-    """
-
-    def __init__(self, recipe: Recipe, folder: Path | None, loggers: Sequence[Logger]):
-        self._recipe, self._folder = recipe, folder
-        self._group = LoggerGroup(loggers, folder)
-
-    def start(self, name: str, resume: Snapshot | None) -> None:
-        """Tell them what is run, and of earlier rounds."""
-        self._group.start(RunInfo(self._recipe.flat(), self._folder, () if resume is None else resume.history))
-
-    def round(self, row: Row, snapshot: Snapshot) -> None:
-        """Pass on the record of a round."""
-        self._group.log_round(row)
-
-    def end(self, result: FinishedRun) -> None:
-        """Pass on the final results."""
-        self._group.log_result(final_metrics(str(self._folder or ""), self._recipe, result))
-
-    def close(self) -> None:
-        """Write out what is pending."""
-        self._group.close()
-
-
 def stored_clients(clients: Mapping[int, Tree]) -> Tree:
     """Return the clients' states as a checkpoint holds them."""
     return Tree({str(k): state for k, state in clients.items()})
-
-
-def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
-    """Return the results of a finished run, as `result.json` holds them."""
-    public = result.transport.clients.federation.public
-    ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
-    last = next((row for row in reversed(ends_with) if "accuracy" in row), {})
-    chosen = {"best_round": result.best_round, "trained_rounds": len(result.rows)} if recipe.callbacks else {}
-    if result.rows and "stopped" in result.rows[-1]:
-        chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
-    metrics: Row = {
-        "run": out,
-        "dataset": recipe.dataset,
-        "partition": recipe.partition,
-        "method": recipe.method,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "rounds": recipe.rounds,
-        **chosen,
-        "accuracy": result.accuracy,
-        "accuracy_mean": result.accuracy_mean,
-        "metrics": result.metrics,
-        "train_loss": result.train_loss,
-        "test_loss": result.test_loss,
-        "personal": result.personal,
-        "per_class": last.get("per_class"),
-        "confusion": result.confusion,
-        "notes": last.get("notes", {}),
-        "clients": last.get("clients"),
-        "stages": {name: stage.metrics for name, stage in result.stages.items()},
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "client_bytes": result.client_bytes,
-        "seconds": result.seconds,
-        "preparing": result.preparing,
-        "compiled_from": result.compiled_from,
-        "executor": result.executor,
-    }
-    return {**finite(metrics), "public_bytes": 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))}
 
 
 def own_executor(asked: str | Executor, recipe: Recipe) -> str | None:
