@@ -66,9 +66,7 @@ def test_every_kind_comes_back_from_a_file(kind: Any, tmp_path: Path) -> None:
     assert all(torch.equal(t, known.tree()[name]) for name, t in found.tree().items())
     other = replace(from_features(z, y, 3, kind), extractor="one", transform="three")
     fh.save_statistics(tmp_path / "b.safetensors", other)
-    with pytest.raises(
-        BadInput, match=r"b\.safetensors is from a different model .*the inputs were transformed differently"
-    ):
+    with pytest.raises(BadInput, match=r"b\.safetensors: statistics of inputs that were transformed differently"):
         fh.merge_files([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
 
 
@@ -131,16 +129,6 @@ def test_pooled_statistics_that_no_features_have_are_refused(change: str, words:
     statistics_check.check(pooled("nothing"), "client 4")
     with pytest.raises(BadInput, match=f"^client 4: .*{words}"):
         statistics_check.check(pooled(change), "client 4")
-
-
-def test_single_samples_do_not_scatter() -> None:
-    z, y = sample(n=2)
-    y = torch.tensor([0, 2])
-    sound = from_features(z, y, 3, "pooled")
-    statistics_check.check_client(sound, "client 4", samples=2)
-    odd = Statistics(sound.count, sound.sum, sound.outer + torch.eye(4)[torch.triu_indices(4, 4).unbind()])
-    with pytest.raises(BadInput, match="no class has two samples, and yet they scatter"):
-        statistics_check.check_client(odd, "client 4", samples=2)
 
 
 def test_what_a_kind_does_not_hold_is_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from fedhead.calibration import low_rank, statistics_check
-from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.membership import fingerprint, with_members
+from fedhead.calibration.membership import fingerprint
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
@@ -19,7 +18,6 @@ from fedhead.core.tree.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
 _ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file
-_DIFFERENCES = {"extractor": "the extractors' weights differ", "transform": "the inputs were transformed differently"}
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
@@ -107,35 +105,4 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
     Raises:
         BadInput: If a file can't be read, belongs to a different model, or is there twice.
     """
-    seen: dict[str, str | Path] = {}
-
-    def parts() -> Iterator[Statistics]:
-        first: dict[str, Any] = {}
-        for path in paths:
-            part = with_members(statistics_check.check(_read(path), str(path), full=False))
-            form = {name: getattr(part, name) for name in ("classes", "features", "kind", *_DIFFERENCES)}
-            first = first or form
-            if form["kind"] != first["kind"]:
-                raise BadInput(
-                    f"{path} is of another kind ({part.kind}) than {paths[0]} ({first['kind']}): use one kind for all"
-                )
-            for name in (name for name in form if form[name] != first[name]):
-                what = _DIFFERENCES.get(name, f"{name}: {form[name]}, there {first[name]}")
-                raise BadInput(
-                    f"{path} is from a different model than {paths[0]} ({what}): use one model and one normalization "
-                    "for all"
-                )
-            for member in part.members:
-                if member in seen:
-                    raise BadInput(f"{path}: its statistics are in {seen[member]} already: name every site once")
-                seen[member] = path
-            yield part
-            del part  # before the next file is read
-
-    merged = class_statistics.merge(parts())
-    try:
-        return statistics_check.check(merged, "the merged statistics")
-    except BadInput:
-        for path in paths:  # whose fault is it?
-            load_statistics(path)
-        raise
+    return statistics_check.merge_checked([str(path) for path in paths], lambda i: _read(paths[i]))

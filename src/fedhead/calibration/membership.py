@@ -7,7 +7,6 @@ rounding: about 1e-16 of the largest total that there was.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics, check_same_model, merge
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.core.tree.tree import Tree
 
 
@@ -110,8 +110,4 @@ def fingerprint(sums: Tree, extractor: str = "", transform: str = "") -> frozens
     """Return the fingerprint of one client's sums; none for a client without samples, which may come twice."""
     if not bool(sums["count"].any()):
         return frozenset()
-    digest = hashlib.blake2b(f"{extractor} {transform}".encode(), digest_size=16)
-    for name, t in sorted(sums.items()):
-        digest.update(f" {name} {tuple(t.shape)}".encode())
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return frozenset([digest.hexdigest()])
+    return frozenset([digest_text(f"{extractor} {transform} {digest_of(sums, 16)}", 16)])

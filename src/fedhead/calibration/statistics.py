@@ -188,22 +188,28 @@ def from_sums(sums: Tree, extractor: str = "", transform: str = "") -> Statistic
     return Statistics(count, sums["sum"], sums.get("outer", count.new_zeros(0)), extractor, transform)
 
 
-def merge(parts: Iterable[Statistics]) -> Statistics:
+def merge(parts: Iterable[Statistics], sources: Iterable[str] = ()) -> Statistics:
     """Add up the statistics of several clients.
 
     Args:
-        parts: Statistics of the same model; may be a generator, since only the running total is kept in memory.
+        parts: Statistics of each client; they are added one by one, and may be created one by one.
+        sources: Where each part comes from, for error messages.
 
     Raises:
-        BadInput: If there are none, they belong to different models, or a part is in twice.
+        BadInput: If there are none, or they are of different models, kinds or transforms, or a client is in two.
     """
-    total: Statistics | None = None
+    names, total = iter(sources), None
     for part in parts:
+        source = next(names, "")
         if total is None:
             total = replace(part, count=part.count.clone(), sum=part.sum.clone(), outer=part.outer.clone())
         else:
-            check_same_model(total, part)
-            _refuse_members_of_both(total, part)
+            check_same_model(total, part, source)
+            if twice := total.members & part.members:
+                raise BadInput(
+                    f"{_of(source)}the statistics {min(twice)} are in both: nobody is added twice; leave them out, or "
+                    "subtract them first"
+                )
             total = replace(
                 total,
                 extractor=total.extractor or part.extractor,
@@ -219,25 +225,21 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
     return total
 
 
-def check_same_model(a: Statistics, b: Statistics) -> None:
+def check_same_model(a: Statistics, b: Statistics, source: str = "") -> None:
     """Raise `BadInput` for statistics that can't be added: of another kind, another model or another transform."""
+    what = f"{_of(source)}statistics of"
     if a.kind != b.kind:
-        raise BadInput(f"statistics of another kind: {b.kind} here, {a.kind} elsewhere; use one kind for all")
-    for what in ("classes", "features"):
-        mine, theirs = getattr(a, what), getattr(b, what)
+        raise BadInput(f"{what} another kind: {b.kind} here, {a.kind} elsewhere; use one kind for all")
+    for name in ("classes", "features"):
+        mine, theirs = getattr(a, name), getattr(b, name)
         if mine != theirs:
-            raise BadInput(f"statistics of a different model: {what}: {theirs} here, {mine} elsewhere")
+            raise BadInput(f"{what} a different model: {name}: {theirs} here, {mine} elsewhere")
     if a.extractor and b.extractor and a.extractor != b.extractor:
-        raise BadInput("statistics of a different model: the extractors' weights differ; use the same model for all")
+        raise BadInput(f"{what} a different model: the extractors' weights differ; use the same model for all")
     stated = bool(a.extractor and b.extractor) or bool(a.transform and b.transform)
     if stated and a.transform != b.transform:  # of a known model an empty one says that there was none
-        raise BadInput(
-            "statistics of inputs that were transformed differently: use the same normalization and size for all"
-        )
+        raise BadInput(f"{what} inputs that were transformed differently: use the same normalization and size for all")
 
 
-def _refuse_members_of_both(a: Statistics, b: Statistics) -> None:
-    if twice := a.members & b.members:
-        raise BadInput(
-            f"the statistics {min(twice)} are in both: nobody is added twice; leave them out, or subtract them first"
-        )
+def _of(source: str) -> str:
+    return f"{source}: " if source else ""

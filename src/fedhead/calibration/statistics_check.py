@@ -17,7 +17,7 @@ _MOST = 2.0**53  # samples: beyond it float64 does not hold every whole number
 _LARGEST = 1e18  # of a feature: beyond it squares, and heads that are made of them, overflow in single precision
 
 
-def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
+def check(statistics: Statistics, source: str, full: bool = True, samples: float = math.inf) -> Statistics:
     """Check that statistics could have been computed from features.
 
     Args:
@@ -25,6 +25,7 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
         source: Where they come from, for error messages.
         full: Whether to check that full covariances have no negative eigenvalues, which is costly; without it only
             diagonals are checked.
+        samples: The most samples that there may be in all classes together.
 
     Returns:
         The same statistics.
@@ -36,7 +37,7 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
         # a finite sum has finite terms, and takes a tenth of the time of looking at each
         if not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
-    check_counts(source, statistics.count, math.inf, statistics.sum, *_of_classes(statistics))
+    check_counts(source, statistics.count, samples, statistics.sum, *_of_classes(statistics))
     if (size := feature_size(statistics)) > _LARGEST:
         raise BadInput(f"{source}: features of size {size:.3g} are too large to compute with; recompute the statistics")
     if statistics.kind == "pooled" and not bool(statistics.count.any()) and bool(statistics.outer.any()):
@@ -72,24 +73,6 @@ def feature_size(statistics: Statistics) -> float:
     return math.sqrt(max(float(squares / statistics.count.sum().clamp_min(1)), 0.0))
 
 
-def check_client(statistics: Statistics, source: str, samples: float, exact: bool = True) -> None:
-    """Check that statistics could be those of a client.
-
-    Args:
-        statistics: Statistics to check.
-        source: Where they come from, for error messages.
-        samples: All of the client's samples.
-        exact: Whether nothing has rounded them.
-
-    Raises:
-        BadInput: With the source and the reason.
-    """
-    check(statistics, source, full=exact)
-    check_counts(source, statistics.count, samples)
-    if exact:
-        check_lone_samples(source, statistics)
-
-
 def merge_checked(sources: Sequence[str], part: Callable[[int], Statistics]) -> Statistics:
     """Merge statistics, and name the source of those that no features could have.
 
@@ -100,7 +83,7 @@ def merge_checked(sources: Sequence[str], part: Callable[[int], Statistics]) -> 
     Raises:
         BadInput: With the source and the reason.
     """
-    merged = merge(check(part(i), source, full=False) for i, source in enumerate(sources))
+    merged = merge((check(part(i), source, full=False) for i, source in enumerate(sources)), sources)
     try:
         return check(merged, "the merged statistics")
     except BadInput:
@@ -131,21 +114,6 @@ def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> N
     for part in sums:
         for c in torch.nonzero((count == 0) & (part != 0).flatten(1).any(1)).flatten().tolist():
             raise BadInput(f"{source}: class {c} has sums but no samples; recompute them")
-
-
-def check_lone_samples(source: str, statistics: Statistics) -> None:
-    """Check that classes of one sample do not scatter; for statistics that nothing has rounded.
-
-    Raises:
-        BadInput: With the source and the class.
-    """
-    scatter, slack = _variances(statistics)
-    if statistics.kind == "pooled":
-        if bool((statistics.count <= 1).all()) and bool((scatter.abs().amax(1) > slack).any()):
-            raise BadInput(f"{source}: no class has two samples, and yet they scatter; recompute the statistics")
-        return
-    for c in torch.nonzero((statistics.count == 1) & (scatter.abs().amax(1) > slack)).flatten().tolist():
-        raise BadInput(f"{source}: class {c} has one sample and yet a scatter; recompute the statistics")
 
 
 def _of_classes(statistics: Statistics) -> list[Tensor]:

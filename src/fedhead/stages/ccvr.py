@@ -64,11 +64,6 @@ class CCVR(StatisticsStage):
         """A low rank is made of full covariances."""
         return "diagonal" if self.covariance == "diagonal" else "full"
 
-    @property
-    def exact(self) -> bool:
-        """A low rank is not."""
-        return self.covariance != "low-rank"
-
     def on_method(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
         bound = super().on_method(method)

@@ -46,11 +46,6 @@ class StatisticsStage(Stage):
         """What clients send of second moments."""
         raise NotImplementedError
 
-    @property
-    def exact(self) -> bool:
-        """Whether nothing rounds what clients send."""
-        return True
-
     def on_method(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
         require_shared_parts(self.name, method)
@@ -88,7 +83,7 @@ class StatisticsStage(Stage):
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
         """Refuse statistics that no features of so many samples have."""
-        statistics_check.check_client(self.received(sent), "its statistics", samples, exact=self.exact)
+        statistics_check.check(self.received(sent), "its statistics", samples=samples)
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,6 +17,7 @@ from torch import Tensor
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, Unreadable, first_line
 from fedhead.core.system.special_files import refuse_special
+from fedhead.core.tree.digest import digest_json, digest_of
 from fedhead.core.tree.tree import Tree, Weights
 
 _FORMAT = "fedhead-tree-2"
@@ -37,7 +36,7 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
         OSError: If the file can't be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.leaves().items()}
-    if len(tensors) != sum(1 for _ in _names(tree)):
+    if len(tensors) != len(list(tree.tensors())):
         raise ValueError("two tensors of the tree have the same full name: names must not contain '/'")
     header = {"format": _FORMAT, "tree": json.dumps(describe(tree)), "metadata": json.dumps(metadata or {})}
     header["header_digest"] = _digest(header)
@@ -124,14 +123,6 @@ def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str
     return Tree(entries)
 
 
-def _names(tree: Tree) -> Iterator[str]:
-    for name, value in tree.items():
-        if isinstance(value, Tree):
-            yield from _names(value)
-        else:
-            yield name
-
-
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Clone tensors that share memory (rows of a stack do), which safetensors refuses."""
     seen: set[int] = set()
@@ -145,9 +136,4 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor] | None = None) -> str:
     """Return a hash of a file's header, and of its tensors with their names, types and shapes."""
-    total = hashlib.blake2b(digest_size=16)
-    total.update(json.dumps([header[name] for name in ("format", "tree", "metadata")]).encode())
-    for name, tensor in (tensors or {}).items():
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    return digest_json([*(header[name] for name in ("format", "tree", "metadata")), digest_of(tensors or {}, 16)], 16)
