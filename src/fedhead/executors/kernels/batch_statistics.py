@@ -7,13 +7,12 @@ numbers. As operators they are computed once.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import SUMS, available, clients_first, next_power_of_two
+from fedhead.executors.kernels.common import SUMS, available, clients_first, load, next_power_of_two
 
 
 def supports(x: Tensor) -> bool:
@@ -45,9 +44,7 @@ def batch_statistics(
 
 
 @batch_statistics.register_fake
-def _(
-    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[2], dtype=torch.float32), x.new_empty(x.shape[2], dtype=torch.float32)
 
 
@@ -75,22 +72,9 @@ def stacked(
     part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
     mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
     before = [t.contiguous() for t in (running_mean, running_var) if t is not None] if running else [mean, var]
-    kernels = _kernels()
-    kernels.partial_sums[slices, columns, clients](
-        x,
-        samples,
-        part,
-        batch,
-        positions,
-        slices,
-        turns,
-        channels,
-        masked,
-        height,
-        width,
-        SUMS.stages,
-        num_warps=SUMS.warps,
-    )
+    kernels = load("batch_statistics_kernels")
+    sizes = (batch, positions, slices, turns, channels, masked, height, width, SUMS.stages)
+    kernels.partial_sums[slices, columns, clients](x, samples, part, *sizes, num_warps=SUMS.warps)
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
     kernels.combine[columns, clients](
         x, samples, part, *before, mean, var, batch, positions, slices, channels, masked, running, *blocks
@@ -99,15 +83,6 @@ def stacked(
 
 
 @stacked.register_fake
-def _(
-    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     mean, var = (x.new_empty(x.shape[0], x.shape[3], dtype=torch.float32) for _ in range(2))
     return mean, var
-
-
-@cache
-def _kernels() -> Any:
-    from fedhead.executors.kernels import batch_statistics_kernels
-
-    return batch_statistics_kernels

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ def available() -> bool:
     except ImportError:
         return False
     return True
+
+
+@cache
+def load(name: str) -> Any:
+    """Return a module of this package with kernels, which is imported only where they are launched."""
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def dot_precision() -> str:

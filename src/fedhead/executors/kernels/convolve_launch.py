@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import dot_precision, next_power_of_two
+from fedhead.executors.kernels.common import dot_precision, load, next_power_of_two
 
 
 class Tiles(NamedTuple):
@@ -96,13 +95,13 @@ def launch_weight(
     over = left > 0 or (q - 1) * stride * group + span > width
     sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over, biased)
     blocks = (tiles.pixels, block_m, block_r, dot_precision())
-    _kernels().filter_gradient[columns, slices, clients](
+    load("convolve_kernels").filter_gradient[columns, slices, clients](
         x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
     found = gradients(x, grad, size, biased)
     form = (slices, tall, wide, filters, channels, group, span, stride, biased)
     grid = (-(-found[0][0].numel() // COLLECTED), clients)
-    _kernels().collect[grid](
+    load("convolve_kernels").collect[grid](
         part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()), num_warps=1
     )
     return found
@@ -118,7 +117,9 @@ def _convolve(
     blocks = (tiles.pixels, block_m, block_r, dot_precision())
     biased = 0 if bias is None else bias.shape[1]
     bias = y if bias is None else bias.contiguous()  # a placeholder that is never read
-    _kernels().convolution[grid](x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles))
+    load("convolve_kernels").convolution[grid](
+        x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles)
+    )
 
 
 def _expanded(
@@ -141,7 +142,7 @@ def _expanded(
     laid_out = weight.new_empty(len(weight), rows * group * filters, runs, span, channels, dtype=kind)
     grid = (-(-laid_out[0].numel() // BLOCK), len(weight))
     sizes = (tall, wide, filters, channels, rows, group, runs, span, *steps)
-    _kernels().expand[grid](weight, laid_out, *strides, *sizes, BLOCK)
+    load("convolve_kernels").expand[grid](weight, laid_out, *strides, *sizes, BLOCK)
     return laid_out
 
 
@@ -203,13 +204,6 @@ def _taps(count: int, channels: int) -> int:
 
 def _how(tiles: Tiles) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages}
-
-
-@cache
-def _kernels() -> Any:
-    from fedhead.executors.kernels import convolve_kernels
-
-    return convolve_kernels
 
 
 def sides(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> tuple[int, int]:

@@ -5,14 +5,13 @@ The layers of a small network take as long to launch as to compute, so the numbe
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.executors.kernels.common import available, clients_first, dot_precision, next_power_of_two
+from fedhead.executors.kernels.common import available, clients_first, dot_precision, load, next_power_of_two
 
 MAX_WEIGHTS = 1 << 18  # elements of a weight; libraries are better at large products
 
@@ -61,7 +60,9 @@ def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y, shape = x.new_empty(clients, batch, out_features), ProductShape(batch, out_features, in_features)
     added = y if bias is None else bias.contiguous()  # a placeholder that is never read
     grid = (shape.programs, clients)
-    _kernels().forward[grid](x, weight, added, y, *shape, bias is not None, *shape.blocks, dot_precision(), num_warps=4)
+    load("linear_kernels").forward[grid](
+        x, weight, added, y, *shape, bias is not None, *shape.blocks, dot_precision(), num_warps=4
+    )
     return y
 
 
@@ -78,7 +79,9 @@ def stacked_back(x: Tensor, weight: Tensor, grad: Tensor, needs_input: bool) -> 
     first = input_shape.programs if needs_input else 0
     blocks = (*input_shape.blocks, *weight_shape.blocks, dot_precision())
     grid = (first + weight_shape.programs, clients)
-    _kernels().backward[grid](x, weight, grad, *found, batch, in_features, out_features, first, *blocks, num_warps=4)
+    load("linear_kernels").backward[grid](
+        x, weight, grad, *found, batch, in_features, out_features, first, *blocks, num_warps=4
+    )
     return found
 
 
@@ -130,10 +133,3 @@ class ProductShape(NamedTuple):
     def programs(self) -> int:
         """Number of programs."""
         return -(-self.rows // self.blocks[0]) * -(-self.columns // self.blocks[1])
-
-
-@cache
-def _kernels() -> Any:
-    from fedhead.executors.kernels import linear_kernels
-
-    return linear_kernels

@@ -6,14 +6,13 @@ the next convolution. These operators read and write each tensor as seldom as po
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.executors.kernels.common import SUMS, available, clients_first, next_power_of_two
+from fedhead.executors.kernels.common import SUMS, available, clients_first, load, next_power_of_two
 from fedhead.models import batch_norm
 
 BLOCK = 2048  # values that a program processes at a time
@@ -24,20 +23,11 @@ def supports(x: Tensor, weight: Tensor) -> bool:
     return x.dtype != torch.float64 and weight.dtype == torch.float32 and x.dim() >= 2 and available()
 
 
-def normalize(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    samples: Tensor | None,
-    eps: float,
-    min_count: int,
-) -> Tensor:
-    """Compute `fedhead.models.batch_norm.normalize` for a client in a stack."""
+def normalize(x: Tensor, *others: Any) -> Tensor:
+    """Compute `fedhead.models.batch_norm.normalize` for a client in a stack; arguments as of `batch_normalize`."""
     rows = x.movedim(1, -1).contiguous()
     flat = rows.reshape(x.shape[0], -1, x.shape[1])
-    y: Tensor = batch_normalize(flat, weight, bias, mean, var, samples, eps, min_count)
+    y: Tensor = batch_normalize(flat, *others)
     return y.reshape(rows.shape).movedim(-1, 1)
 
 
@@ -95,7 +85,9 @@ def stacked(
     y = torch.empty_like(x)
     grid, rows, channels, blocks = _blocks(x)
     added = x if skip is None else skip.contiguous()
-    _kernels().normalize[grid](x, added, *own, y, rows, eps, channels, skip is not None, rectify, *blocks)
+    load("normalize_kernels").normalize[grid](
+        x, added, *own, y, rows, eps, channels, skip is not None, rectify, *blocks
+    )
     return y
 
 
@@ -132,38 +124,12 @@ def gradients(
     weight_gradient, bias_gradient = (torch.empty_like(own[0]) for _ in range(2))
     masked = samples is not None
     flags = x if samples is None else samples.contiguous().view(torch.uint8)
-    kernels = _kernels()
-    kernels.gradient_sums[slices, *grid[1:]](
-        x,
-        grad,
-        *own,
-        part,
-        rows,
-        slices,
-        eps,
-        turns,
-        channels,
-        rectify,
-        sum_height,
-        width,
-        SUMS.stages,
-        num_warps=SUMS.warps,
-    )
+    kernels = load("normalize_kernels")
+    sizes = (rows, slices, eps, turns, channels, rectify, sum_height, width, SUMS.stages)
+    kernels.gradient_sums[slices, *grid[1:]](x, grad, *own, part, *sizes, num_warps=SUMS.warps)
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
-    kernels.gradient_totals[grid[1:]](
-        part,
-        flags,
-        weight_gradient,
-        bias_gradient,
-        share,
-        batch,
-        positions,
-        slices,
-        min_count,
-        channels,
-        masked,
-        *blocks,
-    )
+    totals = (batch, positions, slices, min_count, channels, masked)
+    kernels.gradient_totals[grid[1:]](part, flags, weight_gradient, bias_gradient, share, *totals, *blocks)
     kernels.input_gradient[grid](
         x, grad, *own, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
     )
@@ -224,10 +190,3 @@ def _blocks(x: Tensor) -> tuple[tuple[int, int, int], int, int, tuple[int, int]]
     width = next_power_of_two(channels, 64)
     rows, height = batch * positions, BLOCK // width
     return (-(-rows // height), -(-channels // width), clients), rows, channels, (height, width)
-
-
-@cache
-def _kernels() -> Any:
-    from fedhead.executors.kernels import normalize_kernels
-
-    return normalize_kernels
