@@ -16,7 +16,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.core.training.batch import Batch, Output
 from fedhead.core.tree.inputs import Inputs, channels_last, device_of, map_inputs, tensors_of
-from fedhead.core.tree.mutation_check import replaced_entry
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
@@ -115,22 +114,15 @@ class Client:
         self.asked_objective = False
         self._stats: Tree | None = None
 
-    # Copies, whose entries a hook may replace: a loop hands the same trees to all clients.
     @cached_property
     def received(self) -> Tree:
         """The broadcast, and what this client alone received."""
-        return self._inputs.broadcast.copy().replace(self._inputs.per_client.copy())
+        return self._inputs.broadcast.replace(self._inputs.per_client)
 
-    @cached_property
+    @property
     def state(self) -> Tree:
         """What the client kept after its last round."""
-        return self._inputs.state.copy()
-
-    def set_in_state(self) -> str | None:
-        """Return the first entry of the state that a hook has set, as its code would write it, or None."""
-        if "state" not in vars(self):  # most hooks don't look at it
-            return None
-        return replaced_entry(self._inputs.state, self.state, "client.state")
+        return self._inputs.state
 
     @property
     def samples(self) -> Tensor:

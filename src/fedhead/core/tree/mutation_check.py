@@ -56,33 +56,6 @@ class Unchanged:
         return [t for tree in self._trees.values() for t in (tree.tensors() if isinstance(tree, Tree) else (tree,))]
 
 
-def replaced_entry(tree: Tree, copy: Tree, name: str) -> str | None:
-    """Return the first entry of which a copy of a tree (`Tree.copy`) holds another one; None if there is none.
-
-    Args:
-        tree: The tree.
-        copy: The copy.
-        name: The tree, as a hook's code would write it.
-
-    >>> import torch
-    >>> state = Tree(n=torch.zeros(1), own=Tree(w=torch.zeros(2)))
-    >>> mine = state.copy()
-    >>> replaced_entry(state, mine, "state") is None
-    True
-    >>> mine["own"]["w"] = mine["own"]["w"] + 1
-    >>> replaced_entry(state, mine, "state")
-    "state['own']['w']"
-    """
-    for key in tree if tree.keys() == copy.keys() else {**tree, **copy}:
-        old, new = tree.get(key), copy.get(key)
-        if isinstance(old, Tree) and isinstance(new, Tree):
-            if (found := replaced_entry(old, new, f"{name}[{key!r}]")) is not None:
-                return found
-        elif old is not new:
-            return f"{name}[{key!r}]"
-    return None
-
-
 def _names(path: str, value: Tree | Tensor) -> Iterator[str]:
     """The tensors of a tree in the order of `Tree.tensors`, as a hook's code would write them."""
     if not isinstance(value, Tree):

@@ -67,26 +67,30 @@ def aggregate(
             clients are to receive.
     """
     hook = f"{type(algorithm).__name__}.aggregate"
-    with _checked(hook, algorithm, server, *(() if aggregator is None else (aggregator,))):
+    rules = () if aggregator is None else (aggregator,)
+    with _checked(hook, algorithm, server, *rules, replies=replies):
         if aggregator is None:
-            new = checked_tree(algorithm.aggregate(_given(algorithm, server), replies, task), hook)
+            new = checked_tree(algorithm.aggregate(server, replies, task), hook)
         else:
             robust = RobustMean(aggregator, server)
-            found = algorithm.aggregate(_given(algorithm, server), replace(replies, robust_mean=robust), task)
+            found = algorithm.aggregate(server, replace(replies, robust_mean=robust), task)
             new = robust.remember(algorithm, checked_tree(found, hook))
     check_weights(new, server, hook)
     check_broadcast(new, server, algorithm.broadcast, hook)
     return new
 
 
-def _checked(hook: str, algorithm: Algorithm, server: Tree, *others: object) -> AbstractContextManager[None]:
+def _checked(
+    hook: str, algorithm: Algorithm, server: Tree, *others: object, replies: Replies | None = None
+) -> AbstractContextManager[None]:
     device = next((tensor.device for tensor in server.tensors()), None)
-    return check_once(hook, (algorithm, *others), {"server": server}, _FIX, device)
 
+    def given() -> dict[str, Tree]:
+        return {"server": server} | (
+            {"replies.sent[0]": replies.sent[0]} if replies is not None and replies.sent else {}
+        )
 
-def _given(algorithm: Algorithm, server: Tree) -> Tree:
-    """The server's state for a hook; a user's may replace entries of it."""
-    return server if algorithm.is_built_in else server.copy()
+    return check_once(hook, (algorithm, *others), given, _FIX, device)
 
 
 def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | None:
@@ -96,7 +100,7 @@ def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | No
         BadInput: If the hook writes into the state.
     """
     with _checked(f"{type(algorithm).__name__}.global_model", algorithm, server):
-        return algorithm.global_model(_given(algorithm, server), task)
+        return algorithm.global_model(server, task)
 
 
 def evaluate_global_model(

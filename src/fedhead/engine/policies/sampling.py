@@ -74,7 +74,7 @@ def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> 
     Raises:
         BadInput: If the sampler fails, or if the second time it selects others.
     """
-    with check_once(f"sampler {sampler.name}", (sampler,), {}, ""):
+    with check_once(f"sampler {sampler.name}", (sampler,), dict, ""):
         twice = [draw(sampler, 1, count, sizes, seed) for _ in range(2)]
     if twice[0] != twice[1]:
         raise BadInput(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhead.algorithm.client import Client, ClientInputs
+from fedhead.algorithm.client import ClientInputs
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import global_generators
 from fedhead.core.tree.mutation_check import Unchanged
 from fedhead.core.tree.tree import Tree
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import ClientProgram, Vectorizer
+from fedhead.executors.client.program import Vectorizer
 from fedhead.models.module_digest import value_digest
 
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
@@ -43,14 +42,18 @@ def is_built_in(component: object) -> bool:
 
 @contextmanager
 def check_once(
-    hook: str, components: Sequence[object], given: Mapping[str, Tree], fix: str, device: torch.device | None = None
+    hook: str,
+    components: Sequence[object],
+    given: Callable[[], Mapping[str, Tree]],
+    fix: str,
+    device: torch.device | None = None,
 ) -> Iterator[None]:
     """Check a hook that is called inside this context, the first time for these components if one is a user's.
 
     Args:
         hook: The hook's name in errors.
         components: The components whose hooks are called, the one that the hook belongs to first.
-        given: What the hook is given, by how its code would write it.
+        given: Returns what the hook is given, by how its code would write it.
         fix: The end of the error of a hook that writes into it.
         device: A GPU whose generator is checked as well.
 
@@ -61,7 +64,7 @@ def check_once(
     if key in _checked or all(map(is_built_in, components)):
         yield
         return
-    with checking(hook, components, given, fix, device):
+    with checking(hook, components, given(), fix, device):
         yield
     _checked[key] = components[0]
 
@@ -144,7 +147,7 @@ def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
     fix = f"but it belongs to other clients, batches or rounds as well: compute a new tensor, and {_KEEP}"
     with checking(algorithm.name, components, given_tensors(inputs), fix, device, draws):
         if trains:
-            _try_round(short, inputs)
+            local_round(job.program, inputs, short.batches(0), Vectorizer())
         else:
             _try_personal_model(short, inputs)
     _checked[key] = algorithm
@@ -170,30 +173,6 @@ def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
         "batch.rows": inputs.rows,  # of client.total
         "batch.weight": inputs.mask,
     }
-
-
-def _try_round(job: Job, inputs: ClientInputs) -> None:
-    base = job.program
-    program = _RecordingProgram(base.algorithm, base.task, base.pool, base.public, base.uploads, bf16=base.bf16)
-    local_round(program, inputs, job.batches(0), Vectorizer())
-    for client in program.clients[:-1]:  # the last one is that of finish, which returns what it sets
-        if (entry := client.set_in_state()) is not None:
-            name = base.algorithm.name
-            raise BadInput(f"{name} sets {entry} in start, loss or correct, where it is lost: {_KEEP}")
-
-
-@dataclass(frozen=True)
-class _RecordingProgram(ClientProgram):
-    """A program that records the clients which its hooks see."""
-
-    clients: list[Client] = field(default_factory=list)
-
-    def client(
-        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
-    ) -> Client:
-        """Return the client behind these tensors."""
-        self.clients.append(super().client(inputs, key, data, weight))
-        return self.clients[-1]
 
 
 def _try_personal_model(job: Job, inputs: ClientInputs) -> None:

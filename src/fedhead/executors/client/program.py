@@ -85,8 +85,7 @@ class ClientProgram:
         client = self.client(inputs)
         reply = _checked(self.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
-        reply = reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
-        return reply if self.algorithm.is_built_in else _copying_shared(reply, inputs)
+        return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
 
     def changes_gradients(self, phase: Phase) -> bool:
         """Whether the optimizer sees another gradient than the loss has."""
@@ -165,15 +164,6 @@ def _checked(reply: Any, algorithm: Algorithm) -> Reply:
         f"{type(algorithm).__name__}.finish returned {found}: return fh.Reply(send=fh.Tree(model=w), keep=fh.Tree()), "
         f"with what is sent and what the client keeps"
     )
-
-
-def _copying_shared(reply: Reply, inputs: ClientInputs) -> Reply:
-    """Return the reply with copies in what it sends of what the client also received, holds or keeps.
-
-    An `aggregate` may write into what was sent.
-    """
-    held = {id(t) for tree in (inputs.broadcast, inputs.per_client, inputs.state, reply.keep) for t in tree.tensors()}
-    return reply._replace(send=reply.send.map(lambda t: t.clone() if id(t) in held else t))
 
 
 def reduced(value: Tensor, batch: Batch, phase: Phase) -> Tensor:
