@@ -150,7 +150,7 @@ def test_a_metric_that_is_no_number_is_found_before_training(metric: Any, words:
     assert not trained
 
 
-@pytest.mark.parametrize("wrong", [{"resume": 5}, {"on_round": 5}, {"precision": 3}, {"executor": "nope"}])
+@pytest.mark.parametrize("wrong", [{"resume": 5}, {"precision": 3}, {"executor": "nope"}])
 def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
     federation = fedhead.Federation.load("digits", clients=2, subset=60)
     with pytest.raises(BadInput, match=next(iter(wrong))):

@@ -172,7 +172,6 @@ def test_the_command_line_says_that_a_run_was_begun_in_python(tmp_path: Path) ->
     ("wrong", "says"),
     [
         ({"resume": True}, "resume: which run is to go on"),
-        ({"out": 3}, "out is int: give the path"),
         ({"out": "x", "resume": fh.Snapshot(1, fh.Tree(), {}, [])}, "resume: a run folder has its own checkpoint"),
         (
             {"out": "x", "method": "fedetf", "model": fh.build("mlp", (1, 8, 8), 10)},

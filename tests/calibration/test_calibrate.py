@@ -74,26 +74,26 @@ def test_a_model_that_fedhead_did_not_train_is_calibrated_by_its_sites_statistic
     model = fedhead.split(net, classifier="head")
     x, y = digits
     sites = [fedhead.statistics_of(model, x[k::3], y[k::3]) for k in range(3)]
-    calibrated = fedhead.calibrate(model, iter(sites), lr=0.01, samples=200)
+    calibrated = fedhead.calibrate(model, iter(sites), "ccvr(lr=0.01, samples=200)")
     assert accuracy(model, digits) < 0.8
     assert accuracy(calibrated, digits) > 0.93
     before, after = weights(model), weights(calibrated)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
-    whole = fedhead.calibrate(model, fedhead.statistics_of(model, x, y, chunk=100), lr=0.01, samples=200)
+    whole = fedhead.calibrate(model, fedhead.statistics_of(model, x, y, chunk=100), "ccvr(lr=0.01, samples=200)")
     torch.testing.assert_close(weights(whole)["classifier.weight"], after["classifier.weight"], atol=1e-5, rtol=1e-4)
 
 
 def test_tukeys_transformation_travels_with_the_calibrated_model(net: Net, digits: tuple[Tensor, Tensor]) -> None:
     model = fedhead.split(net, classifier="head")
     known = fedhead.statistics_of(model, *digits)
-    both = fedhead.calibrate(model, known, tukey="both", lr=0.01, samples=200)
-    virtual = fedhead.calibrate(model, known, tukey="virtual", lr=0.01, samples=200)
+    both = fedhead.calibrate(model, known, "ccvr(tukey=both, lr=0.01, samples=200)")
+    virtual = fedhead.calibrate(model, known, "ccvr(tukey=virtual, lr=0.01, samples=200)")
     assert torch.equal(weights(both)["classifier.weight"], weights(virtual)["classifier.weight"])
     z = both.extractor(digits[0])
     torch.testing.assert_close(both(digits[0]).logits, virtual.classifier(z.clamp_min(0).sqrt()))
     with pytest.raises(BadInput, match="tukey=real"):
-        fedhead.calibrate(model, known, tukey="real")
+        fedhead.calibrate(model, known, "ccvr(tukey=real)")
 
 
 def test_what_does_not_fit_is_refused(net: Net, digits: tuple[Tensor, Tensor]) -> None:
@@ -289,8 +289,8 @@ def test_sites_and_server_from_the_command_line(
         line = [*COLLECT, weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
         assert call([*line, "--model", named, "--classifier", "head"]) == 0, capsys.readouterr().err
     sites = ["--statistics", "s0.safetensors", "--statistics", "s1.safetensors"]
-    line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--parameter", "lr=0.01"]
-    assert call([*line, "--parameter", "samples=200", "--out", "new.safetensors"]) == 0, capsys.readouterr().err
+    line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--stage", "ccvr(lr=0.01, samples=200)"]
+    assert call([*line, "--out", "new.safetensors"]) == 0, capsys.readouterr().err
     assert "1797 samples" in capsys.readouterr().out
     new = load_file("new.safetensors")
     calibrated = Net()
@@ -328,13 +328,15 @@ def test_sites_and_server_from_the_command_line(
 @pytest.mark.slow
 def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "calibrated.safetensors"
-    assert call(["calibrate", str(run), "--out", str(out), "--parameter", "samples=100"]) == 0, capsys.readouterr().err
+    assert call(["calibrate", str(run), "--out", str(out), "--stage", "ccvr(samples=100)"]) == 0, (
+        capsys.readouterr().err
+    )
     assert set(load_file(out)) >= {"classifier.weight", "classifier.bias", "extractor.1.0.weight"}
     x, y = load_digits(return_X_y=True)
     np.savez(tmp_path / "site.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), y=y)
     site = str(tmp_path / "site.safetensors")
     assert call([*COLLECT, str(run), str(tmp_path / "site.npz"), "--out", site, "--kind", "diagonal"]) == 0
-    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--stage", "ccvr(samples=100)"]) == 0
     capsys.readouterr()
     few = np.flatnonzero(y != 3).tolist() + np.flatnonzero(y == 3)[:4].tolist()  # the sum of one sample is that sample
     np.savez(tmp_path / "few.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)[few], y=y[few])
@@ -347,7 +349,7 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     low = ["--kind", "low-rank", "--rank", "2"]
     assert call([*COLLECT, str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
     assert f"{8 * 10 * (1 + 16 + 16 + 2 * 16):,} bytes" in capsys.readouterr().out
-    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--parameter", "samples=100"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--stage", "ccvr(samples=100)"]) == 0
     assert call(["calibrate", str(run), "--data", str(tmp_path / "site.npz"), "--out", str(out)]) == 0
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])
     capsys.readouterr()
@@ -362,7 +364,7 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
     for head, code in (("normalized", 0), ("etf", 2)):
         recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
         execute(recipe, tmp_path / head, Compute(device="cpu", executor="loop"))
-        few = ["--parameter", "samples=20", "--parameter", "epochs=1"]
+        few = ["--stage", "ccvr(samples=20, epochs=1)"]
         assert call(["calibrate", str(tmp_path / head), "--out", str(out), *few]) == code
     assert "ETFHead" in capsys.readouterr().err
 

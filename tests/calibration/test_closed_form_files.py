@@ -58,11 +58,9 @@ def test_what_does_not_fit_is_refused(model: fh.SplitModel, digits: tuple[torch.
     with pytest.raises(BadInput, match="of kind pooled, and this needs full or diagonal"):
         fh.calibrate(model, known, "ccvr")
     with pytest.raises(BadInput, match="unknown parameter of stage ridge 'alhpa'"):
-        fh.calibrate(model, known, "ridge", alhpa=1.0)
+        fh.calibrate(model, known, "ridge(alhpa=1.0)")
     with pytest.raises(BadInput, match="alpha: -1 is out of range"):
-        fh.calibrate(model, known, "ridge", alpha=-1)
-    with pytest.raises(BadInput, match="alpha would have no effect"):
-        fh.calibrate(model, known, fh.Ridge(), alpha=1.0)
+        fh.calibrate(model, known, "ridge(alpha=-1)")
     with pytest.raises(BadInput, match="finetune computes no classifier from statistics"):
         fh.calibrate(model, known, "finetune")
     other = fh.split(nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)), classifier="2")
@@ -87,7 +85,7 @@ def test_sites_join_and_leave_on_the_command_line(
     assert call(["statistics", "subtract", "all.st", "1.st", "--out", "rest.st"]) == 0, capsys.readouterr().err
     assert "1198 samples of 2 sites -> rest.st" in capsys.readouterr().out
     assert call(["statistics", "merge", "0.st", "2.st", "--out", "never.st"]) == 0
-    ridge = ["--stage", "ridge", "--parameter", "alpha=0.5", "--classifier", "classifier"]
+    ridge = ["--stage", "ridge(alpha=0.5)", "--classifier", "classifier"]
     for name in ("rest", "never"):
         words = ["calibrate", "net.pt", "--statistics", f"{name}.st", *ridge, "--out", f"{name}.safetensors"]
         assert call(words) == 0, capsys.readouterr().err

@@ -38,12 +38,6 @@ def test_a_search_from_python_refuses_it_too(tmp_path: Path) -> None:
         read_space(["lr=log(1e-3, 1)", "rounds=1", "rounds=2"])
 
 
-def test_a_parameter_of_calibrate_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--parameter", "samples=5", "--parameter", "samples=6"]
-    assert call(["calibrate", str(tmp_path), "--out", str(tmp_path / "w.safetensors"), *words]) == 2
-    assert "samples is given twice" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_demo_keeps_its_own_number_of_rounds_where_another_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "demo"

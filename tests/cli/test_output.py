@@ -37,7 +37,7 @@ def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) 
 def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as progress:
-        shown = progress._bar
+        shown = progress.bar
         assert shown is not None
         monkeypatch.setattr(shown, "get_time", lambda: now[0])
         progress.start(rounds=100, done=80)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from fedhead.calibration.head import check_head
 from fedhead.calibration.membership import with_members
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
-from fedhead.core.components.parameters import check_all, parameters
+from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel, load, weights
@@ -32,7 +31,6 @@ def calibrate(
     stage: str | type[Stage] | Stage = "ccvr",
     *,
     seed: int = 0,
-    **settings: Any,
 ) -> SplitModel:
     """Compute a classifier for a model from class statistics; no data is needed.
 
@@ -40,9 +38,8 @@ def calibrate(
         model: The model.
         statistics: Class statistics of all sites, merged or one by one.
         stage: What computes the classifier: `ccvr`, which trains the present one on virtual features, or a head in
-            closed form, such as `ridge`.
+            closed form, such as `"ridge(alpha=0.1)"`.
         seed: Seed of CCVR's virtual features.
-        **settings: Parameters of the stage, where it is given by name.
 
     Returns:
         A copy of the model with the new classifier.
@@ -55,13 +52,13 @@ def calibrate(
     >>> from fedhead.models import build
     >>> model = build("mlp", (4,), 2, hidden=[3])
     >>> x, y = torch.randn(20, 4), torch.arange(20) % 2
-    >>> calibrated = calibrate(model, statistics_of(model, x, y), samples=10, epochs=1)
+    >>> calibrated = calibrate(model, statistics_of(model, x, y), "ccvr(samples=10, epochs=1)")
     """
     require(
         isinstance(model, SplitModel),
         f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')",
     )
-    chosen, w = _stage(stage, settings), weights(model)
+    chosen, w = _stage(stage), weights(model)
     merged, parts = _merged(chosen, statistics)
     if isinstance(chosen, CCVR):
         check_head(model, chosen.free, "calibrate")
@@ -85,7 +82,6 @@ def calibrate_weights(
     stage: str | type[Stage] | Stage = "ccvr",
     *,
     seed: int = 0,
-    **settings: Any,
 ) -> dict[str, Tensor]:
     """Calibrate named weights whose architecture is not at hand: `classifier` names a linear layer in them."""
     names = {word: f"{classifier}.{word}" for word in ("weight", "bias") if f"{classifier}.{word}" in w}
@@ -97,7 +93,7 @@ def calibrate_weights(
         raise BadInput(f"no linear layer {classifier!r} in the weights{more}; there is {there}")
     weight = w[names["weight"]]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in names, dtype=weight.dtype)
-    chosen = _stage(stage, settings)
+    chosen = _stage(stage)
     merged, parts = _merged(chosen, statistics)
     _refuse_misfit(merged, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
     own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
@@ -110,14 +106,8 @@ def calibrate_weights(
     return {**w, **{name: new[f"classifier.{word}"].to(weight.dtype) for word, name in names.items()}}
 
 
-def _stage(stage: str | type[Stage] | Stage, settings: Mapping[str, Any]) -> CCVR | ClosedFormHead:
-    if isinstance(stage, Stage):
-        if settings:
-            raise BadInput(f"{next(iter(settings))} would have no effect: the stage {stage.name} has its own settings")
-        made = stage
-    else:
-        found = STAGES.resolve(stage)
-        made = found(**check_all(settings, parameters(found), f"stage {found.name}"))
+def _stage(stage: str | type[Stage] | Stage) -> CCVR | ClosedFormHead:
+    made = instance(STAGES, stage, Stage)
     if not isinstance(made, CCVR | ClosedFormHead):
         raise BadInput(f"stage {made.name} computes no classifier from statistics: use ccvr, ridge, lda, qda or ncm")
     return made

@@ -16,6 +16,7 @@ from fedhead.api.load import load as load_result
 from fedhead.calibration.collect import statistics_of
 from fedhead.calibration.files import load_statistics, merge_files, save_statistics
 from fedhead.calibration.statistics import Statistics
+from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.loading import load_object
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, require, user_code
@@ -52,7 +53,6 @@ def calibrate_file(
     normalize: str | None = None,
     stage: str = "ccvr",
     seed: int = 0,
-    **parameters: Any,
 ) -> Statistics:
     """Compute the classifier of a trained model on disk anew, and write its weights.
 
@@ -64,9 +64,8 @@ def calibrate_file(
         model: The architecture of a file of weights; see `load_model_and_data`.
         classifier: The name of the last linear layer of such a model.
         normalize: How images are normalized; None: as in the run's training.
-        stage: The stage that computes the classifier: ccvr, or a head in closed form.
+        stage: The stage that computes the classifier: ccvr, or a head in closed form, such as `ridge(alpha=0.1)`.
         seed: Seed of CCVR's virtual features.
-        **parameters: Parameters of the stage.
 
     Returns:
         The statistics that were used.
@@ -83,16 +82,16 @@ def calibrate_file(
     sites: list[Statistics] = []  # which fedcof needs one by one
     if statistics:
         total = merge_files(statistics)
-        sites = [load_statistics(path) for path in statistics] if stage == "fedcof" else []
+        sites = [load_statistics(path) for path in statistics] if read_call(stage, "stage").name == "fedcof" else []
     elif data is not None:
         trained, held, transform = load_model_and_data(checkpoint, data, model, classifier, normalize)
         total = statistics_of(trained, held.x, held.y, transform=transform)
     else:
         total = train_statistics(reopen(checkpoint).simulation)
     if is_run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
-        new = dict(weights(calibrate(_run_model(checkpoint), sites or total, stage, seed=seed, **parameters)))
+        new = dict(weights(calibrate(_run_model(checkpoint), sites or total, stage, seed=seed)))
     else:
-        new = calibrate_weights(read_file(checkpoint), classifier, sites or total, stage, seed=seed, **parameters)
+        new = calibrate_weights(read_file(checkpoint), classifier, sites or total, stage, seed=seed)
     with atomic(out) as draft:
         save_file({name: t.contiguous() for name, t in new.items()}, draft)
     return total

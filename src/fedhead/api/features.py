@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -61,20 +60,16 @@ def extract_features(
         warn_if_emulated(where)
     extract = FeatureExtractor(copy.deepcopy(model).to(where), federation.transform, bf16, folder, projected=True)
     held = [part for part in (federation.train, federation.test, federation.public) if part is not None]
-    with counter(sum(len(part.y) for part in held), "features", not progress) as advance:
-        made = _computed(federation, extract, advance)
+    try:
+        with counter(sum(len(part.y) for part in held), "features", not progress) as advance:
+            made = of_features(federation, extract, advance)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"the model can't take inputs of shape {federation.input_shape} ({reason})") from error
 
     def on_cpu(part: Samples | None) -> Samples | None:
         return None if part is None else Samples(part.x.cpu(), part.y)  # type: ignore[union-attr]  # one tensor
 
     return replace(made, train=on_cpu(made.train), test=on_cpu(made.test), public=on_cpu(made.public))  # type: ignore[arg-type]  # the training data is there
-
-
-def _computed(federation: Federation, extract: FeatureExtractor, advance: Callable[[int], None]) -> Federation:
-    try:
-        return of_features(federation, extract, advance)
-    except BadInput:
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"the model can't take inputs of shape {federation.input_shape} ({reason})") from error

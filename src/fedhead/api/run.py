@@ -185,7 +185,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _check_arguments(federation, model, metrics, on_round, out, resume)
+    _check_arguments(federation, model, metrics, out, resume)
     numbers = Recipe(  # whose ranges hold here too
         dataset=federation.title,
         partition=federation.partition,
@@ -279,7 +279,7 @@ def run(
     )
 
 
-def _check_arguments(federation: Any, model: Any, metrics: Any, on_round: Any, out: Any, resume: Any) -> None:
+def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume: Any) -> None:
     """Refuse arguments of other kinds, before they fail somewhere inside, and what names no run to resume."""
     if not isinstance(federation, Federation):
         raise BadInput(
@@ -289,10 +289,6 @@ def _check_arguments(federation: Any, model: Any, metrics: Any, on_round: Any, o
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise BadInput(f"metrics is {metrics!r}: give a list, such as ['f1']")
-    if on_round is not None and not callable(on_round):
-        raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
-    if out is not None and not isinstance(out, str | PathLike):
-        raise BadInput(f"out is {type(out).__name__}: give the path of the run folder")
     if not isinstance(resume, Snapshot | bool | None):
         raise BadInput(
             f"resume is {type(resume).__name__}: with out, give True; without, the snapshot that an earlier run's "

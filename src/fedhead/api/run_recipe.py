@@ -18,7 +18,6 @@ from fedhead.recipes.parts import LOGGER_PART
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import run
 from fedhead.runs.progress import Progress
-from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, METRICS, DamagedRun, read_rows
 
@@ -75,8 +74,6 @@ def run_recipe(
     """
     require(not resume or out is not None, "--resume needs --out: name the run folder that is to go on")
     wanted = load(str(recipe), assignments)
-    if not resume:  # else the run itself compares, and refuses
-        warn_of_changes(str(recipe), [wanted])
     compute = Compute(
         None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code
     )

@@ -17,7 +17,7 @@ from fedhead.studies.engines import make_engine
 from fedhead.studies.queue import read_shard
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
-from fedhead.studies.sweep.sweep_runs import sweep_cells, warn_of_changed_base
+from fedhead.studies.sweep.sweep_runs import sweep_cells
 
 
 def sweep(
@@ -74,7 +74,6 @@ def sweep(
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)
     table = plan(source, axes or {})
-    warn_of_changed_base(source, table, seeds)
     place = None if data is None else Path(data)
     settings = Compute(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(

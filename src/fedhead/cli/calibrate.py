@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import once
 from fedhead.core.system.errors import BadInput
 
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
@@ -33,10 +32,7 @@ def calibrate(
     model: Architecture = None,
     classifier: Classifier = "fc",
     normalize: Normalize = None,
-    stage: Annotated[str, typer.Option(help="ccvr, or a head in closed form: ridge, lda, qda, ncm, fedcof.")] = "ccvr",
-    parameter: Annotated[
-        list[str] | None, typer.Option(help="key=value of the stage, such as alpha=0.1.", callback=once)
-    ] = None,
+    stage: Annotated[str, typer.Option(help="ccvr, or a head in closed form, such as 'ridge(alpha=0.1)'.")] = "ccvr",
     seed: Annotated[int, typer.Option(min=0, help="ccvr: decides the virtual features.")] = 0,
 ) -> None:
     """Compute a new classifier for a model, by class statistics or by the data itself.
@@ -51,11 +47,9 @@ def calibrate(
       fedhead calibrate net.safetensors --statistics all.safetensors --stage ridge --out new.safetensors
     """
     from fedhead.api.calibrate_files import calibrate_file
-    from fedhead.recipes.recipe import assignment
 
-    parameters: dict[str, Any] = dict(assignment(text) for text in parameter or ())
     options: dict[str, Any] = {"model": model, "classifier": classifier, "normalize": normalize}
-    total = calibrate_file(checkpoint, out, statistics or (), data, stage=stage, seed=seed, **options, **parameters)
+    total = calibrate_file(checkpoint, out, statistics or (), data, stage=stage, seed=seed, **options)
     print(f"calibrated the classifier by the statistics of {int(total.count.sum())} samples -> {out}")
 
 

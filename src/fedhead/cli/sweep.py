@@ -84,7 +84,6 @@ def sweep(
     from fedhead.studies.queue import read_shard
     from fedhead.studies.sweep.sweep import plan_runs, run_sweep
     from fedhead.studies.sweep.sweep_file import plan
-    from fedhead.studies.sweep.sweep_runs import warn_of_changed_base
 
     given = dict(assignment(text) for text in assignments or ())
     part = None if shard is None else read_shard(shard)
@@ -92,8 +91,6 @@ def sweep(
         raise BadInput("--devices are those of this machine: leave --engine ray out")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     table = plan(recipe, given)
-    if claims is None:  # else the process that began this one has said it
-        warn_of_changed_base(recipe, table, numbers("--seeds", seeds))
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,

@@ -32,23 +32,17 @@ class CSVLogger(Logger):
         """Write the rounds before a resumption."""
         self._file = Path(self.path) if self.path is not None else (run.folder or Path()) / "metrics.csv"
         self._lines = [numbers(row) for row in run.earlier]
-        self._columns = list(dict.fromkeys(name for line in self._lines for name in line)) or ["round"]
-        self._write_all()
+        self._write()
 
     def log_round(self, row: Row) -> None:
-        """Add a line, or write the file anew where the round has numbers that no earlier one had."""
-        line = numbers(row)
-        self._lines.append(line)
-        if more := [name for name in line if name not in self._columns]:
-            self._columns += more
-            self._write_all()
-            return
-        with self._file.open("a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(line)
+        """Write the rounds so far."""
+        self._lines.append(numbers(row))
+        self._write()
 
-    def _write_all(self) -> None:
+    def _write(self) -> None:
+        columns = list(dict.fromkeys(name for line in self._lines for name in line)) or ["round"]
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with atomic(self._file) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self._lines)

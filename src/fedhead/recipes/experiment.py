@@ -155,7 +155,8 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
 def model_settings(recipe: Recipe) -> list[tuple[models.Architecture, dict[str, Any]]]:
     """Return the recipe's models with the parameters that it gives to each, checked."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
-    asked = [_model_and_parameters(text, recipe.folders) for text in texts]
+    calls = [models.MODELS.resolve_call(text, recipe.folders) for text in texts]
+    asked = [(entry, entry.arguments(call)) for call, entry in calls]
     hints = [entry.parameters() for entry, _ in asked]
     common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
     if recipe.model_parameters.keys() - common.keys():
@@ -167,12 +168,6 @@ def model_settings(recipe: Recipe) -> list[tuple[models.Architecture, dict[str, 
         given = {word: value for word, value in common.items() if word in own} | special
         checked.append((entry, check_all(given, own, f"model {entry.name}", "model.")))
     return checked
-
-
-def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Architecture, dict[str, Any]]:
-    """Return the model and the parameters of a text such as `protocnn(channels=18)`."""
-    call, entry = models.MODELS.resolve_call(text, folders)
-    return entry, entry.arguments(call)
 
 
 def _cached_models(recipe: Recipe, inputs: Inputs, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:

@@ -63,9 +63,4 @@ def _commit() -> str | None:
 
     if git("ls-files", "--error-unmatch", str(Path(__file__))) is None:
         return None  # installed somewhere inside a repository of something else
-    commit = git("rev-parse", "HEAD")
-    return (
-        f"{commit}+"
-        if commit and git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
-        else commit
-    )
+    return git("describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from fedhead.engine.rounds.observer import Observer, Snapshot
@@ -24,27 +24,29 @@ class Progress:
         console: Where the bar is shown; None: the standard error.
 
     Attributes:
-        last: The last round that was trained; None: no run has begun.
+        bar: The bar of rich; None where there is none.
+        task: Its one task.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None):
         from rich.console import Console
 
-        self.last: int | None = None
-        self._quiet, self._bar, self._bars = quiet, None, ExitStack()
+        self._quiet = quiet
+        self.bar: RichProgress | None = None
         console = console or Console(stderr=True, highlight=False)
         # in a notebook rich draws by ipywidgets
         if not quiet and (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets"))):
-            self._bar = _bar(console)
-            self._task = self._bar.add_task("starting", total=None)
+            self.bar = _bar(console)
+            self.task = self.bar.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bars.enter_context(self._bar)
+        if self.bar is not None:
+            self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bars.close()
+        if self.bar is not None:
+            self.bar.stop()
 
     def observer(self, label: str, rounds: int, done: int = 0) -> Observer:
         """Return the observer of a run.
@@ -58,15 +60,13 @@ class Progress:
 
     def start(self, rounds: int, done: int) -> None:
         """Show that some rounds are done; the time that is left follows from those since."""
-        self.last = self.last or 0
-        if self._bar is not None:
-            self._bar.reset(self._task, total=rounds, completed=done)
+        if self.bar is not None:
+            self.bar.reset(self.task, total=rounds, completed=done)
 
     def round(self, label: str, row: Row) -> None:
         """Show a round."""
-        self.last = row["round"]
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1, description=f"{label}, round {row['round']}{_figures(row)}")
+        if self.bar is not None:
+            self.bar.update(self.task, advance=1, description=f"{label}, round {row['round']}{_figures(row)}")
         elif not self._quiet:
             print(f"{label}: round {row['round']}{_figures(row)}", file=sys.stderr, flush=True)
 
@@ -120,15 +120,9 @@ def counter(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], Non
         label: What they are.
         quiet: Show nothing.
     """
-    if quiet:
-        yield lambda more: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    hidden = not (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")))
-    with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
-        task = shown.add_task(label, total=total)
-        yield lambda more: shown.update(task, advance=more)
+    with Progress(quiet) as progress:
+        if (bar := progress.bar) is None:
+            yield lambda more: None
+            return
+        bar.update(progress.task, description=label, total=total)
+        yield lambda more: bar.update(progress.task, advance=more)

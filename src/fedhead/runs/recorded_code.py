@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedhead.core.components.loading import find_file
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.executors.select import EXECUTORS
-from fedhead.recipes import components, initial_weights
-from fedhead.recipes.recipe import Recipe, builtin, load
+from fedhead.recipes import components
+from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.search_paths import file_of
-from fedhead.runs import python_components
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG, ENVIRONMENT, read_object
+from fedhead.runs.run_folder_schema import CONFIG
 
 Sources = Sequence[Mapping[str, str]]  # as `components.sources` returns them
 
@@ -130,33 +129,3 @@ def check_results(folder: Path, lines: Sequence[str], count: int, kind: str, *, 
             "the old code back, select another folder with --out, or add --allow-changed-code (in Python "
             "allow_changed_code=True, in a server.yaml allow_changed_code: true)"
         )
-
-
-def warn_of_changes(source: str | Path, recipes: Iterable[Recipe]) -> None:
-    """Warn where a repetition of a run differs from it: other first weights, other code, or objects of Python.
-
-    Args:
-        source: What the recipes were made from; only a run folder's config.yaml has a run to compare with.
-        recipes: What will be run, such as the cells of a sweep; what these replace is meant to differ.
-
-    Raises:
-        BadInput: The run folder is damaged, or something that a recipe names can't be found.
-    """
-    path, recipes = Path(source), list(recipes)
-    if path.name != CONFIG or str(source) in builtin() or not (path.parent / ENVIRONMENT).exists():
-        return
-    run, environment = path.parent, read_object(path.parent / ENVIRONMENT) or {}
-    objects = environment.get("objects", {})
-    if objects:
-        warn_once(
-            f"{run} was begun in Python with its own {', '.join(objects)}: here they are what {CONFIG} names, or the "
-            "defaults, and the results may differ"
-        )
-    digest, weights = environment.get("weights"), load(source).weights
-    same = next((recipe for recipe in recipes if recipe.weights == weights), None)
-    if digest and weights is not None and same and initial_weights.digest(weights, same.folders) != digest:
-        warn_once(f"weights: {weights} changed since {run} was begun: training starts from other weights")
-    for recipe in recipes:
-        current = components.sources(recipe, without=python_components.kinds(objects))
-        for line in changes(environment.get("components", []), current):
-            warn_once(f"{line} changed since {run} was begun: training is that of the new code")

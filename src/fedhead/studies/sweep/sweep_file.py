@@ -245,19 +245,6 @@ def _beside(folder: Path, recipe: str) -> str | Path:
     return folder / recipe if (folder / recipe).is_file() else recipe
 
 
-def base_of(source: str | Path) -> str | Path:
-    """Return the recipe that a sweep is over, by its name or file: `source`, or what a sweep's file names.
-
-    Args:
-        source: As of `plan`, which has read it.
-    """
-    path = Path(source)
-    if str(source) in recipes.builtin() or not path.is_file():
-        return source
-    content = read_yaml(read_text(path), str(source))
-    return _beside(path.resolve().parent, content["recipe"]) if "axes" in content and "recipe" in content else source
-
-
 def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:
     if isinstance(given, list):
         _check_key(axis)

@@ -15,12 +15,11 @@ from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.core.tree.digest import digest_text
 from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, DamagedRun
 from fedhead.studies.reuse_training import fork, trained
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
-from fedhead.studies.sweep.sweep_file import base_of, cell_name, check_seeds, plain
+from fedhead.studies.sweep.sweep_file import cell_name, check_seeds, plain
 from fedhead.studies.sweep.tables import Cell, Table
 from fedhead.studies.training import train, training_key
 
@@ -65,17 +64,6 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
         )
         for folder, (cell, name) in found.items()
     ]
-
-
-def warn_of_changed_base(source: str | Path, table: Table, seeds: int | Sequence[int] | None = None) -> None:
-    """Warn as `warn_of_changes` does where a sweep is over the recipe of a run.
-
-    Args:
-        source: What the sweep was planned from.
-        table: The sweep.
-        seeds: As of `sweep_cells`.
-    """
-    warn_of_changes(base_of(source), [next(iter(cell.runs.values())) for cell in sweep_cells(table, seeds)])
 
 
 def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:

@@ -17,7 +17,6 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
-from fedhead.runs.recorded_code import warn_of_changes
 from fedhead.runs.run import check_settings, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.engines import make_engine
@@ -140,8 +139,6 @@ def tune(
         base = replace(base, validation=None)
     search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
     search = replace(search, direction=direction or search.direction)
-    if not isinstance(recipe, Recipe):
-        warn_of_changes(recipe, search.recipes())
     limits = SearchLimits(trials, TimeBudget(minutes), on_trial)
     study = Study(Path(out), search, limits, sampler=sampler, pruner=pruner, seed=seed)
     with closing(study):
