@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedhead as fh
-from fedhead.models.check import check
+from fedhead.models.check import require_runnable
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # its import alone takes seconds
@@ -33,7 +33,7 @@ def test_a_text_classifier_trains_alike_on_loop_and_stack(classifier: str) -> No
     net, fed = transformers.AutoModelForSequenceClassification.from_config(CONFIGS[classifier]()), federation()
     model = fh.split(net)
     assert model.origin.classifier == classifier
-    assert check(model, fed.input_shape, 2, fed.largest_token) == []
+    require_runnable(model, fed.input_shape, 2, largest_token=fed.largest_token)
     settings = {"rounds": 2, "lr": 0.1, "batch_size": 8, "device": "cpu", "stages": ["ccvr"]}
     loop, stack = (fh.run(fed, model, executor=name, **settings) for name in ("loop", "stack"))
     for name, value in loop.server["model"].items():

@@ -354,7 +354,7 @@ def random_start(input_shape: tuple[int, ...]) -> fh.FeatureExtractor:
     [
         (
             not_last,
-            r"^not_last: classifier: the module does not apply it last, or not exactly once; name the",
+            r"^not_last can't be used: classifier: the module does not apply it last, or not exactly once; name the",
         ),
         (not_last_traced, r"^not_last_traced: classifier '1' is not the last layer applied in Sequential: name the"),
         (mixing, r"^mixing: in evaluation mode a sample's logits depend on the others of its batch: "),

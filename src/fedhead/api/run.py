@@ -337,9 +337,7 @@ def _models(
             models.append(next(built))
             if tokens is not None:  # shapes were checked when it was built, integers were not
                 named = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", number))
-                require_runnable(
-                    models[-1], federation.input_shape, federation.outputs, "loop", f"model {named}", tokens
-                )
+                require_runnable(models[-1], federation.input_shape, federation.outputs, f"model {named}", tokens)
             continue
         users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from fedhead.algorithm.method import Method
 from fedhead.core.components.component_check import name_of
+from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.core.training.batch import Output
 from fedhead.data.federation.federation import Federation, Samples
@@ -21,7 +22,7 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
-from fedhead.models import check as models
+from fedhead.models.check import require_runnable
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.testing.checks import Check, CheckFailed, Skipped, as_check_failure, require, run_checks
@@ -104,8 +105,10 @@ def check_build(trial: ModelTrial) -> None:
 
 def check_use(trial: ModelTrial) -> None:
     """Check that a model has what training and evaluation need."""
-    for finding in models.check(trial.model, trial.shape, trial.classes or trial.model.classes):
-        require(finding.blocks == "nothing", f"{trial.owner}: {finding}")
+    try:
+        require_runnable(trial.model, trial.shape, trial.classes or trial.model.classes, trial.owner)
+    except BadInput as error:
+        raise CheckFailed(str(error)) from None
 
 
 def check_samples(trial: ModelTrial) -> None:
