@@ -169,7 +169,8 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     np.testing.assert_allclose(scores, fh.load(tmp_path / "run").scores(x), atol=1e-5)
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "x.pt2"), "--stage", "ccvr"]) == 2
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "plain.pt2")]) == 0
-    assert "its inputs must be normalized: (x / 255 - 0.3053) / 0.376; with --normalize" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform); with --normalize" in said
 
 
 def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_what_has_no_value_is_nan_with_a_note() -> None:
 
     one_class = predictions([[2.0, 1.0], [0.0, 1.0]], [0, 0])
     assert note("auroc", one_class) == "class 1 has no test samples"
-    assert note("top5", one_class) == "there are only 2 classes, all of them are among the first 5"
+    assert note("topk", one_class) == "there are only 2 classes, all of them are among the first 5"
     assert note("cohen_kappa", of_pairs([0, 0], [0, 0], 2)) == "all labels and predictions are of one class"
     assert note(fails_later, one_class) == "metric fails_later: the function raised KeyError: 'gone'"
     assert note(says_why, one_class) == "only on Sundays"

@@ -32,12 +32,10 @@ def export(
       fedhead export runs/digits-fedavg-seed0 --out model.safetensors
     """
     from fedhead.api.load import load
-    from fedhead.data.transforms.transform_text import normalization_text
 
     loaded = load(run, data=data, device="cpu")
     written = loaded.export(out, normalize=normalize, client=client, stage=stage)
     print(f"wrote {written}")
-    formula = normalization_text(loaded.transform, loaded.trained.clients.federation.train.x)
-    if formula is not None and not normalize:
+    if not normalize:
         instead = "" if out.suffix == ".safetensors" else "; with --normalize the file computes it itself"
-        print(f"its inputs must be normalized: {formula}{instead}")
+        print(f"its inputs must be normalized as in training (fedhead.load({str(run)!r}).transform){instead}")

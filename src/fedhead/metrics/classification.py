@@ -104,12 +104,6 @@ def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
     return float((before.sum(-1) < k).double().mean())
 
 
-@metric("top5", "max", CLASSIFICATION)
-def top5(predictions: Predictions) -> float:
-    """The share of samples whose class is among the five with the highest scores."""
-    return topk(predictions, 5)
-
-
 @metric("nll", "min", CLASSIFICATION)
 def nll(predictions: Predictions) -> float:
     """The mean negative logarithm of the probability of the right class (scikit-learn's `log_loss`), from 0 on."""

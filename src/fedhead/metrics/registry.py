@@ -29,7 +29,7 @@ import torch
 from fedhead.core.components.component_check import check_function
 from fedhead.core.components.parameters import parameters
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, FedheadError, user_code
+from fedhead.core.system.errors import BadInput, FedheadError, require, user_code
 from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.metrics.predictions import Predictions, of_outputs
 
@@ -68,8 +68,6 @@ class Metric:
 
     def __call__(self, given: Callable[[str], Any]) -> Any:
         """Call the function with what `given` returns for each of its inputs."""
-        if not self.inputs:
-            return self.function(given("confusion"), **self.arguments)
         return self.function(**{word: given(word) for word in self.inputs}, **self.arguments)
 
     @property
@@ -88,15 +86,11 @@ NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 def _checked(found: Any, name: str) -> MetricFunction:
     """Return a function whose arguments are known, or refuse it in one line."""
-    if callable(found) and not isinstance(found, type) and _inputs(found) is not None:
-        return found  # type: ignore[no-any-return]  # checked just now
-    try:
-        return check_function(found, name, "metric", ["confusion"], "a number")
-    except BadInput as error:
-        if not callable(found) or isinstance(found, type):
-            raise
-        known = ", ".join(OF_SAMPLES)
-        raise BadInput(f"{error}; name its arguments after what it needs: {known} or clients") from None
+    function = check_function(found, name, "metric", [], "a number", open_ended=True)
+    known = ", ".join(OF_SAMPLES)
+    taken = ", ".join(_required(function))
+    require(_inputs(function), f"{name} takes ({taken}): name its arguments after what it needs: {known} or clients")
+    return function
 
 
 METRICS = Registry[MetricFunction](
@@ -164,13 +158,16 @@ def find(
     folders, found = list(folders), dict[str, Metric]()
     for given in list(metrics) or DEFAULTS.get(objective, ()):
         call, function = METRICS.resolve_call(given, folders)
+        arguments = {}
         if isinstance(given, str):
             function = _variants.get((call.name, objective), function)
-        _check_objective(call.text, function, objective)
-        if isinstance(given, str):
-            found[call.text] = _bound(function, call.arguments("metric", _own_parameters(function)))
-            continue
-        made = _bound(function, {})
+            needed = _required(function)
+            own = {name: hint for name, hint in parameters(function).items() if name not in needed}
+            arguments = call.arguments("metric", own)
+        plain = function.func if isinstance(function, partial) else function
+        better, objectives = getattr(plain, "better", None), getattr(plain, "objectives", None)
+        made = Metric(function, _inputs(function), arguments, better, objectives)
+        _check_objective(call.text, made, objective)
         taken = itertools.chain([call.text], (f"{call.text}_{number}" for number in itertools.count(2)))
         found[next(free for free in taken if found.get(free, made) == made)] = made
     return found
@@ -182,40 +179,27 @@ def names(objective: str) -> list[str]:
     return [one for one, objectives in fits.items() if objective in objectives or (one, objective) in _variants]
 
 
-def _check_objective(name: str, function: MetricFunction, objective: str) -> None:
-    objectives = getattr(function.func if isinstance(function, partial) else function, "objectives", None)
-    if objectives is not None and objective not in objectives:
+def _check_objective(name: str, metric: Metric, objective: str) -> None:
+    if metric.objectives is not None and objective not in metric.objectives:
         raise BadInput(f"metric {name} is not for objective={objective}: use one of {', '.join(names(objective))}")
-    if lacking := sorted(_LACKS.get(objective, set()) & {*(_inputs(function) or ("confusion",))}):
+    if lacking := sorted(_LACKS.get(objective, set()) & set(metric.inputs)):
         raise BadInput(f"metric {name} needs {lacking[0]}, which objective={objective} has not: take y_true and y_pred")
 
 
-def _bound(function: MetricFunction, arguments: Mapping[str, Any]) -> Metric:
-    plain = function.func if isinstance(function, partial) else function
-    better, objectives = getattr(plain, "better", None), getattr(plain, "objectives", None)
-    return Metric(function, _inputs(function) or (), arguments, better, objectives)
-
-
-def _inputs(function: Any) -> tuple[str, ...] | None:
-    """Return what a function's arguments name; None where they name nothing that is known."""
-    try:
-        given = _required(function)
-    except (TypeError, ValueError):  # some functions written in C don't tell
-        return None
-    return tuple(given) if given and set(given) <= {*OF_SAMPLES, "clients"} else None
+def _inputs(function: Any) -> tuple[str, ...]:
+    """Return the inputs that a function's arguments name; none where an argument is unknown."""
+    given = _required(function)
+    return tuple(given) if set(given) <= {*OF_SAMPLES, "clients"} else ()
 
 
 def _required(function: Any) -> list[str]:
-    """Return the names of a function's arguments without default values."""
+    """Return the names of a function's arguments without defaults; none where a function in C has no signature."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    taken = inspect.signature(function).parameters.values()
+    try:
+        taken = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
     return [p.name for p in taken if p.kind in kinds and p.default is p.empty]
-
-
-def _own_parameters(function: Any) -> dict[str, Any]:
-    """Return what a recipe may set: the parameters that have default values."""
-    needed = _required(function)
-    return {name: hint for name, hint in parameters(function).items() if name not in needed}
 
 
 # -- values -----------------------------------------------------------------------------------------
@@ -234,12 +218,8 @@ def measure(metrics: Mapping[str, Metric], predictions: Predictions) -> Measured
     for name, one in metrics.items():
         if one.of_clients:
             continue
-        if not len(predictions):
-            reason: str | None = "there are no test samples"
-        elif broken and one.needs_scores:
-            reason = "some scores are not finite"
-        else:
-            reason = None
+        reason = "some scores are not finite" if broken and one.needs_scores else None
+        reason = reason if len(predictions) else "there are no test samples"
         _enter(found, name, one, lambda word: _given(predictions, word), reason)
     return found
 

@@ -22,6 +22,7 @@ from fedhead.core.system.errors import require, require_known
 from fedhead.core.system.log import logger
 from fedhead.core.system.packages import package_folder
 from fedhead.data.inputs.arrays import Layout
+from fedhead.data.inputs.tokenize import Tokenizer, tokenized
 
 Length = Annotated[int, AtLeast(1), AtMost(1 << 20)]
 Seconds = Annotated[float, Above(0), AtMost(3600)]
@@ -148,16 +149,18 @@ TEXT: dict[str, Callable[..., Encoded]] = {"hashing": hashing, "bytes": bytes_, 
 SOUND: dict[str, Callable[..., Encoded]] = {"spectrogram": spectrogram, "waveform": waveform}
 
 
-def encode_texts(texts: Sequence[str], encoder: str | None) -> Encoded:
+def encode_texts(texts: Sequence[str], encoder: str | Tokenizer | None) -> Encoded:
     """Encode texts.
 
     Args:
         texts: The texts.
-        encoder: Such as "hashing(1024)" or "bytes(200)"; None for hashing.
+        encoder: A tokenizer, or an encoder such as "hashing(2048)" or "bytes(256)"; None for hashing.
 
     Raises:
-        BadInput: If there is no such encoder of texts, or its parameters are wrong.
+        BadInput: If there is no such encoder, or the tokenizer returns no token ids.
     """
+    if encoder is not None and not isinstance(encoder, str):
+        return Encoded(tokenized(texts, encoder), "tokens")
     return _encode(TEXT, "text", encoder, texts)
 
 

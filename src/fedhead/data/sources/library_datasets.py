@@ -12,7 +12,7 @@ import numpy as np
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import encoders
 from fedhead.data.inputs.table_columns import TableColumns, is_frame
-from fedhead.data.inputs.tokenize import Tokenizer, tokenized
+from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import torch_sets
 
 
@@ -154,7 +154,12 @@ class Reader:
         layout: dict[str, str] = {}
         for name, values in columns.items():
             if any(isinstance(value, str) for value in values):
-                x, kind = encode_texts(_texts(values, name), self.reading.encode, name)
+                require(
+                    self.reading.encode is not None,
+                    f"{name!r} holds texts: give encode=tokenizer (any function from a text to its token ids), or an "
+                    "encoder such as encode='hashing(2048)'",
+                )
+                x, kind = encoders.encode_texts(_texts(values, name), self.reading.encode)
                 if isinstance(x, Mapping):
                     require(
                         len(columns) == 1,
@@ -179,28 +184,6 @@ def torch_part(source: Any, reading: Reading) -> Part:
         made = {name: stack(values) for name, values in x.items()}
         return Part(made[reading.inputs] if isinstance(reading.inputs, str) else made, labels)
     return Part(stack(x), labels)
-
-
-def encode_texts(texts: list[str], encode: str | Tokenizer | None, what: str) -> tuple[Any, str]:
-    """Return texts as inputs, and their layout.
-
-    Args:
-        texts: The texts.
-        encode: The user's tokenizer, or an encoder by name, see `fedhead.data.inputs.encoders`.
-        what: Name of the texts in error messages.
-
-    Raises:
-        BadInput: If there is no encoder, or it fails.
-    """
-    if encode is None:
-        raise BadInput(
-            f"{what!r} holds texts: give encode=tokenizer (any function from a text to its token ids), or an encoder "
-            "such as encode='hashing(2048)'"
-        )
-    if isinstance(encode, str):
-        found = encoders.encode_texts(texts, encode)
-        return found.x, found.layout
-    return tokenized(texts, encode), "tokens"
 
 
 def _texts(values: Sequence[Any], name: str) -> list[str]:

@@ -19,7 +19,7 @@ from fedhead.data.inputs.encoders import Encoded
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
-from fedhead.data.inputs.tokenize import Tokenizer, tokenized
+from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import dataset_cache, image_folders, images
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
@@ -184,8 +184,6 @@ def _of_any_length(
                 texts.append(piece.tobytes().decode("utf-8"))
             except UnicodeDecodeError:
                 raise BadInput(f"{path}: the text of sample {i} is not UTF-8") from None
-        if encode is not None and not isinstance(encode, str):
-            return Encoded(tokenized(texts, encode), "tokens")
         return encoders.encode_texts(texts, encode)
     if encode is not None and not isinstance(encode, str):
         raise BadInput(f"encode: a tokenizer is for texts, {path} has none")

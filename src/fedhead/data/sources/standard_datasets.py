@@ -22,24 +22,8 @@ from fedhead.data.transforms.augment import Transform
 
 Read = Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
 # The md5 of each file's contents (unpacked, for idx.gz), as published or as the published archives hold them.
-MD5: dict[str, str] = {
-    "cifar-10-batches-py/data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "cifar-10-batches-py/data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "cifar-10-batches-py/data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "cifar-10-batches-py/data_batch_4": "634d18415352ddfa80567beed471001a",
-    "cifar-10-batches-py/data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "cifar-10-batches-py/test_batch": "40351d587109b95175f43aff81a1287e",
-    "cifar-100-python/train": "16019d7e3df5f24257cddd939b257f8d",
-    "cifar-100-python/test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-    "mnist/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "mnist/train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "mnist/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "mnist/t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    "fashionmnist/train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "fashionmnist/train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-    "fashionmnist/t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-    "fashionmnist/t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-}
+_CHECKSUMS = Path(__file__).with_name("checksums.md5").read_text().splitlines()
+MD5 = {name: md5 for md5, name in (line.split() for line in _CHECKSUMS)}
 CIFAR10 = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
 CIFAR100 = Remote("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")
 CINIC10 = Remote(
