@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from mixed import pair
@@ -20,6 +21,7 @@ from fedhead.executors.client.base import Executor
 from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.shared_stack import SharedStack
 from fedhead.executors.stack.slots import plan
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -30,11 +32,12 @@ pytestmark = GPU
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9, weight_decay=1e-3))
 
 
-def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: LocalTraining = LOCAL) -> Simulation:
+def simulate(
+    name: str, norm: str, executor: Executor, rounds: int = 1, local: LocalTraining = LOCAL, seed: int = 0
+) -> Simulation:
     set_precision("fp32")
-    simulation = make_simulation(
-        federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=rounds, local=local, device="cuda"
-    )
+    models, settings = [network(norm, METHODS[name].head)], {"rounds": rounds, "local": local, "seed": seed}
+    simulation = make_simulation(federation(), models, METHODS[name](), device="cuda", **settings)
     for number in range(1, rounds + 1):
         train_round(simulation.using(executor), number)
     return simulation
@@ -130,3 +133,17 @@ def test_a_persistent_optimizer_survives_on_the_gpu() -> None:
     local = dataclasses.replace(LOCAL, persistent=True)
     stack = Stack(graphs=Graphs(compile=False))
     close(simulate("fedavg", "group", Loop(), 2, local), simulate("fedavg", "group", stack, 2, local), 3e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.filterwarnings("ignore"))])
+@pytest.mark.parametrize("name", ["fedavg", "moon", "scaffold", "fedetf"])
+def test_runs_that_share_a_stack(name: str, compiled: bool) -> None:
+    found: dict[int, Simulation] = {}
+
+    def run(seed: int, executor: Executor) -> None:
+        found[seed] = simulate(name, "batch", executor, 3, seed=seed)
+
+    shared = SharedStack(Stack(graphs=Graphs(compile=compiled)))
+    assert shared.run({seed: partial(run, seed) for seed in range(3)}) == {}
+    for seed in range(3):
+        close(simulate(name, "batch", Loop(), 3, seed=seed), found[seed])

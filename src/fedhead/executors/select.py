@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from fedhead.executors.compiling.process import compiler_process
 from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.shared_stack import SharedStack
 from fedhead.executors.stack.stack import Stack
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
@@ -144,7 +145,16 @@ def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor
         return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
     if isinstance(compile, bool):
         return Stack(graphs=Graphs(compile=compile))
-    if check_compile(compile) == "never" or simulation.device.type != "cuda" or not pays_to_compile(simulation):
+    return _stack(simulation.device, compile, lambda: pays_to_compile(simulation))
+
+
+def shared_stack(where: torch.device, compile: str) -> SharedStack:
+    """Return a stack for several runs, whose steps are compiled on a GPU unless `compile` is never."""
+    return SharedStack(_stack(where, compile, lambda: True))
+
+
+def _stack(where: torch.device, compile: str, pays: Callable[[], bool]) -> Stack:
+    if check_compile(compile) == "never" or where.type != "cuda" or not pays():
         return Stack(graphs=Graphs(compile=False))
     return Stack(graphs=Graphs(compiler=compiler_process() if compile == "auto" else None))
 
