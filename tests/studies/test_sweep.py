@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from file_faults import disk_full, faulty_files
+from same_runs import assert_same_runs
 
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.treefile import load_tree
 from fedhead.engine.experiment.compute import Compute
 from fedhead.runs import environment
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, RESULT, STAGE_STATES
+from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, RESULT
 from fedhead.studies.run_transfer import ChangedFiles, place, read_files
 from fedhead.studies.sweep import sweep_runs
 from fedhead.studies.sweep.sweep import run_sweep
@@ -37,24 +36,6 @@ def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_commit", lambda: None)  # asking git takes longer than these runs
 
 
-def assert_same(one: Path, other: Path) -> None:
-    """Assert that two run folders hold the same weights, states and metrics, bit for bit."""
-    for file in (CHECKPOINT, STAGE_STATES):
-        assert (one / file).exists() == (other / file).exists()
-        if (one / file).exists():
-            a, b = load_tree(one / file)[0].leaves(), load_tree(other / file)[0].leaves()
-            assert list(a) == list(b)
-            assert all(torch.equal(a[name], b[name]) for name in a), file
-    rows = [[json.loads(line) for line in (folder / METRICS).read_text().splitlines()] for folder in (one, other)]
-    assert [untimed(row) for row in rows[0]] == [untimed(row) for row in rows[1]]
-    found = [RunFolder.open(folder).result() or {} for folder in (one, other)]
-    assert [result["accuracy"] for result in found] == [found[0]["accuracy"]] * 2
-
-
-def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "seconds"}
-
-
 def test_runs_equal_single_ones_and_those_that_train_alike_train_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +50,7 @@ def test_runs_equal_single_ones_and_those_that_train_alike_train_once(
     for cell in sweep_cells(table):
         for path, recipe in cell.runs.items():
             execute(recipe, tmp_path / "single" / path, LOOP)
-            assert_same(tmp_path / "single" / path, tmp_path / "sweep" / path)
+            assert_same_runs(tmp_path / "single" / path, tmp_path / "sweep" / path)
     assert "ccvr accuracy" in result.columns
     with (tmp_path / "sweep" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -173,7 +154,7 @@ def test_what_changed_in_a_run_folder_makes_the_same_folder_elsewhere(tmp_path: 
     changes = ChangedFiles(tmp_path / "here")
     execute(recipe, tmp_path / "here", LOOP)
     place(changes.take(), tmp_path / "there")
-    assert_same(tmp_path / "here", tmp_path / "there")
+    assert_same_runs(tmp_path / "here", tmp_path / "there")
     assert (RunFolder.open(tmp_path / "there").result() or {})["run"] == str(tmp_path / "there")
     assert list(read_files(tmp_path / "here"))[-3:] == [METRICS, CHECKPOINT, RESULT]  # what is whole without the rest
     assert changes.take() == {}

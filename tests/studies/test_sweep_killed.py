@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from same_runs import assert_same_runs
 
 from fedhead.core.tree.treefile import load_tree
 from fedhead.engine.experiment.compute import Compute
@@ -39,21 +40,6 @@ AXES = {
     "clients": 4,
     "subset": 300,
 }
-
-
-def assert_same(one: Path, other: Path) -> None:
-    names = sorted(path.name for path in one.glob("*.safetensors"))
-    assert names == sorted(path.name for path in other.glob("*.safetensors"))
-    for name in names:
-        a, b = load_tree(one / name)[0].leaves(), load_tree(other / name)[0].leaves()
-        assert list(a) == list(b)
-        assert all(bool((a[leaf] == b[leaf]).all()) for leaf in a), f"{other / name}"
-    rows = [[{**row, "seconds": 0} for row in RunFolder.open(path).metrics()] for path in (one, other)]
-    assert rows[0] == rows[1]
-    found = [RunFolder.open(path).result() or {} for path in (one, other)]
-    assert [stage["accuracy"] for stage in found[0]["stages"].values()] == [
-        stage["accuracy"] for stage in found[1]["stages"].values()
-    ]
 
 
 def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +82,7 @@ def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeyp
     assert not result.failures
     assert all((row.finished, row.runs) == (3, 3) for row in result.rows)
     for path in runs:
-        assert_same(tmp_path / "single" / path, out / path)
+        assert_same_runs(tmp_path / "single" / path, out / path)
     rounds = Counter(log.read_text().splitlines())
     trained = sum(rounds.values())
     assert len(rounds) == 18, "cells that differ in their stages train once"
@@ -107,6 +93,8 @@ def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeyp
 SCRIPT = """
 import sys, warnings
 import ray
+from same_runs import assert_same_runs
+
 import fedhead as fh
 warnings.simplefilter("ignore")
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

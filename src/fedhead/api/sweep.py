@@ -29,7 +29,7 @@ def sweep(
     allow_changed_code: bool = False,
     minutes: float | None = None,
     shard: str | None = None,
-    engine: Literal["local", "ray"] = "local",
+    engine: Literal["local", "shared", "ray"] = "local",
     cpus_per_cell: float = 1,
     gpus_per_cell: float = 0,
     data: str | PathLike[str] | None = None,
@@ -53,7 +53,8 @@ def sweep(
         allow_changed_code: Add runs also to those of an older version of your own code.
         minutes: Begin no run that is not likely to end in this time.
         shard: Which part of how many to run, such as "3/16"; None: all.
-        engine: "local" runs in this process, "ray" on the machines of a Ray cluster.
+        engine: "local" runs in this process, one run after another; "shared" all at once, runs that differ in seeds
+            and partitions alone in one stack, which fills a GPU and rounds differently; "ray" on a Ray cluster.
         cpus_per_cell: With Ray: the CPUs that the runs of a cell get.
         gpus_per_cell: With Ray: the GPUs, or the share of one.
         data: The folder of the data sets; None: the default one.

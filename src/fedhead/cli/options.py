@@ -47,7 +47,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cell
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
 
 
-Engine = Annotated[Literal["local", "ray"], typer.Option(help="This process, or the machines of a Ray cluster.")]
+Engine = Annotated[
+    Literal["local", "shared"],
+    typer.Option(help="Run after run; or all at once, runs of other seeds and splits in one stack (fills a GPU)."),
+]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"],
     typer.Option(help="float32; with TF32 in a GPU's matrix products; or layers in bfloat16, weights in float32."),

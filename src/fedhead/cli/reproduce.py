@@ -19,6 +19,7 @@ from fedhead.cli.options import (
     Device,
     Devices,
     DryRun,
+    Engine,
     ExecutorName,
     Minutes,
     Precision,
@@ -67,6 +68,7 @@ def reproduce(
     devices: Devices = None,
     claims: ClaimsFolder = None,
     shard: Shard = None,
+    engine: Engine = "local",
     executor: ExecutorName = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
@@ -122,9 +124,11 @@ def reproduce(
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
     from fedhead.studies.claims import Claims
+    from fedhead.studies.engines import make_engine
     from fedhead.studies.queue import read_shard
 
     part = None if shard is None else read_shard(shard)
+    runs = make_engine(engine, 1, 0, "cell")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
         "scale": scale.value,
@@ -152,6 +156,7 @@ def reproduce(
             minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
             shard=part,
             claims=Claims(taken, over=bool(names)),
+            engine=runs,
             log=_log,
             **options,
         )

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,6 @@ from fedhead.cli.options import (
     Device,
     Devices,
     DryRun,
-    Engine,
     ExecutorName,
     Minutes,
     Precision,
@@ -50,7 +49,10 @@ def sweep(
     allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
-    engine: Engine = "local",
+    engine: Annotated[
+        Literal["local", "shared", "ray"],
+        typer.Option(help="As of reproduce: run after run, or in shared stacks; or the machines of a Ray cluster."),
+    ] = "local",
     cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,

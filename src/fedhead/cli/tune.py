@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,7 +16,6 @@ from fedhead.cli.options import (
     Compile,
     DataFolder,
     Device,
-    Engine,
     Precision,
 )
 from fedhead.cli.output import resumable
@@ -82,7 +81,9 @@ def tune(
         Path | None, typer.Option("--show", help="Draw the figures of a study's folder; search no more.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
-    engine: Engine = "local",
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This process, or the machines of a Ray cluster.")
+    ] = "local",
     cpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs of a trial.")] = 1,
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,

@@ -1,15 +1,20 @@
-"""Engines: run the jobs of a queue in this process, or on a Ray cluster."""
+"""Engines: run the jobs of a queue in this process, one by one or at once, or on a Ray cluster."""
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
-from fedhead.studies.queue import Engine, Queue
+from fedhead.executors.client.base import Executor
+from fedhead.studies.queue import Engine, Queue, RunJob
+
+RUNS_AT_ONCE = 64  # of a shared engine, each of which holds its own copy of the data
 
 
 class LocalEngine:
@@ -25,11 +30,38 @@ class LocalEngine:
             queue.finish(job, job.run())
 
 
+class SharedEngine(LocalEngine):
+    """Runs jobs at once in this process; runs that differ in seeds and partitions alone train in one stack."""
+
+    def device(self, settings: Compute) -> torch.device:
+        """Return where jobs will train; refuse an executor that is no stack."""
+        require(
+            settings.executor in ("auto", "stack"),
+            f"engine shared trains in stacks: leave executor {settings.executor!r} out, or use engine local",
+        )
+        return super().device(settings)
+
+    def run(self, queue: Queue[RunJob]) -> None:
+        """Run jobs until the queue has none."""
+        while jobs := list(islice(iter(queue.next, None), RUNS_AT_ONCE)):
+            settings = jobs[0].settings
+            stack = select.shared_stack(self.device(settings), settings.compile)
+            for job in jobs:
+                job.at_once = len(jobs)
+            errors = stack.run({number: partial(_run, queue, job) for number, job in enumerate(jobs)})
+            for error in errors.values():
+                raise error
+
+
+def _run(queue: Queue[RunJob], job: RunJob, executor: Executor) -> None:
+    queue.finish(job, job.run(executor))
+
+
 def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:
     """Return the engine of a name.
 
     Args:
-        name: `local` or `ray`.
+        name: `local`, `shared` or `ray`.
         cpus: CPUs of a job on a Ray cluster.
         gpus: Its GPUs.
         per: What a job is called in the names of options: --cpus-per-cell.
@@ -41,8 +73,9 @@ def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:
         from fedhead.studies.ray_engine import RayEngine
 
         return RayEngine(cpus, gpus, per)
-    if name != "local":
-        raise BadInput(f"engine {name!r}: give 'local' or 'ray'")
+    engines = {"local": LocalEngine, "shared": SharedEngine}
+    if name not in engines:
+        raise BadInput(f"engine {name!r}: give 'local', 'shared' or 'ray'")
     if (cpus, gpus) != (1, 0):
         raise BadInput(f"cpus and gpus per {per} are resources of a Ray cluster: add --engine ray (engine='ray')")
-    return LocalEngine()
+    return engines[name]()

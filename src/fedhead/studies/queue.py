@@ -15,6 +15,7 @@ import torch
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.engine.experiment.compute import Compute
+from fedhead.executors.client.base import Executor
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.claims import Claims
 from fedhead.studies.time_budget import TimeBudget
@@ -79,6 +80,13 @@ class Engine(Protocol):
 class RunJob(Job, Protocol):
     """A training, and everything that is computed from it; its result is why runs failed, by their names."""
 
+    settings: Compute
+    at_once: int  # jobs that the engine runs beside each other, this one counted
+
+    def run(self, executor: Executor | None = None) -> Any:
+        """Do the work in this process, by this executor where one is given, and return its result."""
+        ...
+
     @property
     def recipe(self) -> Recipe:
         """The recipe of the training."""
@@ -137,7 +145,8 @@ class RunQueue:
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the time that a training took, and which of its runs failed."""
-        self._budget.record(job.recipe, time.perf_counter() - self._times.pop(training_key(job.recipe)))
+        seconds = time.perf_counter() - self._times.pop(training_key(job.recipe))
+        self._budget.record(job.recipe, seconds / job.at_once)
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
             self._claims.fail(name, reason)

@@ -22,6 +22,8 @@ from fedhead.papers.tables.table_result import TableResult, cell_result
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
+from fedhead.studies.engines import LocalEngine
+from fedhead.studies.queue import Engine
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import Minutes, TimeBudget
 from fedhead.studies.training import validate
@@ -43,6 +45,7 @@ def reproduce(
     settings: Compute | None = None,
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
+    engine: Engine | None = None,
     log: Log = lambda _: None,
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
@@ -64,6 +67,7 @@ def reproduce(
         settings: Device, executor, precision and data folder.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this table beside this one.
+        engine: What runs the trainings; None: this process, one after another.
         log: Called with a line about each run that begins.
 
     Returns:
@@ -73,7 +77,8 @@ def reproduce(
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
     check("minutes", minutes, Minutes | None)
-    settings = settings or Compute()
+    settings, engine = settings or Compute(), engine or LocalEngine()
+    engine.device(settings)
     cells, planned = plan(
         table,
         scale=scale,
@@ -84,9 +89,8 @@ def reproduce(
         variants=variants,
         settings=settings,
     )
-    context = MeasureContext(
-        out, Results(results), settings, TimeBudget(minutes), log, shard=shard, claims=claims or Claims()
-    )
+    budget = TimeBudget(minutes)
+    context = MeasureContext(out, Results(results), settings, budget, log, shard, claims or Claims(), engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context.results)
     finished: list[Measurement] = []

@@ -21,7 +21,7 @@ from fedhead.runs import environment
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
-from fedhead.studies.queue import RunJob, RunQueue
+from fedhead.studies.queue import Engine, RunJob, RunQueue
 from fedhead.studies.sweep.sweep_job import SweepJob
 from fedhead.studies.sweep.sweep_runs import result_of
 from fedhead.studies.time_budget import TimeBudget
@@ -66,6 +66,7 @@ class MeasureContext:
     log: Log = lambda _: None
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
     claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
+    engine: Engine = field(default_factory=LocalEngine)
 
 
 class TableQueue(RunQueue):
@@ -82,7 +83,7 @@ class TableQueue(RunQueue):
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the results of a training and its stages."""
-        enter_finished(self._repetitions[training_key(job.recipe)], self._context)
+        enter_finished(self._repetitions[training_key(job.recipe)], self._context, job.at_once)
         super().finish(job, result)
 
 
@@ -106,22 +107,29 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
     queue = TableQueue(missing, context)
     if context.claims.over:
         return queue.unfinished, {}
-    LocalEngine().run(queue)
+    context.engine.run(queue)
     if queue.left:
         context.log(f"the time is up: {queue.left} of {queue.unfinished} runs are left")
     return queue.left + len(queue.failures), queue.failures
 
 
-def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
+def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext, together: int = 1) -> list[Repetition]:
     """Enter what finished runs hold, and return what is not measured yet.
 
     A run that can't be read is left to be measured, where it is named.
+
+    Args:
+        repetitions: What is to be measured.
+        context: Options, and where the results go.
+        together: How many trainings ran at once.
     """
     for repetition in repetitions:
         if repetition.found(context.results) is None:
             path = folder(context.out, repetition.recipe)
             if (result := result_of(path)) is not None:
-                context.results.add(_measurement(repetition, result, RunFolder.open(path).environment()))
+                row = _measurement(repetition, result, RunFolder.open(path).environment())
+                share = None if row.training_seconds is None else round(row.training_seconds / together, 2)
+                context.results.add(replace(row, together=together, training_seconds=share))
     return [repetition for repetition in repetitions if repetition.found(context.results) is None]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.failures import describe_error
 from fedhead.engine.experiment.compute import Compute
+from fedhead.executors.client.base import Executor
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.ray_engine import for_workers, found_from_here
 from fedhead.studies.run_transfer import Files, place, read_files
@@ -25,12 +26,14 @@ class SweepJob:
         names: What runs are called, by their folders.
         out: The sweep's folder.
         settings: How and where to compute.
+        at_once: Jobs that the engine runs beside each other, this one counted.
     """
 
     runs: Mapping[Path, Recipe]
     names: Mapping[Path, str]
     out: Path
     settings: Compute
+    at_once: int = 1
     _failures: dict[str, str] = field(default_factory=dict)  # what a Ray worker has told
 
     @property
@@ -48,9 +51,10 @@ class SweepJob:
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         return "; ".join(names[:2]) + more
 
-    def run(self) -> dict[str, str]:
-        """Run what is not finished, and return why runs failed."""
-        return {self.names[path]: reason for path, reason in run_alike(self.runs, self.settings).items()}
+    def run(self, executor: Executor | None = None) -> dict[str, str]:
+        """Run what is not finished, by this executor where one is given, and return why runs failed."""
+        settings = self.settings if executor is None else replace(self.settings, executor=executor)
+        return {self.names[path]: reason for path, reason in run_alike(self.runs, settings).items()}
 
     # -- on a Ray worker ------------------------------------------------------------------------------
     @property

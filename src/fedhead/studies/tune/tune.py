@@ -121,6 +121,8 @@ def tune(
     """
     settings = settings or Compute()
     settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
+    if engine not in ("local", "ray"):
+        raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
