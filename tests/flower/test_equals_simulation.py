@@ -60,7 +60,7 @@ def compare(world: InProcessFederation, simulation: Simulation, stages: list[Sta
     same(simulation.server, transport.server)
     for k, state in simulation.states.kept.items():
         store = SiteStore(world.folder / "state", world.identity, f"site-{k}")
-        stored = store.state(transport.states[k])
+        stored = store.load(f"state-{transport.states[k]}")
         assert stored is not None
         same(state, stored)
     assert found.stages.keys() == expected.stages.keys()

@@ -14,7 +14,7 @@ from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.text import printable
 from fedhead.deploy.project import Project
 from fedhead.flower import factory
-from fedhead.flower.server.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.server.messaging import Failure, Outgoing, ask
 from fedhead.flower.server_run import serve
 from fedhead.flower.site.client_handler import respond
 from fedhead.flower.wire import site_errors, wire
@@ -119,7 +119,7 @@ def test_a_text_that_a_hostile_site_sends_is_cut_and_escaped(tmp_path: Path) -> 
         return wire.pack({**header, "problem": hostile, "reference": hostile, "site": hostile}, {})
 
     grid.faults[10] = lie
-    failure = Messenger(grid, 0.001).ask({0: Outgoing(10, request)}, 5.0)[0]
+    failure = ask(grid, 0.001, {0: Outgoing(10, request)}, 5.0)[0]
     assert isinstance(failure, Failure)
     assert len(failure.reason) <= 510
     assert len(str(failure.site)) <= 510

@@ -195,9 +195,9 @@ def test_the_store_keeps_the_accepted_state_and_the_newest(tmp_path: Path) -> No
     store.keep_state(1, states[1], accepted=0)
     store.keep_state(2, states[2], accepted=1)
     store.keep_state(3, states[3], accepted=1)  # round 2 was refused
-    assert store.state(2) is None
-    assert torch.equal(store.state(1)["w"]["a"], states[1]["w"]["a"])
-    assert torch.equal(store.state(3)["w"]["a"], states[3]["w"]["a"])
+    assert store.load("state-2") is None
+    assert torch.equal(store.load("state-1")["w"]["a"], states[1]["w"]["a"])
+    assert torch.equal(store.load("state-3")["w"]["a"], states[3]["w"]["a"])
 
 
 def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:

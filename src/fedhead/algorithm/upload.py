@@ -149,9 +149,7 @@ def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: 
     """Return what leaves a client: what `finish` returned, after all uploads."""
     for step in uploads:
         _refuse_what_is_no_sum(step, algorithm, send)
-        spared = set(algorithm.sums) if step.spares_sums else set()
-        changed = Tree({name: value for name, value in send.items() if name not in spared})
-        if changed:
+        if changed := _changed(step, algorithm, send):
             send = send.replace(_same_entries(step, "encode", changed, step.encode(changed, client)))
     return send
 
@@ -159,11 +157,15 @@ def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: 
 def decode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, task: Task) -> Tree:
     """Return what the server aggregates: what arrived, with the uploads undone from the last to the first."""
     for step in reversed(uploads):
-        spared = set(algorithm.sums) if step.spares_sums else set()
-        changed = Tree({name: value for name, value in send.items() if name not in spared})
-        if changed:
+        if changed := _changed(step, algorithm, send):
             send = send.replace(_same_entries(step, "decode", changed, step.decode(changed, task)))
     return send
+
+
+def _changed(step: Upload, algorithm: Algorithm, send: Tree) -> Tree:
+    """Return the entries that an upload changes."""
+    spared = set(algorithm.sums) if step.spares_sums else set()
+    return Tree({name: value for name, value in send.items() if name not in spared})
 
 
 def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:

@@ -140,28 +140,6 @@ class Statistics:
         outer = self.outer[places] if self.outer.dim() == 2 else self.outer
         return replace(self, count=self.count[places], sum=self.sum[places], outer=outer)
 
-    def without_small_classes(self, min_class_count: int) -> Statistics:
-        """Return the statistics with all sums of small classes set to zero, as if there were no samples of them.
-
-        Args:
-            min_class_count: The fewest samples of a class that is kept.
-
-        Returns:
-            Statistics of the same shapes.
-
-        Raises:
-            BadInput: If small classes are part of a pooled second moment, from which they can't be taken.
-        """
-        large = self.count >= min_class_count
-        small = self.count * ~large
-        if self.kind == "pooled" and bool(small.any()):
-            raise BadInput(
-                f"class {int(small.argmax())} has fewer than {min_class_count} samples and can't be taken out of a "
-                "pooled second moment: collect the statistics again with min_class_count"
-            )
-        outer = self.outer * large[:, None] if self.outer.dim() == 2 else self.outer
-        return replace(self, count=self.count * large, sum=self.sum * large[:, None], outer=outer)
-
     def diagonal(self) -> Statistics:
         """Return the statistics with only the diagonals of the covariances."""
         self.need("diagonal", "full")

@@ -174,9 +174,7 @@ def client_steps(simulation: Trainable) -> float:
     return task.rounds * task.participation * per_client_counts.mean(local.epochs) * batches
 
 
-def executor(
-    name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = (), compile: str = "auto"
-) -> Executor:
+def executor(name: str | Executor, simulation: Trainable, compile: str = "auto") -> Executor:
     """Return the executor of a name, or the one given.
 
     `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the stack, many times as fast as the
@@ -186,13 +184,12 @@ def executor(
     Args:
         name: `auto`, a name as for `Registry.find`, or an executor.
         simulation: What it is chosen for.
-        folders: Where `file.py:Name` is looked for, before the working directory.
         compile: When steps are compiled on a GPU, as in `COMPILE`. A stack that is timed is compiled before.
     """
     if isinstance(name, Executor):
         return name
     if name != "auto":
-        return by_name(name, simulation, compile, folders)
+        return by_name(name, simulation, compile)
     if not simulation.task.rounds:  # there is no training to time
         return Loop()
     jobs = simulation.jobs_of_round(1)

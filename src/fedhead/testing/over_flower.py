@@ -43,7 +43,7 @@ def compare_with_simulation(trial: Trial) -> None:
                 f"that task.sizes and task.pool are empty there ({error})"
             ) from error
         kept = {
-            k: SiteStore(world.folder / "state", world.identity, f"site-{k}").state(int(transport.states[k]))
+            k: SiteStore(world.folder / "state", world.identity, f"site-{k}").load(f"state-{transport.states[k]}")
             for k in simulation.states.kept
         }
     gap = difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6)

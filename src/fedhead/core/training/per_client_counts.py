@@ -78,13 +78,6 @@ def amount_of(amount: Amount, client: int, round: int, seed: int) -> int:
     return amount[client] if isinstance(amount, tuple) else amount
 
 
-def largest(amount: Amount) -> int:
-    """Return the most that any client does."""
-    if isinstance(amount, Uniform):
-        return amount.high
-    return max(amount) if isinstance(amount, tuple) else amount
-
-
 def mean(amount: Amount) -> float:
     """Return what clients do on average."""
     if isinstance(amount, Uniform):

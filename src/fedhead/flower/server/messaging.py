@@ -51,46 +51,48 @@ class Outgoing:
     expected: Mapping[str, Tree] = field(default_factory=dict)  # the form of the trees that the answer may hold
 
 
-@dataclass(frozen=True)
-class Messenger:
-    """Sends requests and waits for the responses; `Grid.send_and_receive` would look only every three seconds."""
+def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
+    """Send every message and wait at most so long; return each key's response with its trees, or its failure.
 
-    grid: Grid
-    poll: float
+    `Grid.send_and_receive` would look only every three seconds.
 
-    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
-        """Send every message and wait at most so long; return each key's response with its trees, or its failure."""
-        from flwr.app import Message
+    Args:
+        grid: The nodes.
+        poll: Seconds between two looks.
+        outgoing: The messages by key.
+        seconds: How long to wait.
+    """
+    from flwr.app import Message
 
-        if not outgoing:
-            return {}
-        messages = [
-            Message(
-                wire.pack(to_json(message.request), message.trees),
-                message.node,
-                KINDS[message.request.kind],
-                ttl=seconds + SPARE_SECONDS,
-                group_id=str(message.request.round),
-            )
-            for message in outgoing.values()
-        ]
-        found: dict[int, Answer | Failure] = {}
-        pending: dict[str, int] = {}
-        for key, message_id in zip(outgoing, self.grid.push_messages(messages), strict=True):
-            if message_id:
-                pending[message_id] = key
-            else:
-                found[key] = Failure("the message could not be sent")
-        deadline = time.monotonic() + seconds
-        while pending and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(list(pending)):
-                # an error that Flower itself reports comes from no node: only the id says whose message it answers
-                key_of = pending.pop(reply.metadata.reply_to_message_id, None)
-                if key_of is not None:
-                    found[key_of] = _read(reply, outgoing[key_of].expected)
-            if pending:
-                time.sleep(self.poll)
-        return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
+    if not outgoing:
+        return {}
+    messages = [
+        Message(
+            wire.pack(to_json(message.request), message.trees),
+            message.node,
+            KINDS[message.request.kind],
+            ttl=seconds + SPARE_SECONDS,
+            group_id=str(message.request.round),
+        )
+        for message in outgoing.values()
+    ]
+    found: dict[int, Answer | Failure] = {}
+    pending: dict[str, int] = {}
+    for key, message_id in zip(outgoing, grid.push_messages(messages), strict=True):
+        if message_id:
+            pending[message_id] = key
+        else:
+            found[key] = Failure("the message could not be sent")
+    deadline = time.monotonic() + seconds
+    while pending and time.monotonic() < deadline:
+        for reply in grid.pull_messages(list(pending)):
+            # an error that Flower itself reports comes from no node: only the id says whose message it answers
+            key_of = pending.pop(reply.metadata.reply_to_message_id, None)
+            if key_of is not None:
+                found[key_of] = _read(reply, outgoing[key_of].expected)
+        if pending:
+            time.sleep(poll)
+    return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
 def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:

@@ -29,8 +29,9 @@ from fedhead.engine.clients.server import Downlink, initial_server, make_downlin
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
+from fedhead.flower.server import messaging
 from fedhead.flower.server.dry_run import DryRun
-from fedhead.flower.server.messaging import Answer, Failure, Messenger, Outgoing
+from fedhead.flower.server.messaging import Answer, Failure, Outgoing
 from fedhead.flower.server.node_keys import node_keys
 from fedhead.flower.server.node_registry import NodeRegistry
 from fedhead.flower.server.timeouts import Timeouts
@@ -92,7 +93,6 @@ class FlowerTransport(Transport[SiteStates]):
         keys: Mapping[str, bytes] | None = None,
     ):
         self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
-        self.messenger = Messenger(grid, timeouts.poll)
         self.nodes = NodeRegistry(list(spec.sites), keys or {})
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
@@ -178,7 +178,7 @@ class FlowerTransport(Transport[SiteStates]):
             known = self.nodes.refuse(node, failure, keys.get(node))
             self.log(f"node {node} is left out: {known.line}")
 
-        for node, reply in self.messenger.ask(outgoing, self.timeouts.join_seconds).items():
+        for node, reply in messaging.ask(self.grid, self.timeouts.poll, outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):
                 refuse(node, reply)
             elif reply[0].site not in self.spec.sites:
@@ -286,7 +286,8 @@ class FlowerTransport(Transport[SiteStates]):
     def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
         """Send requests to sites; return the answers that fit them, and why the others are missing or do not."""
         answers, refused = dict[int, Answer](), dict[int, str]()
-        for k, answer in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+        seconds = self.timeouts.round_seconds + GRACE
+        for k, answer in messaging.ask(self.grid, self.timeouts.poll, outgoing, seconds).items():
             if isinstance(answer, Failure):
                 refused[k] = answer.reason
             elif (why := self._mismatch(k, outgoing[k].request, *answer)) is not None:

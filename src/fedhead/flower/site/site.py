@@ -108,7 +108,7 @@ class Site:
         (reply,) = Loop().train(job)
         reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
         reply_check.check(reply.keep, None, k, request.round)
-        commit = partial(store.keep_stage_state, request.algorithm, reply.keep)
+        commit = partial(store.save, f"stage-{request.algorithm}", reply.keep)
         if request.algorithm == TRAIN:
             commit = partial(store.keep_state, request.round, reply.keep, request.accepted)
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
@@ -124,11 +124,11 @@ class Site:
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
         """Return the client's state that the server counts on."""
         if request.kind == "test" and request.staged:
-            found = store.stage_state(request.algorithm)
+            found = store.load(f"stage-{request.algorithm}")
         elif request.accepted == 0:
             return initial
         else:
-            found = store.state(request.accepted)
+            found = store.load(f"state-{request.accepted}")
         if found is None and initial:
             after = f"stage {request.algorithm}" if request.staged else f"round {request.accepted}"
             raise SiteProblem(
@@ -169,7 +169,7 @@ def _test(
     (job,) = clients.work(algorithm, downlink, states, request.round)
     with torch.no_grad():
         model = algorithm.personal_model(job.program.client(job.inputs(0)))
-    return response, {}, partial(store.deliver, request.algorithm, model)
+    return response, {}, partial(store.save, f"model-{request.algorithm}", model)
 
 
 def _finite(value: float | None) -> float | None:

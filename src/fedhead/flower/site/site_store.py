@@ -21,35 +21,21 @@ class SiteStore:
     def __init__(self, root: str | Path, experiment: str, site: str):
         self.path = Path(root) / experiment / site
 
-    def state(self, round: int) -> Tree | None:
-        """Return the state after a round, None if it is not here."""
-        return self._load(f"state-{round}")
-
     def keep_state(self, round: int, state: Tree, accepted: int) -> None:
         """Store the state after a round; of those before it only the accepted one is still needed."""
-        self._save(f"state-{round}", state)
+        self.save(f"state-{round}", state)
         for old in self.path.glob("state-*.safetensors"):
             number = re.fullmatch(r"state-(\d+)", old.stem)
             if number and int(number[1]) not in (round, accepted):
                 old.unlink(missing_ok=True)
 
-    def stage_state(self, stage: str) -> Tree | None:
-        """Return the state after a stage, None if it is not here."""
-        return self._load(f"stage-{stage}")
-
-    def keep_stage_state(self, stage: str, state: Tree) -> None:
-        """Store the state after a stage, beside that after the rounds."""
-        self._save(f"stage-{stage}", state)
-
-    def deliver(self, name: str, model: Tree) -> Path:
-        """Store a finished model for the site's own use."""
-        return self._save(f"model-{name}", model)
-
-    def _load(self, name: str) -> Tree | None:
+    def load(self, name: str) -> Tree | None:
+        """Return a tree, such as `state-3`, the state after a round, or `stage-ccvr`; None if it is not here."""
         path = self.path / f"{name}.safetensors"
         return load_tree(path)[0] if path.exists() else None
 
-    def _save(self, name: str, tree: Tree) -> Path:
+    def save(self, name: str, tree: Tree) -> None:
+        """Store a tree: a state, or a finished model for the site's own use, such as `model-train`."""
         path = self.path / f"{name}.safetensors"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,4 +44,3 @@ class SiteStore:
             raise SiteProblem(
                 "disk", f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
             ) from error
-        return path
