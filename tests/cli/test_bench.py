@@ -105,19 +105,9 @@ def test_a_cpu_measures_little_if_nothing_is_asked_for(
     assert [*begun, *emulated] == ["2 clients, loop, fp32", "10 clients, stack, fp32", "10 clients, stack, bf16"]
 
 
-def test_lanes_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call([*BENCH, "--executors", "stack,lanes"]) == 0
+@pytest.mark.parametrize("executors", ["lanes", "stack,lanes"])
+def test_lanes_are_refused_without_a_gpu(executors: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*BENCH, "--executors", executors]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("lanes need a GPU: they are left out\n")
-    assert "lanes" not in said.out
-    assert call(BENCH) == 0
-    out, err = capsys.readouterr()
-    assert out == said.out
-    assert "lanes" not in err, "no one has asked for them"
-
-
-def test_lanes_alone_are_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call([*BENCH, "--executors", "lanes"]) == 2
-    said = capsys.readouterr()
-    assert "--executors lanes: lanes need a GPU" in said.err
+    assert "executor lanes: its streams need a GPU" in said.err
     assert said.out == ""

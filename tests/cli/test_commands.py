@@ -17,8 +17,9 @@ QUICK = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--executor", "loop"
 def test_nothing_at_all_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([]) == 0
     assert "Usage: fedhead" in capsys.readouterr().out
-    assert call(["deploy"]) == 0
-    assert "Usage: fedhead deploy" in capsys.readouterr().out
+    for group in ("deploy", "statistics"):
+        assert call([group]) == 0
+        assert f"Usage: fedhead {group}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["ls", "validate", "run", "partition", "report", "demo", "bench"])

@@ -56,7 +56,8 @@ def with_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolder:
 
 def test_a_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     folder = with_rounds(tmp_path / "deep" / "run", 3, 2)
-    again = RunFolder.open(folder.path, RECIPE)
+    again = RunFolder.open(folder.path)
+    again.check_continued_by(RECIPE)
     assert again.recipe == RECIPE
     assert [row["accuracy"] for row in again.metrics()] == [10 + 1 / 3, 20 + 1 / 3, 30 + 1 / 3]
     again.save_environment({"executor": "loop"})
@@ -212,9 +213,9 @@ def test_taken_folders_are_refused_and_left_alone(tmp_path: Path) -> None:
 def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
     path = with_rounds(tmp_path / "run", 2, 1).path
     with pytest.raises(BadInput, match=r"lr was 0\.01 and is now 0\.5"):
-        RunFolder.open(path, Recipe(rounds=5, lr=0.5))
+        RunFolder.open(path).check_continued_by(Recipe(rounds=5, lr=0.5))
     with pytest.raises(BadInput, match=r"method\.mu was None and is now 1"):
-        RunFolder.open(path, Recipe(rounds=5, method_parameters={"mu": 1}))
+        RunFolder.open(path).check_continued_by(Recipe(rounds=5, method_parameters={"mu": 1}))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, which not even root can write to")

@@ -81,18 +81,15 @@ class MethodComparison:
             format: As of `text`; None: by the file's suffix, .md, .csv, .tex or .json.
 
         Raises:
-            BadInput: If the suffix says nothing, or the file can't be written.
+            BadInput: If the suffix says nothing.
         """
         path = Path(path)
         form = format or comparison_text.SUFFIXES.get(path.suffix.lower())
         if form is None:
             raise BadInput(f"{path}: end its name in .md, .csv, .tex or .json, or say the format")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic(path) as draft:
-                draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats
-        except OSError as error:
-            raise BadInput(f"{path} can't be written to: {error.strerror}") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as draft:
+            draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats
 
     def diagram(self, width: float = 6.9) -> Figure:
         """Draw the mean ranks and which of them do not differ significantly (Demšar, 2006, Fig. 1).

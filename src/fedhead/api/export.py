@@ -59,13 +59,17 @@ def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -
     require(path.suffix in SUFFIXES, f"{path}: a model's file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if path.suffix == ".safetensors":
         require(not normalize, f"{path}: a file of weights can't hold the normalization; leave out normalize")
-        _write(path, lambda draft: _save_weights(state.module(client), draft))
-        return
-    network, inputs, expected = _network(state, client, normalize)
-    if path.suffix == ".pt2":
-        _write(path, lambda draft: _save_program(network, inputs, expected, draft, path))
+        weights = {name: t.detach().clone().contiguous() for name, t in state.module(client).state_dict().items()}
     else:
-        _write(path, lambda draft: _save_onnx(network, inputs, expected, draft, path))
+        network, inputs, expected = _network(state, client, normalize)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as draft:
+        if path.suffix == ".safetensors":
+            save_file(weights, draft)
+        elif path.suffix == ".pt2":
+            _save_program(network, inputs, expected, draft, path)
+        else:
+            _save_onnx(network, inputs, expected, draft, path)
 
 
 def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Network, tuple[Tensor, ...], Tensor]:
@@ -114,19 +118,6 @@ def _samples(federation: Any) -> Any:
 
 
 # -- files ------------------------------------------------------------------------------------------
-def _write(path: Path, save: Callable[[Path], None]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as draft:
-            save(draft)
-    except OSError as error:
-        raise BadInput(f"{path} can't be written to: {error.strerror or first_line(error)}") from error
-
-
-def _save_weights(module: nn.Module, draft: Path) -> None:
-    save_file({name: t.detach().clone().contiguous() for name, t in module.state_dict().items()}, draft)
-
-
 def _save_program(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
     with _tracing(path, "torch.export", ".safetensors"):
         program = torch.export.export(network, inputs, dynamic_shapes=_dynamic(inputs), strict=False)

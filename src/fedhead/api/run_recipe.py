@@ -83,7 +83,7 @@ def run_recipe(
         for one in runs:
             with suppress(DamagedRun):  # which the run itself will name
                 if RunFolder.holds_run(one.folder):
-                    RunFolder.open(one.folder, one.recipe)
+                    RunFolder.open(one.folder).check_continued_by(one.recipe)
     execute = run.execute
     if transport == "flower":
         from fedhead.deploy.local_run import execute

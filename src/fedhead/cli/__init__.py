@@ -36,6 +36,7 @@ from fedhead.core.system.errors import BadInput, FedheadError, first_line, machi
 from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.user_line import user_line
 
+GROUPS = ([], ["deploy"], ["statistics"])  # of commands
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
 # typer from its own copy and no longer installs click, so it is reached through the one name that both export.
@@ -46,7 +47,7 @@ def call(arguments: Sequence[str]) -> int:
     """Run a command line.
 
     Args:
-        arguments: The words after `fedhead`; none of them shows the help.
+        arguments: The words after `fedhead`; without a command, the help is shown.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 the user can fix it, 3 the machine failed (a full disk, no memory left), 130
@@ -55,7 +56,8 @@ def call(arguments: Sequence[str]) -> int:
     try:
         _refuse_empty(arguments)
         with _log_lines():
-            code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
+            words = [*arguments, "--help"] if list(arguments) in GROUPS else list(arguments)
+            code = app(words, prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # what typer makes of Ctrl-C outside of what says more
             print("stopped", file=sys.stderr)

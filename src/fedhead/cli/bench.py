@@ -63,11 +63,8 @@ def bench(
     where = select.device(device)
     has_lanes = where.type == "cuda"
     chosen = (["stack", "lanes"] if has_lanes else ["stack"]) if executors is None else executors.split(",")
-    if "lanes" in chosen and not has_lanes:
-        chosen = [name for name in chosen if name != "lanes"]
-        if not chosen:
-            raise BadInput(f"--executors {executors}: lanes need a GPU; measure stack, or the plain loop with loop")
-        print("lanes need a GPU: they are left out", file=sys.stderr)
+    for name in chosen:
+        select.check_device(name, where)
     # on a slow CPU what is over in a minute; ResNet-20 takes many of them there
     default_workloads, default_clients = ("simplecnn,resnet20,mixed", "10,20,40") if has_lanes else ("simplecnn", "10")
     models = (default_workloads if workloads is None else workloads).split(",")

@@ -57,7 +57,6 @@ statistics = typer.Typer(
     name="statistics",
     help="Class statistics of a site's features: collect them, merge those of sites, subtract a site.",
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 app.add_typer(statistics)
 

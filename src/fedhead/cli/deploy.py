@@ -11,16 +11,10 @@ from fedhead.cli.app import app
 from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
 
-deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
+deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None)
 app.add_typer(deploy, name="deploy")
 
 DeploymentFolder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
-
-
-@deploy.callback()
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @deploy.command()

@@ -67,7 +67,8 @@ def execute(
     out = Path(out).resolve()
     path = out.with_name(f"{out.name}.flower")
     if resume and RunFolder.holds_run(out):
-        folder = RunFolder.open(out, recipe)
+        folder = RunFolder.open(out)
+        folder.check_continued_by(recipe)
         if (folder.recipe.rounds, folder.recipe.stages) != (recipe.rounds, recipe.stages):
             raise BadInput(
                 f"{out}: rounds and stages can be added in simulations only; with --transport flower, "

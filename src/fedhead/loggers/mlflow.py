@@ -37,16 +37,14 @@ class MLflow(Logger):
         self._remote = RemoteRun.of(run, self.name)
         if self._remote.identity:
             self._client.update_run(self._remote.identity, status="RUNNING")
-            for row in run.earlier:
-                self.log_round(row)
-            return
-        found = self._client.get_experiment_by_name(self.experiment)
-        number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
-        name = None if run.folder is None else Path(run.folder).name
-        self._remote.identity = self._client.create_run(number, run_name=name).info.run_id
-        self._remote.save(0)
-        for key, value in run.recipe.items():
-            self._client.log_param(self._remote.identity, _name(key), str(value)[:_LONGEST])
+        else:
+            found = self._client.get_experiment_by_name(self.experiment)
+            number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
+            name = None if run.folder is None else Path(run.folder).name
+            self._remote.identity = self._client.create_run(number, run_name=name).info.run_id
+            self._remote.save(0)
+            for key, value in run.recipe.items():
+                self._client.log_param(self._remote.identity, _name(key), str(value)[:_LONGEST])
         for row in run.earlier:
             self.log_round(row)
 

@@ -41,7 +41,7 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
         recipe.clients,
         recipe.seed if recipe.partition_seed is None else recipe.partition_seed,
         data,
-        _client_test(recipe),
+        client_test_sets.parse(recipe.client_test),
         recipe.augment,
         recipe.normalize,
         recipe.subset,
@@ -70,7 +70,7 @@ def search_federation(
     Raises:
         BadInput: If the data can't be found, read or partitioned, or the share leaves no sample to test on.
     """
-    rule = _client_test(recipe)
+    rule = client_test_sets.parse(recipe.client_test)
     kept = (
         recipe.client_test if isinstance(rule, client_test_sets.Fraction) else None
     )  # `matched` takes test samples only
@@ -114,7 +114,7 @@ def inputs(recipe: Recipe) -> Inputs:
     """
     if is_path(recipe.dataset):
         return Inputs.of(federation(recipe))
-    _client_test(recipe)
+    client_test_sets.parse(recipe.client_test)  # refuses
     rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)
     if isinstance(rule, partition.Natural):
@@ -141,7 +141,3 @@ def inputs(recipe: Recipe) -> Inputs:
         )
     shape: Any = transform.output_shape(entry.shape)
     return Inputs(shape, entry.classes, objective=objective)
-
-
-def _client_test(recipe: Recipe) -> client_test_sets.ClientTest | None:
-    return client_test_sets.parse(recipe.client_test)

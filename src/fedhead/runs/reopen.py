@@ -120,7 +120,8 @@ def restored(
         device: Where to compute.
     """
     begun = folder.environment()
-    simulation = Simulation(experiment, federation, Compute(device=device, precision=_precision(begun)))
+    precision = "bf16" if begun.get("precision") == "bf16" else "fp32"
+    simulation = Simulation(experiment, federation, Compute(device=device, precision=precision))
     folder.partition.save(federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
@@ -140,10 +141,6 @@ def fresh(trained: Trained) -> Simulation:
     clients = trained.simulation.clients
     compute = Compute(device=str(clients.device), executor="loop", precision="bf16" if clients.bf16 else "fp32")
     return Simulation(trained.experiment, clients.federation, compute)
-
-
-def _precision(begun: Mapping[str, Any]) -> str:
-    return "bf16" if begun.get("precision") == "bf16" else "fp32"
 
 
 def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:

@@ -117,14 +117,8 @@ class RunFolder:
         self._write_recipe()
 
     @classmethod
-    def open(cls, path: str | Path, recipe: Recipe | None = None, fix: str = "resume with the same one") -> RunFolder:
-        """Open an existing run folder; with a recipe, only if that continues the run's own (`resume_rules`).
-
-        Args:
-            path: The folder.
-            recipe: The recipe of a run that is to go on.
-            fix: What to do where it can't.
-        """
+    def open(cls, path: str | Path) -> RunFolder:
+        """Open an existing run folder."""
         path = Path(path)
         held = _contents(path)
         if CONFIG not in held:
@@ -133,11 +127,14 @@ class RunFolder:
         read_environment(path)  # refuses another schema
         with damaged_if_bad():
             stored = Recipe.from_yaml(read_text(path / CONFIG), str(path / CONFIG), [path.resolve()])
-        if recipe is not None and (others := resume_rules.differences(stored, recipe)):
-            raise OtherRecipe(
-                f"{path} was begun with another recipe: {describe(others)}; {fix}, or select another folder"
-            )
         return cls(path, stored)
+
+    def check_continued_by(self, recipe: Recipe, fix: str = "resume with the same one") -> None:
+        """Raise `OtherRecipe` if a recipe does not continue the run's own (`resume_rules`)."""
+        if others := resume_rules.differences(self.recipe, recipe):
+            raise OtherRecipe(
+                f"{self.path} was begun with another recipe: {describe(others)}; {fix}, or select another folder"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:

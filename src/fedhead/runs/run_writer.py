@@ -84,7 +84,8 @@ class RunWriter(Observer):
             RunFolder.refuse_taken(self.out)
             return
         again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
-        self._existing = RunFolder.open(self.out, recipe, again)
+        self._existing = RunFolder.open(self.out)
+        self._existing.check_continued_by(recipe, again)
         python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
         self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:
