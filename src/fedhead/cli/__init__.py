@@ -36,7 +36,7 @@ from fedhead.core.system.errors import BadInput, FedheadError, first_line, machi
 from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.user_line import user_line
 
-GROUPS = ([], ["deploy"], ["statistics"])  # of commands
+GROUPS: tuple[list[str], ...] = ([], ["deploy"], ["statistics"])  # of commands
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
 # typer from its own copy and no longer installs click, so it is reached through the one name that both export.
