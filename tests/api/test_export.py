@@ -65,6 +65,7 @@ def test_an_onnx_file_gives_the_same_scores(run: fh.Result, tmp_path: Path) -> N
         np.testing.assert_allclose(scores, run.scores(x[:count], stage="ccvr"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_holds_a_quadratic_head(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
     pytest.importorskip("onnxscript", reason="an optional extra")
@@ -108,6 +109,7 @@ def test_a_file_of_weights_has_the_users_names(run: fh.Result, tmp_path: Path) -
     np.testing.assert_allclose(scores, run.scores(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_onnx_can_not_express_is_named_and_the_run_is_not_lost(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="an optional extra")
     found = trained(fh.split(Eigenvalues(), classifier="fc"), out=tmp_path / "run")
@@ -173,6 +175,7 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform); with --normalize" in said
 
 
+@pytest.mark.slow
 def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="an optional extra")
     onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")

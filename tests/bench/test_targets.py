@@ -26,7 +26,8 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("stages", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "stages"])
 def test_a_row_measures_positive_numbers(targets: Any, name: str) -> None:
     found = list(targets.ROWS[name][0](TINY))
     assert all(one.name.startswith(name) for one in found)

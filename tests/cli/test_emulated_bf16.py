@@ -45,6 +45,7 @@ def test_a_command_says_it_once_and_torch_not_at_all(
     assert [str(one.message) for one in heard] == ["something else of torch"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("emulated")
 def test_fp32_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--precisions", "fp32,tf32"]) == 0

@@ -51,6 +51,7 @@ def test_names_are_the_same_whatever_was_imported_first(code: str) -> None:
     assert fresh(code + heavy) == "True True\nset()", "or a run loads what it does not need"
 
 
+@pytest.mark.slow
 def test_the_library_leaves_the_allocator_of_the_process_alone_and_the_command_line_tunes_its_own() -> None:
     watch = (
         "import sys; from types import SimpleNamespace as Fake; from fedhead.core.system import malloc; calls = []\n"

@@ -26,6 +26,7 @@ def test_values_and_gradients_are_torchs_to_the_last_bit(dtype: torch.dtype, sta
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_a_stack_is_trained_without_symbolic_shapes() -> None:
     """Importing them takes about a second, in a command that may take five."""
     code = (

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from commands import succeed
 from scripts import run_script
-from tiers import quick
 
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.yaml_text import read_yaml
@@ -33,7 +32,8 @@ def test_every_block_says_what_it_is(page: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", quick((page for page in PAGES if blocks(page, "python")), "README.md"))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_run(page: str, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")

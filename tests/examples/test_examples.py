@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from commands import succeed
-from tiers import quick
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 NEEDS = {"huggingface.py": ["datasets"], "dataframe_to_onnx.py": ["onnx", "onnxscript", "onnxruntime"]}
 
 
-@pytest.mark.parametrize("example", quick(sorted(path.name for path in EXAMPLES.glob("*.py")), "own_model_and_data.py"))
+@pytest.mark.slow
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_python_examples_run(example: str, tmp_path: Path) -> None:
     for package in NEEDS.get(example, ()):
         if importlib.util.find_spec(package) is None:

@@ -63,6 +63,7 @@ def test_it_is_a_plain_loop(momentum: float) -> None:
         torch.testing.assert_close(simulation.server["model"][name], parameter.detach(), atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 def test_it_passes_the_checks() -> None:
     fh.testing.check_method(load())
 

@@ -185,6 +185,7 @@ print(len(torch.empty(10**9)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_request_may_not_have_more_memory_than_the_site_allows() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)

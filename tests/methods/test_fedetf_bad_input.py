@@ -127,6 +127,7 @@ def test_parameters_out_of_range_are_refused() -> None:
         build.algorithms(Recipe(method="fedetf", method_parameters={"absent": "two"}))
 
 
+@pytest.mark.slow
 def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cohort of a round depends on seed and round alone, so that every method meets the same clients."""
     from fedhead.engine.policies import sampling

@@ -208,7 +208,8 @@ def agree(model: SplitModel, shape: tuple[int, ...], batch: int) -> None:
         assert next(iter(gradients.values())).abs().sum() > 0, "no gradient reaches the first layer"
 
 
-SLOW = {"wrn56_4", "densenet121"}  # seconds each; the quick tier has their count and their siblings
+# seconds each; the quick tier has their count and their siblings
+SLOW = {"wrn56_4", "densenet121", "mobilenetv2", "efficientnetb0", "googlenet"}
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,7 @@ sys.exit(call(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_machine_with_few_packages_can_measure(tmp_path: Path) -> None:
     words = ["reproduce", "ccvr/table2", "--scale", "small", "--cells", "cifar10-0.1 fedavg", "--device", "cpu"]
     words += ["rounds=1", "stage.ccvr.epochs=1", "stage.recalibrate.epochs=1", "--results", "results", "--minutes", "9"]

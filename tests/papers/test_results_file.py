@@ -87,6 +87,7 @@ def test_a_row_without_a_value_is_named_and_not_entered(tmp_path: Path, caplog: 
     assert [row.value for row in Results(tmp_path)] == [22528.0]
 
 
+@pytest.mark.slow
 def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     start = f"import sys; sys.path.insert(0, {here!r})\n{ADDS}"
