@@ -18,7 +18,7 @@ from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import Dimension
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune import study as studies
-from fedhead.studies.tune.study import SearchLimits, Study
+from fedhead.studies.tune.study import Study
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import Outcome
 
@@ -126,7 +126,7 @@ def test_the_same_command_tries_again_what_failed_by_an_error(
 def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_path: Path) -> None:
     def join() -> Study:
         search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
-        return Study(tmp_path, search, SearchLimits(3, TimeBudget()), sampler="random", pruner="none")
+        return Study(tmp_path, search, trials=3, budget=TimeBudget(), sampler="random", pruner="none")
 
     one = join()
     first, second = one.next(), one.next()
@@ -149,7 +149,7 @@ def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_pa
 
 def test_a_trial_that_was_taken_for_lost_ends_without_an_error(tmp_path: Path) -> None:
     search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
-    study = Study(tmp_path, search, SearchLimits(2, TimeBudget()), sampler="random", pruner="none")
+    study = Study(tmp_path, search, trials=2, budget=TimeBudget(), sampler="random", pruner="none")
     job = study.next()
     assert job is not None
     study.tell(job.trial, Outcome("failed"))  # as another process does after 30 seconds without a heartbeat
@@ -171,12 +171,6 @@ def test_a_search_whose_trials_all_fail_stops_with_one_line(
     assert "trial 0: Breaks.aggregate (test_tune_failures.py, line" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [row["state"] for row in rows(tmp_path)] == ["failed"] * 3
-
-
-def test_stop_on_error_raises_the_error_itself(breaks: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="no such mean"):
-        tune(breaks, "method.kind=choice(server)", out=tmp_path, trials=4, stop_on_error=True)
-    assert [row["state"] for row in rows(tmp_path)] == ["failed"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,9 +16,9 @@ from fedhead.cli.options import (
     DataFolder,
     Device,
     Precision,
+    RecipeName,
 )
 from fedhead.cli.output import resumable
-from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:
     from fedhead.studies.tune.trials import TrialRecord
@@ -28,58 +27,28 @@ MOST_NAMED = 10  # failed trials in one line
 ENDED = ("complete", "pruned", "failed")
 
 
-class Sampler(StrEnum):
-    """Samplers of values."""
-
-    tpe = "tpe"
-    gp = "gp"
-    random = "random"
-
-
-class Pruner(StrEnum):
-    """Pruners of trials."""
-
-    median = "median"
-    halving = "halving"
-    none = "none"
-
-
-class Direction(StrEnum):
-    """Directions of an objective."""
-
-    maximize = "maximize"
-    minimize = "minimize"
-
-
 @app.command()
 def tune(
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")
-    ] = None,
+    recipe: RecipeName,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="The study's folder. [default: runs/tune-RECIPE]")] = None,
     trials: Annotated[int, typer.Option(help="How many trials the study is to have, of all processes together.")] = 20,
     objective: Annotated[
         str, typer.Option(help="accuracy, personal, loss, personal_loss or a metric, on validation samples.")
     ] = "accuracy",
-    direction: Annotated[Direction | None, typer.Option(help="[default: as the objective says]")] = None,
-    sampler: Annotated[Sampler, typer.Option(help="TPE, a Gaussian process, or random values.")] = Sampler.tpe,
-    pruner: Annotated[Pruner, typer.Option(help="Which trials end early.")] = Pruner.median,
+    sampler: Annotated[
+        Literal["tpe", "gp", "random"], typer.Option(help="TPE, a Gaussian process, or random values.")
+    ] = "tpe",
+    pruner: Annotated[Literal["median", "halving", "none"], typer.Option(help="Which trials end early.")] = "median",
     validation: Annotated[
         float | None, typer.Option(help="Share of each client's training samples to test on. [default: 0.15]")
     ] = None,
     allow_changed_code: AllowChangedCode = False,
     minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
-    stop_on_error: Annotated[
-        bool, typer.Option("--stop-on-error", help="End the search at a trial's first error. [default: go on]")
-    ] = False,
     final: Annotated[
         bool, typer.Option("--final", help="Then train the best setting on all training samples, in OUT/final.")
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Save figures of the study as PNG and PDF.")] = False,
-    show: Annotated[
-        Path | None, typer.Option("--show", help="Draw the figures of a study's folder; search no more.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="This process, or the machines of a Ray cluster.")
@@ -102,20 +71,11 @@ def tune(
       fedhead tune digits 'lr=log(1e-3, 1)' 'momentum=choice(0, 0.9)' --trials 30 --final
       fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu
       fedhead tune digits 'lr=log(1e-3, 1)' --engine ray --gpus-per-worker 0.5
-      fedhead tune --show runs/mu
     """
     from fedhead.engine.experiment.compute import Compute
     from fedhead.report.figures import tuning_plots
     from fedhead.studies.tune.tune import tune as search
 
-    if show is not None:
-        if recipe is not None:
-            raise BadInput("--show draws a study that is there: leave out the recipe and the ranges")
-        for path in tuning_plots.save(show):
-            print(path)
-        return
-    if recipe is None:
-        raise BadInput("tune needs a recipe, as in fedhead tune digits 'lr=log(1e-3, 1)' (or --show FOLDER)")
     folder = out or Path("runs") / f"tune-{Path(recipe).stem}"
 
     def tell(trial: TrialRecord) -> None:
@@ -132,12 +92,10 @@ def tune(
             out=folder,
             trials=trials,
             objective=objective,
-            direction=None if direction is None else direction.value,
-            sampler=sampler.value,
-            pruner=pruner.value,
+            sampler=sampler,
+            pruner=pruner,
             validation=validation,
             minutes=minutes,
-            stop_on_error=stop_on_error,
             final=final,
             seed=seed,
             engine=engine,

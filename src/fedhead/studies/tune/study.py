@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import errno
 import json
-import os
 import sqlite3
 import threading
 import warnings
@@ -37,11 +36,7 @@ _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
 MAX_FAILED = 10  # a search ends when so many trials have failed and none has a result
 HEARTBEAT_S, LOST_AFTER_S = 5, 30  # a trial without a heartbeat for so long was lost with its process
-# What SQLite says of the disk, as the operating system numbers it, and what is to be done.
-_DISK = {
-    sqlite3.SQLITE_FULL: (errno.ENOSPC, "make room"),
-    sqlite3.SQLITE_IOERR: (errno.EIO, "look for an exceeded quota, a lost network drive or a failing disk"),
-}
+_DISK = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}  # as the operating system numbers them
 
 
 def optuna() -> Any:
@@ -93,21 +88,6 @@ def _pruner(name: str) -> Any:
     return known[name]()
 
 
-@dataclass(frozen=True)
-class SearchLimits:
-    """When a search ends, and how it is watched.
-
-    Args:
-        trials: How many trials the study is to have in all.
-        budget: The time that there is.
-        on_trial: Called with each trial that has ended here.
-    """
-
-    trials: int
-    budget: TimeBudget
-    on_trial: Callable[[TrialRecord], None] = lambda trial: None
-
-
 class Study:
     """The study in a folder, begun or joined: a queue of trials.
 
@@ -117,7 +97,9 @@ class Study:
     Args:
         folder: The folder.
         search: How trials are trained.
-        limits: When the search ends.
+        trials: How many trials the study is to have in all.
+        budget: The time that there is.
+        on_trial: Called with each trial that has ended here.
         sampler: How values are chosen: `tpe`, `gp` or `random`.
         pruner: Which trials end early: by the `median` of others in the same round, by successive `halving`, or `none`.
         seed: Seed of the sampler.
@@ -130,13 +112,16 @@ class Study:
         self,
         folder: Path,
         search: TrialTraining,
-        limits: SearchLimits,
         *,
+        trials: int,
+        budget: TimeBudget,
+        on_trial: Callable[[TrialRecord], None] = lambda trial: None,
         sampler: str = "tpe",
         pruner: str = "median",
         seed: int = 0,
     ):
-        self.folder, self.search, self.limits = folder, search, limits
+        self.folder, self.search = folder, search
+        self._most, self._budget, self._on_trial = trials, budget, on_trial
         self._failed = 0
         self._running: dict[int, Any] = {}  # Optuna's trials that this process has begun, by number
         self._pruned: Any = None  # the Ray actor
@@ -221,7 +206,7 @@ class Study:
                 self._study.set_user_attr("code", code)
                 return
             changed = recorded_code.changes(before, code)
-        more = final or _taken(states) < self.limits.trials
+        more = final or _taken(states) < self._most
         recorded_code.check_results(self.folder, changed, ended, "result", more=more, allow=allow)
 
     def close(self) -> None:
@@ -244,11 +229,11 @@ class Study:
     # -- trials -----------------------------------------------------------------------------------
     def next(self) -> TrialJob | None:
         """Begin a trial; None where the study has enough, the time is up, or all have failed."""
-        if self.limits.budget.exhausted or (self._failed >= MAX_FAILED and self.best is None):
+        if self._budget.exhausted or (self._failed >= MAX_FAILED and self.best is None):
             return None
         with self._storage(), self.locked():
             self._fail_lost()
-            if _taken([trial.state for trial in self.trials()]) >= self.limits.trials:
+            if _taken([trial.state for trial in self.trials()]) >= self._most:
                 return None
             trial = self._study.ask()
             self._record_heartbeat(trial.number)
@@ -283,7 +268,7 @@ class Study:
         self.write()
         ended = self.trials()[job.trial.number]
         self._failed += ended.state == "failed"
-        self.limits.on_trial(ended)
+        self._on_trial(ended)
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record the end of a trial."""
@@ -370,10 +355,7 @@ class Study:
                 cause = cause.__cause__
             kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the other bits tell what was attempted
             if kind in _DISK:
-                number, remedy = _DISK[kind]
-                text = f"{os.strerror(number)} ({getattr(cause, 'sqlite_errorname', cause)})"
-                fault = OSError(number, text, str(self.folder / FILE))
-                raise FedheadError(f"{fault}: {remedy}, then tune again, which goes on with the study") from fault
+                raise OSError(_DISK[kind], str(cause), str(self.folder / FILE)) from error
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
 
 

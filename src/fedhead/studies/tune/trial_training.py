@@ -103,7 +103,6 @@ class TrialTraining:
     share: float
     settings: Compute
     of_clients: bool  # whether the objective is made of the clients' own results
-    stop_on_error: bool = False  # whether an error in one trial ends the search
     data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
     models: BuiltModels = field(default_factory=dict)
     executors: dict[str, str] = field(default_factory=dict)  # the fastest, by the settings that decide it
@@ -116,7 +115,6 @@ class TrialTraining:
         objective: str,
         share: float,
         settings: Compute,
-        stop_on_error: bool = False,
     ) -> TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
@@ -125,7 +123,7 @@ class TrialTraining:
         if objective not in OBJECTIVES:
             known = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
             of_clients = known[objective].of_clients
-        made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients, stop_on_error)
+        made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients)
         for dimension, chosen in made._extremes():
             try:
                 inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
@@ -177,8 +175,7 @@ class TrialTraining:
             report: Called with each round and its value; returns whether the trial ends.
 
         Raises:
-            OSError: Or another error that no other trial would survive, such as one of the study's file; with
-                `stop_on_error` any error of a trial.
+            OSError: Or another error that no other trial would survive, such as one of the study's file.
         """
         try:
             key = _speed_key(with_values(self.recipe, dict(values)))
@@ -190,14 +187,8 @@ class TrialTraining:
         except _SearchFault as fault:
             raise fault.error from None
         except Exception as error:  # a user's own code may raise anything
-            return self._failed(error)
-
-    def _failed(self, error: Exception) -> Outcome:
-        """Return that a trial failed by an error, or raise the error where it ends the search."""
-        raise_if_fatal(error)
-        if self.stop_on_error:
-            raise error
-        return Outcome("failed", reason=describe_error(error), retryable=True)
+            raise_if_fatal(error)
+            return Outcome("failed", reason=describe_error(error), retryable=True)
 
     def _train(self, experiment: Experiment, federation: Federation, key: str, report: Report) -> Outcome:
         def after_round(now: Snapshot) -> None:

@@ -21,7 +21,7 @@ from fedhead.runs.run import check_settings, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.engines import make_engine
 from fedhead.studies.time_budget import MOST_MINUTES, TimeBudget
-from fedhead.studies.tune.study import MOST_SEED, SearchLimits, Study
+from fedhead.studies.tune.study import MOST_SEED, Study
 from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.studies.tune.trials import TrialRecord
 
@@ -64,13 +64,11 @@ def tune(
     out: str | Path,
     trials: int = 20,
     objective: str = "accuracy",
-    direction: Direction | None = None,
     sampler: str = "tpe",
     pruner: str = "median",
     validation: float | None = None,
     allow_changed_code: bool = False,
     minutes: float | None = None,
-    stop_on_error: bool = False,
     final: bool = False,
     seed: int = 0,
     settings: Compute | None = None,
@@ -93,7 +91,6 @@ def tune(
         trials: How many trials the study is to have, of all processes together.
         objective: `accuracy` (of the global model), `personal` (the mean over clients of their own models), `loss`,
             `personal_loss`, or a metric.
-        direction: Whether high or low values are good; None: as the objective says.
         sampler: `tpe`, `gp` (a Gaussian process) or `random`.
         pruner: Which trials end early, by what they reach in a round: those below the `median` of the others, those
             that successive `halving` leaves out, or `none`.
@@ -101,8 +98,6 @@ def tune(
             given back in the final training, but for those that the recipe holds back for its callbacks.
         allow_changed_code: Add trials also to those of an older version of your own code.
         minutes: Begin no trial after so many minutes.
-        stop_on_error: Raise the first error of a trial; else it is recorded as failed, see `TuneResult.failed`, and the
-            others go on. A trial that diverges only fails in any case.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
         settings: Device, precision and data folder.
@@ -139,15 +134,16 @@ def tune(
     share = check("validation", asked, Annotated[float, Above(0), Below(1)])
     if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
         base = replace(base, validation=None)
-    search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
-    search = replace(search, direction=direction or search.direction)
-    limits = SearchLimits(trials, TimeBudget(minutes), on_trial)
-    study = Study(Path(out), search, limits, sampler=sampler, pruner=pruner, seed=seed)
+    search = TrialTraining.make(base, space, objective, share, settings)
+    budget = TimeBudget(minutes)
+    study = Study(
+        Path(out), search, trials=trials, budget=budget, on_trial=on_trial, sampler=sampler, pruner=pruner, seed=seed
+    )
     with closing(study):
         study.check_code(final=final, allow=settings.allow_changed_code)
         try:
             trial_engine.run(study)
-            while study.is_running and not limits.budget.exhausted:  # in other processes, or lost with one
+            while study.is_running and not budget.exhausted:  # in other processes, or lost with one
                 time.sleep(1)
                 trial_engine.run(study)
         except BaseException as error:
@@ -166,14 +162,12 @@ def tune(
 
 def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
     """Say why a search has found nothing."""
-    ended = [one for one in all_trials if one.state in ("pruned", "failed")]
-    if not ended:
-        return "no trial has ended; give the same command again, which goes on with the study"
-    failed = [one for one in ended if one.state == "failed"]
-    told = next(iter(failed), ended[0])
-    how = f"all {len(ended)} trials failed" if len(failed) == len(ended) else "no trial has a result"
-    left = f" and the search stopped before the other {asked - len(ended)}" if len(ended) < asked else ""
-    return f"{how}{left} (trial {told.number}: {told.reason}); search other values, or look at its trials.csv"
+    failed = [one for one in all_trials if one.state == "failed"]
+    if not failed:
+        return "no trial has ended with a result; give the same command again, which goes on with the study"
+    left = f" and the search stopped before the other {asked - len(failed)}" if len(failed) < asked else ""
+    first = f"trial {failed[0].number}: {failed[0].reason}"
+    return f"all {len(failed)} trials failed{left} ({first}); search other values, or look at its trials.csv"
 
 
 def _train_finally(recipe: Recipe, study: Study, settings: Compute) -> Row:
