@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -228,13 +227,11 @@ def test_values_of_records_are_those_of_the_kept_round_and_totals() -> None:
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
-def test_csv_and_json_hold_the_numbers(table: ComparisonTable) -> None:
+def test_csv_holds_the_numbers(table: ComparisonTable) -> None:
     lines = list(csv.DictReader(io.StringIO(comparison_text.csv_text(table))))
     assert [line["method"] for line in lines] == ["fedavg", "fedavg", "fedprox", "fedprox"]
     assert float(lines[2]["difference"]) == pytest.approx(1.0)
-    found = json.loads(comparison_text.json_text(table))
-    assert (len(found["values"]), found["baseline"]) == (12, "fedavg")
-    assert found["results"][3]["p_t_holm"] == pytest.approx(table.gains[1].p_t)
+    assert float(lines[3]["p_t_holm"]) == pytest.approx(table.gains[1].p_t)
 
 
 @pytest.mark.parametrize("label", AWFUL)
@@ -243,11 +240,9 @@ def test_texts_hold_awful_labels(label: str) -> None:
     found = compare(runs)
     tex = comparison_text.latex(found)
     check_latex(tex)
-    assert ("lualatex" in tex) == (label[0] == "ש")
     for line in comparison_text.markdown(found).splitlines():
         assert len(re.findall(r"(?<!\\)\|", line)) in (0, 4, 8)  # two columns, or six and the setting
         assert "<" not in line.replace("<0.001", "")
-    assert json.loads(comparison_text.json_text(found))["results"][0]["dataset"] in (label, "digits")
     assert label in {line["dataset"] for line in csv.DictReader(io.StringIO(comparison_text.csv_text(found)))}
 
 

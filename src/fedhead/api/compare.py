@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Level = Annotated[float, Above(0), Below(1)]
-Format = Literal["markdown", "csv", "latex", "json"]
+Format = Literal["markdown", "csv", "latex"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MethodComparison:
         """Return the comparison as a text.
 
         Args:
-            format: "markdown", "csv", "latex" (booktabs) or "json".
+            format: "markdown", "csv" or "latex" (booktabs).
         """
         return comparison_text.FORMATS[check("format", format, Format)](self.numbers)
 
@@ -78,7 +78,7 @@ class MethodComparison:
 
         Args:
             path: The file.
-            format: As of `text`; None: by the file's suffix, .md, .csv, .tex or .json.
+            format: As of `text`; None: by the file's suffix, .md, .csv or .tex.
 
         Raises:
             BadInput: If the suffix says nothing.
@@ -86,7 +86,7 @@ class MethodComparison:
         path = Path(path)
         form = format or comparison_text.SUFFIXES.get(path.suffix.lower())
         if form is None:
-            raise BadInput(f"{path}: end its name in .md, .csv, .tex or .json, or say the format")
+            raise BadInput(f"{path}: end its name in .md, .csv or .tex, or say the format")
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as draft:
             draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats

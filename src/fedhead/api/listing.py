@@ -8,8 +8,9 @@ from typing import Any
 
 from fedhead.core.components.registry import Listed
 from fedhead.papers.analyses.registry import ANALYSES
+from fedhead.papers.tables.paper_tables import names
 from fedhead.recipes.components import registries
-from fedhead.recipes.recipe import builtin, describe, paper_tables
+from fedhead.recipes.recipe import builtin, describe
 
 # Parameters of a kind's functions that are no settings of a recipe.
 _SKIPPED = {"models": ("classes",), "heads": ("key",)}
@@ -26,7 +27,7 @@ def list_components(kind: str) -> list[dict[str, Any]]:
         One entry per component: its `name`, `parameters`, `description`, and the package that it comes `from`.
     """
     if kind == "recipes":
-        return [_entry(name, {}, describe(path), "built in") for name, path in {**builtin(), **paper_tables()}.items()]
+        return [_entry(name, {}, describe(path), "built in") for name, path in {**builtin(), **names()}.items()]
     entries = []
     for listed in {**registries(), "analyses": ANALYSES}[kind].listed():
         if listed.problem is not None:

@@ -23,10 +23,10 @@ def compare(
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     text_format: Annotated[
-        Literal["markdown", "csv", "latex", "json"] | None,
+        Literal["markdown", "csv", "latex"] | None,
         typer.Option("--format", help="Print this in place of tables."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv, .tex or .json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv or .tex.")] = None,
     diagram: Annotated[Path | None, typer.Option(help="Draw the mean ranks to this .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
 ) -> None:

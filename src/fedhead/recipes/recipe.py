@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,13 +246,8 @@ def unknown_key(key: str) -> BadInput:
 
 # -- where recipes come from ------------------------------------------------------------------------
 def builtin() -> dict[str, Path]:
-    """The built-in recipes by name; the papers' tables, each in a folder for its paper, are not among them."""
+    """Return the built-in recipes by name; the papers' tables are not among them."""
     return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
-
-
-def paper_tables() -> dict[str, Path]:
-    """The papers' tables by name, such as ccvr/table2: each describes many runs."""
-    return {f"{p.parent.name}/{p.stem}": p for p in sorted(RECIPES.glob("*/*.yaml"))}
 
 
 def describe(path: Path) -> str:
@@ -266,7 +262,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     known = builtin()
     if name in known:
         path = known[name]
-    elif name in paper_tables():
+    elif re.fullmatch(r"\w+/(table|figure)\d+", name) and not path.exists():
         raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
     elif not os.path.isfile(path):  # unlike pathlib's it takes any text
         if path.suffix in (".yaml", ".yml"):

@@ -29,7 +29,6 @@ _LATEX = {
     **{character: f"\\{character}" for character in "{}$&%#_"},
     **{letter: rf"$\{name}$" for letter, name in (("α", "alpha"), ("β", "beta"), ("μ", "mu"), ("τ", "tau"))},
 }
-_LATIN = 0x250  # characters below are Latin; pdflatex has no others
 
 
 @dataclass(frozen=True)
@@ -150,11 +149,6 @@ def latex_text(text: str) -> str:
     'fedprox ($\\\\mu$=0.1) \\\\& 5 \\\\%'
     """
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-
-def beyond_latin(text: str) -> bool:
-    """Say whether LaTeX source holds letters that pdflatex lacks, such as Hebrew; lualatex and xelatex have them."""
-    return any(ord(character) >= _LATIN for character in text)
 
 
 def _markdown(text: str) -> str:

@@ -1,6 +1,6 @@
 """Tables of the papers, sweeps with published values: `fedhead reproduce ccvr/table2`.
 
-A table is a YAML file, recipes/builtin/<paper>/<table>.yaml:
+A table is a YAML file, papers/<paper>/<table>.yaml:
 
     # CCVR, Table 2: what the table shows, in one line
     paper: ccvr                      which rows of published.csv ...
@@ -42,10 +42,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, Literal
 
 from fedhead.core.system.errors import BadInput, unknown
-from fedhead.recipes.recipe import Recipe, paper_tables
+from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.yaml_text import read_yaml
 from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
@@ -210,7 +211,9 @@ def _as_in(cell: PaperCell, variant: Mapping[str, Any]) -> PaperCell:
 
 
 # -- reading ------------------------------------------------------------------------------------------
-names = paper_tables
+def names() -> dict[str, Path]:
+    """Return the files of the tables by name, such as ccvr/table2."""
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(Path(__file__).parents[1].glob("*/*.yaml"))}
 
 
 def load(name: str) -> PaperTable:

@@ -1,17 +1,16 @@
-"""Comparisons as texts: tables for people (terminal, Markdown, LaTeX) and for programs (CSV, JSON)."""
+"""Comparisons as texts: tables for people (terminal, Markdown, LaTeX) and for programs (CSV)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fedhead.report.compare.comparison_table import ComparisonTable, Gain
 from fedhead.report.compare.pivot import text
 from fedhead.report.compare.statistics import Ranking
 from fedhead.report.metric_names import metric_label
-from fedhead.report.table import Cell, Table, beyond_latin
+from fedhead.report.table import Cell, Table
 
-SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
 
 
 def tables(comparison: ComparisonTable) -> list[Table]:
@@ -99,10 +98,7 @@ def markdown(comparison: ComparisonTable) -> str:
 def latex(comparison: ComparisonTable) -> str:
     """Return the comparison as LaTeX tables with booktabs."""
     parts = [table.latex() for table in tables(comparison)]
-    head = ["% \\usepackage{booktabs,textcomp}"]
-    if any(beyond_latin(part) for part in parts):
-        head.append("% some letters are not Latin: compile with lualatex or xelatex and a font that has them")
-    head += [f"% {' '.join(note.split())}" for note in comparison.notes]
+    head = ["% \\usepackage{booktabs,textcomp}", *(f"% {' '.join(note.split())}" for note in comparison.notes)]
     return "\n".join([*head, *parts])
 
 
@@ -157,26 +153,4 @@ def csv_text(comparison: ComparisonTable) -> str:
     return str(pd.DataFrame(records(comparison)).to_csv(index=False))
 
 
-def json_text(comparison: ComparisonTable) -> str:
-    """Return the whole comparison as JSON, with every single value and the ranks by setting."""
-    pivot, ranking = comparison.pivot, comparison.ranking
-    values = [
-        {"method": pivot.rows[i], "setting": pivot.headings()[j], "seed": r.seed, "split": r.split, "value": value}
-        for (i, j), cell in sorted(pivot.cells.items())
-        for r, value in cell.values.items()
-    ]
-    ranks = None if ranking is None else {**vars(ranking), "ranks": ranking.ranks.tolist()}
-    entries = {
-        "metric": comparison.metric,
-        "better": comparison.better,
-        "level": comparison.level,
-        "baseline": None if comparison.baseline is None else pivot.rows[comparison.baseline],
-        "results": records(comparison),
-        "values": values,
-        "ranking": ranks,
-        "notes": comparison.notes,
-    }
-    return json.dumps(entries, indent=1) + "\n"
-
-
-FORMATS = {"markdown": markdown, "csv": csv_text, "latex": latex, "json": json_text}
+FORMATS = {"markdown": markdown, "csv": csv_text, "latex": latex}
