@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fedhead import models
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining
@@ -27,6 +26,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.experiment import Experiment, Inputs, Schedule
 from fedhead.metrics import registry
+from fedhead.models import Architecture
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
 from fedhead.recipes import initial_weights, recipe_data
@@ -152,7 +152,7 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
     return built
 
 
-def model_settings(recipe: Recipe) -> list[tuple[models.Architecture, dict[str, Any]]]:
+def model_settings(recipe: Recipe) -> list[tuple[Architecture, dict[str, Any]]]:
     """Return the recipe's models with the parameters that it gives to each, checked."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
     calls = [models.MODELS.resolve_call(text, recipe.folders) for text in texts]
