@@ -26,7 +26,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.experiment import Experiment, Inputs, Schedule
 from fedhead.metrics import registry
-from fedhead.models import Architecture
+from fedhead.models import MODELS, Architecture
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
 from fedhead.recipes import initial_weights, recipe_data
@@ -155,7 +155,7 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
 def model_settings(recipe: Recipe) -> list[tuple[Architecture, dict[str, Any]]]:
     """Return the recipe's models with the parameters that it gives to each, checked."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
-    calls = [models.MODELS.resolve_call(text, recipe.folders) for text in texts]
+    calls = [MODELS.resolve_call(text, recipe.folders) for text in texts]
     asked = [(entry, entry.arguments(call)) for call, entry in calls]
     hints = [entry.parameters() for entry, _ in asked]
     common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
