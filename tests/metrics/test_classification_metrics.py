@@ -23,7 +23,7 @@ from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.engine.rounds import rounds
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
-from fedhead.metrics.predictions import Predictions, cross_entropy
+from fedhead.metrics.predictions import MULTICLASS, Predictions
 from fedhead.metrics.registry import METRICS, check, find, measure, measure_clients, names
 
 COUNTED = {
@@ -41,7 +41,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, ma
 
 def predictions(scores: Any, y: Any, classes: int | None = None) -> Predictions:
     scores, y = torch.as_tensor(np.asarray(scores, np.float64)), torch.as_tensor(np.asarray(y))
-    return Predictions(y, scores.argmax(-1), cross_entropy(scores, y), classes or scores.shape[-1], scores)
+    return Predictions(y, scores.argmax(-1), MULTICLASS.losses(scores, y), classes or scores.shape[-1], scores)
 
 
 def of_pairs(y: Any, predicted: Any, classes: int) -> Predictions:

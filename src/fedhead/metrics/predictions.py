@@ -58,8 +58,8 @@ class Predictions:
         """
         if not OBJECTIVES[self.objective].has_classes:
             raise BadInput(f"a confusion matrix needs classes, objective={self.objective} has none")
-        found: Confusion = _confusions(self.y, self.predicted[None], self.classes)[0]
-        return found
+        places = (self.y * self.classes + self.predicted).bincount(minlength=self.classes**2)
+        return np.asarray(places.cpu().numpy().reshape(self.classes, self.classes), np.int64)
 
     @cached_property
     def loss(self) -> float:
@@ -108,11 +108,6 @@ class Predictions:
         return np.asarray(self.y_proba[:, 1] if second else self.y_proba, np.float64)
 
 
-def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    """Return the cross entropy of each sample in double precision, [..., C] and [...] to [...]."""
-    return MULTICLASS.losses(scores, y)
-
-
 def of_outputs(outputs: Tensor, y: Tensor, classes: int, objective: Objective) -> Predictions:
     """Return the predictions of a model's outputs [N, …] for samples with targets y."""
     scores = objective.scores(outputs)
@@ -154,13 +149,6 @@ def predict(
     kept = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None
     predicted, losses = torch.cat([part.predicted for part in parts]), torch.cat([part.losses for part in parts])
     return Predictions(pool.y, predicted, losses, classes, kept, objective.name)
-
-
-def _confusions(y: Tensor, predicted: Tensor, classes: int) -> Confusion:
-    """Return samples by model, true and predicted class, [M, C, C]."""
-    models = torch.arange(len(predicted), device=y.device)[:, None]
-    places = ((models * classes + y) * classes + predicted).flatten().bincount(minlength=len(predicted) * classes**2)
-    return np.asarray(places.cpu().numpy().reshape(-1, classes, classes), np.int64)
 
 
 def _nothing(y: Tensor, classes: int, objective: Objective) -> Predictions:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from fedhead.core.system import errors
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree
@@ -40,34 +39,24 @@ def _has_parameters(module: nn.Module) -> bool:
     return not isinstance(module, Placeholder) and next(module.parameters(), None) is not None
 
 
-def activations(
-    model: SplitModel, x: Inputs, weights: Tree | None = None, layers: Sequence[str] | None = None
-) -> dict[str, Tensor]:
-    """Compute the outputs of layers in evaluation mode.
+def activations(model: SplitModel, x: Inputs, weights: Tree | None = None) -> dict[str, Tensor]:
+    """Compute the outputs of the layers of `names` in evaluation mode.
 
     Args:
         model: The model.
         x: Inputs, [B, ...].
         weights: Weights to use instead of the model's own.
-        layers: Names of the layers; those of `names` by default.
 
     Returns:
         The output of each layer, in the order of the calls.
-
-    Raises:
-        BadInput: If a layer is unknown.
     """
-    wanted = names(model) if layers is None else list(layers)
-    known: dict[str, nn.Module] = dict(model.named_modules())
-    for name in wanted:
-        if name not in known:
-            raise errors.unknown("layer", name, (n for n in known if n))
     out: dict[str, Tensor] = {}
 
     def keep(name: str) -> RemovableHandle:
-        return known[name].register_forward_hook(lambda _, inputs, output: out.__setitem__(name, output.detach()))
+        layer = model.get_submodule(name)
+        return layer.register_forward_hook(lambda _, inputs, output: out.__setitem__(name, output.detach()))
 
-    hooks = [keep(name) for name in wanted]
+    hooks = [keep(name) for name in names(model)]
     training = model.training
     try:
         with torch.no_grad():

@@ -21,7 +21,6 @@ from fedhead.data.partitions.allocation import Rows, stratified_share
 from fedhead.data.partitions.client_test_sets import SHARE, ClientTest
 from fedhead.data.partitions.partition import IID, Partition
 from fedhead.data.partitions.partition_registry import FromFunction
-from fedhead.data.sources.library_datasets import Part, Reader, torch_part
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
 CLIENTS = 10  # of a random partition, where no number is given
@@ -134,21 +133,6 @@ def strata(train: Samples, objective: str) -> NDArray[np.int64]:
 def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:
     """Return the rows of clients whose samples follow one another."""
     return [np.arange(end - size, end, dtype=np.int64) for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
-
-
-def read_data(reader: Reader, source: Any, what: str) -> Part:
-    """Read a data set; one of no known kind is indexed like a torch `Dataset`."""
-    if not (hasattr(source, "column_names") or hasattr(source, "columns")):
-        return torch_part(source, reader.reading)
-    return reader.read(source, what)
-
-
-def read_test(reader: Reader, source: Any) -> Part:
-    """Read a test set, with its clients where it has their column."""
-    column, known = reader.reading.client, getattr(source, "columns", getattr(source, "column_names", ()))
-    if column is not None and column not in known:
-        reader = reader.without_clients()
-    return read_data(reader, source, "the test data")
 
 
 def merge_layouts(layout: LayoutLike, known: Any) -> LayoutLike:

@@ -236,7 +236,7 @@ class Federation(FederationData):
         column = rule.column if isinstance(rule, Natural) and "groups" not in settings else None
         missing = preprocessing.allows_missing(settings.get("missing", "refuse"))
         reader = Reader(Reading(inputs, label, encode, categories, missing, column, mark), [train])
-        part = builders.read_data(reader, train, "the data")
+        part = reader.read(train, "the data")
         given: dict[str, Any] = {"names": part.names, "layout": builders.merge_layouts(layout, part.layout)}
         if part.groups is not None:
             given |= {"groups": part.groups, "group_names": part.group_names}
@@ -247,7 +247,7 @@ class Federation(FederationData):
             )
             held = to_mask(part.mark, f"column {mark!r}")
         if held is not None and not isinstance(held, int | float | tuple | np.ndarray):
-            test_part = builders.read_test(reader, held)
+            test_part = reader.read(held, "the test data", is_test=True)
             held = (test_part.x, test_part.y)
             if test_part.groups is not None:
                 given["test_groups"] = test_part.groups

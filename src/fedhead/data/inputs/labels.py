@@ -183,20 +183,14 @@ def union(ys: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
     """Convert Python objects to integers, floats or words."""
-    missing = np.array([_missing(value) for value in array], bool)
-    _refuse_missing(missing, what)
+    import pandas as pd
+
+    _refuse_missing(np.asarray(pd.isna(array)), what)
     if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
         return np.array([v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in array], np.str_)
     whole = all(isinstance(value, int | np.integer | np.bool_) for value in array)
     within = all(abs(value) < 2**63 for value in array)
     return np.array([value if within else math.inf for value in array], np.int64 if whole and within else np.float64)
-
-
-def _missing(value: Any) -> bool:
-    try:
-        return value is None or bool(value != value)
-    except (TypeError, ValueError):  # pandas.NA has no truth value
-        return True
 
 
 def _whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:

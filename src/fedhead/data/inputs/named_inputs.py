@@ -19,11 +19,6 @@ LayoutLike = str | Mapping[str, str] | None  # of inputs: one for all, one per n
 TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # what tokenizers call their outputs
 
 
-def is_named(x: Any) -> bool:
-    """Return whether inputs are named: a dictionary, or what a tokenizer returns."""
-    return isinstance(x, Mapping)
-
-
 def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inputs:
     """Convert inputs to what is stored, see `fedhead.data.inputs.arrays.inputs`; named ones each by itself.
 
@@ -38,7 +33,7 @@ def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inp
     Raises:
         BadInput: If something can't be converted, or the entries differ in length.
     """
-    if not is_named(x):
+    if not isinstance(x, Mapping):
         if isinstance(layout, Mapping):
             raise BadInput(f"layout gives one per name ({', '.join(layout)}), but {what} is one array: give one layout")
         return arrays.inputs(x, layout, what, missing)
@@ -57,7 +52,7 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
     Raises:
         BadInput: If an entry can be read in several ways, or a layout is given for a name that is not there.
     """
-    if not is_named(x):
+    if not isinstance(x, Mapping):
         return arrays.infer_layout(x, what) if layout is None else layout
     names = [str(name) for name in x]
     given = dict(layout) if isinstance(layout, Mapping) else dict.fromkeys(names, layout)

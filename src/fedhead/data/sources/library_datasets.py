@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,34 +89,29 @@ class Reader:
         elif reading.categories is not None:
             raise BadInput("categories: these are for data frames, whose words are not read as text (encode)")
 
-    def without_clients(self) -> Reader:
-        """Return a reader of data that does not name its clients."""
-        other = copy.copy(self)
-        other.reading = replace(self.reading, client=None)
-        return other
-
-    def read(self, source: Any, what: str) -> Part:
+    def read(self, source: Any, what: str, is_test: bool = False) -> Part:
         """Return the inputs and labels of a data set, or of a pair of arrays.
 
         Args:
             source: The data set.
             what: Its name in error messages.
+            is_test: Whether it is a test set, which need not name its clients and marks no test samples.
 
         Raises:
             BadInput: If it can't be read, or has no such columns.
         """
         if is_frame(source) or hasattr(source, "column_names"):
-            return self._columns(source, what)
-        if torch_sets.is_torch(source):
-            return torch_part(source, self.reading)
-        if isinstance(source, tuple | list) and len(source) == 2:
+            return self._columns(source, what, is_test)
+        if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(each, "__len__") for each in source):
             return Part(*source)
-        raise BadInput(
-            f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset, a Hugging Face Dataset, or a "
-            "pandas DataFrame"
-        )
+        x, y = torch_sets.samples(source, self.reading.label, self.reading.names, what)
+        labels = torch_sets.label_array(y)
+        if isinstance(x, dict):
+            made = {name: stack(values) for name, values in x.items()}
+            return Part(made[self.reading.inputs] if isinstance(self.reading.inputs, str) else made, labels)
+        return Part(stack(x), labels)
 
-    def _columns(self, source: Any, what: str) -> Part:
+    def _columns(self, source: Any, what: str, is_test: bool) -> Part:
         frame, reading = is_frame(source), self.reading
         known = [str(name) for name in (source.columns if frame else source.column_names)]
 
@@ -130,7 +124,7 @@ class Reader:
 
         y, names = column(reading.label), class_names(reading.label)
         groups, client_names = None, None
-        if reading.client is not None:
+        if reading.client is not None and not (is_test and reading.client not in known):
             groups, client_names = column(reading.client), class_names(reading.client)
         mark = None if reading.mark is None else np.asarray(column(reading.mark))
         if frame and self.table is not None:
@@ -174,16 +168,6 @@ class Reader:
         if len(made) == 1 and (self.reading.inputs is None or isinstance(self.reading.inputs, str)):
             return next(iter(made.values())), next(iter(layout.values()), None)
         return made, layout
-
-
-def torch_part(source: Any, reading: Reading) -> Part:
-    """Return the inputs and labels of a torch `Dataset`, or of what can be indexed like one."""
-    x, y = torch_sets.samples(source, reading.label, reading.names)
-    labels = torch_sets.label_array(y)
-    if isinstance(x, dict):
-        made = {name: stack(values) for name, values in x.items()}
-        return Part(made[reading.inputs] if isinstance(reading.inputs, str) else made, labels)
-    return Part(stack(x), labels)
 
 
 def _texts(values: Sequence[Any], name: str) -> list[str]:

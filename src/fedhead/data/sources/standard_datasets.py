@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedhead.core.components.component_check import first_docline
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs.arrays import Samples, inputs
 from fedhead.data.inputs.npz_files import read_npz
@@ -36,17 +37,6 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
 UNION = "emnist-letters-union.npz"
-DESCRIPTIONS = {
-    "digits": "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
-    "cifar10": "60,000 color photographs of 10 kinds of things, 32x32",
-    "cifar100": "60,000 color photographs of 100 kinds of things, 32x32",
-    "mnist": "70,000 handwritten digits, 28x28",
-    "fashionmnist": "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
-    "emnist-letters": "145,600 handwritten letters, 28x28, set upright",
-    "emnist-letters-union": f"127,648 real EMNIST letters of {UNION}: NOT the official split, classes unbalanced",
-    "cinic10": "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
-    "tinyimagenet": "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
-}
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _DIGITS, _LETTERS = tuple("0123456789"), tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -67,7 +57,7 @@ def standard(
     """Register the reader of a standard data set; see `Dataset` for the arguments."""
 
     def register(read: Read) -> Read:
-        entry = Dataset(name, classes, shape, transform, DESCRIPTIONS[name], source, read, names, sizes)
+        entry = Dataset(name, classes, shape, transform, first_docline(read).rstrip("."), source, read, names, sizes)
         DATASETS.register(name, entry)
         return read
 
@@ -76,7 +66,10 @@ def standard(
 
 @standard("digits", 10, (1, 8, 8), Transform((0.3053,), (0.376,)), SCIKIT, _DIGITS, (1437, 360))
 def digits(root: Path, part: Part, download: bool) -> Samples:
-    """Read scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
+    """1,797 handwritten digits, 8x8, inside scikit-learn: needs no file.
+
+    Read scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing.
+    """
     x, y = load_digits()
     everything = Samples(
         inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), "nhw"), torch.from_numpy(y.astype(np.int64))
@@ -87,14 +80,20 @@ def digits(root: Path, part: Part, download: bool) -> Samples:
 
 @standard("cifar10", 10, _COLOR, Transform.named("cifar", "cifar10"), CIFAR10.url, _CIFAR10, (50_000, 10_000))
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
-    """Read CIFAR-10's Python batches."""
+    """60,000 color photographs of 10 kinds of things, 32x32.
+
+    Read CIFAR-10's Python batches.
+    """
     names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
     return _cifar("cifar10", "cifar-10-batches-py", names, b"labels", CIFAR10, root, download)
 
 
 @standard("cifar100", 100, _COLOR, Transform.named("cifar100", "cifar100"), CIFAR100.url, None, (50_000, 10_000))
 def cifar100(root: Path, part: Part, download: bool) -> Samples:
-    """Read CIFAR-100's Python files, with the 100 fine labels."""
+    """60,000 color photographs of 100 kinds of things, 32x32.
+
+    Read CIFAR-100's Python files, with the 100 fine labels.
+    """
     return _cifar("cifar100", "cifar-100-python", [part], b"fine_labels", CIFAR100, root, download)
 
 
@@ -112,13 +111,19 @@ def _cifar(
 
 @standard("mnist", 10, _GRAY, _HALF, MNIST, _DIGITS, (60_000, 10_000))
 def mnist(root: Path, part: Part, download: bool) -> Samples:
-    """Read MNIST's idx files."""
+    """70,000 handwritten digits, 28x28.
+
+    Read MNIST's idx files.
+    """
     return _idx_pair("mnist", [root / "mnist", root / "MNIST" / "raw", root], MNIST, root / "mnist", part, download)
 
 
 @standard("fashionmnist", 10, _GRAY, _HALF, FASHION, _FASHION, (60_000, 10_000))
 def fashionmnist(root: Path, part: Part, download: bool) -> Samples:
-    """Read Fashion-MNIST's idx files, also from Debian's package."""
+    """70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist).
+
+    Read Fashion-MNIST's idx files, also from Debian's package.
+    """
     places = [root / "fashionmnist", root / "fashion-mnist", root / "FashionMNIST" / "raw", DEBIAN]
     return _idx_pair("fashionmnist", places, FASHION, root / "fashionmnist", part, download)
 
@@ -137,7 +142,9 @@ def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Pa
 
 @standard("emnist-letters", 26, _GRAY, _HALF, EMNIST.url, _LETTERS)
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
-    """Read EMNIST Letters' official idx files.
+    """145,600 handwritten letters, 28x28, set upright.
+
+    Read EMNIST Letters' official idx files.
 
     The published images are transposed; they are turned upright. Labels 1 … 26 become 0 … 25.
     """
@@ -159,7 +166,9 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
 
 @standard("emnist-letters-union", 26, _GRAY, _HALF, EMNIST.url, _LETTERS)
 def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
-    """Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
+    """127,648 real EMNIST letters of emnist-letters-union.npz: NOT the official split, classes unbalanced.
+
+    Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
 
     Letters known to be in the official test part are used for testing, all others for training.
     """
@@ -175,7 +184,10 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
 
 @standard("cinic10", 10, _COLOR, Transform.named("cifar", "cinic10"), CINIC10.url, _CIFAR10, (90_000, 90_000))
 def cinic10(root: Path, part: Part, download: bool) -> Samples:
-    """Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML."""
+    """CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on.
+
+    Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML.
+    """
     places = [root / "cinic10", root / "CINIC-10", root / "cinic-10"]
     folder = next((p for p in places if (p / part).is_dir()), None)
     if folder is None:
@@ -188,7 +200,10 @@ def cinic10(root: Path, part: Part, download: bool) -> Samples:
 
 @standard("tinyimagenet", 200, (3, 64, 64), Transform.named("none", "imagenet"), TINY.url, None, (100_000, 10_000))
 def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
-    """Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations."""
+    """100,000 photographs of 200 kinds of things, 64x64; its val part is for testing.
+
+    Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations.
+    """
     folder = root / "tiny-imagenet-200"
     if not folder.is_dir():
         fetch("tinyimagenet", ["tiny-imagenet-200/train", "tiny-imagenet-200/val"], TINY, root, download)

@@ -6,30 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from fedhead.core.system.errors import BadInput, require
 
 PAIRS = 'the Dataset must yield (sample, label) pairs, or dictionaries with a "label" (label="…" for another name)'
 
 
-def is_torch(source: Any) -> bool:
-    """Return whether something is a data set of PyTorch, or a loader, which `samples` refuses."""
-    return isinstance(source, Dataset | DataLoader)
-
-
-def samples(source: Any, label: str, inputs: Sequence[str] | None) -> tuple[Any, list[Any]]:
+def samples(source: Any, label: str, inputs: Sequence[str] | None, what: str) -> tuple[Any, list[Any]]:
     """Return the samples of a data set: a list of inputs, or one per name, and the labels.
 
     Args:
         source: A `Dataset`.
         label: Name of the label, where samples are dictionaries.
         inputs: Names of the inputs, likewise; None for all others.
+        what: Name of the data in error messages.
 
     Raises:
         BadInput: If it has no length, is empty, or yields something else.
     """
-    rows = list(_rows(source))
+    rows = list(_rows(source, what))
     require(rows, "the Dataset is empty: give at least one sample")
     if all(isinstance(row, Mapping) for row in rows):
         return _named(rows, label, inputs)
@@ -54,7 +51,7 @@ def _selected(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequen
     return names
 
 
-def _rows(source: Any) -> Iterable[Any]:
+def _rows(source: Any, what: str) -> Iterable[Any]:
     """Return the single samples of a data set."""
     require(
         not isinstance(source, DataLoader),
@@ -63,8 +60,9 @@ def _rows(source: Any) -> Iterable[Any]:
     if isinstance(source, IterableDataset):
         return iter(source)
     require(
-        hasattr(source, "__len__") and hasattr(source, "__getitem__"),
-        f"{type(source).__name__} is not a torch Dataset with a length: give one that can be indexed",
+        hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, np.ndarray | Tensor),
+        f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset with a length, a Hugging Face "
+        "Dataset, or a pandas DataFrame",
     )
     return (source[i] for i in range(len(source)))
 
