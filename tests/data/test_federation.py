@@ -386,5 +386,5 @@ def test_samples_take_rows():
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    with pytest.raises(BadInput, match="the data is int: give a pair .* a torch Dataset"):
+    with pytest.raises(BadInput, match=r"the data is int: give a pair .* a torch Dataset"):
         Federation.from_dataset(3)
