@@ -25,7 +25,7 @@ _DEEPEST = 6  # of settings within settings
 _ADDRESS = " at 0x"  # in the printed form of objects whose class does not define one
 
 
-def module_digest(module: nn.Module, known: frozenset[int] = frozenset()) -> str:
+def module_digest(module: nn.Module, weights: bool = True, known: frozenset[int] = frozenset()) -> str:
     """Return a digest of a module's layers, weights, buffers, settings and code.
 
     Code is that of the methods of each layer's class and the file that the class is defined in. What is in no file of a
@@ -33,12 +33,16 @@ def module_digest(module: nn.Module, known: frozenset[int] = frozenset()) -> str
 
     Args:
         module: The module.
+        weights: Whether what is in its state dict counts.
         known: The `id` of modules that are looked at elsewhere, and not again where a setting refers to them.
 
     >>> module_digest(nn.Flatten(1)) == module_digest(nn.Flatten(2))
     False
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if not weights:
+        held = module.state_dict(keep_vars=True)
+        tensors = {name: t for name, t in tensors.items() if name not in held}
     total = hashlib.blake2b(f"{module!r} {digest_of(tensors, 16)}".encode(), digest_size=16)
     classes: set[type] = set()
     known = known.union(map(id, module.modules()))
