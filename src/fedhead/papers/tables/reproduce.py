@@ -8,7 +8,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.log import Log
 from fedhead.engine.experiment.compute import Compute
@@ -22,10 +21,10 @@ from fedhead.papers.tables.table_result import TableResult, cell_result
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
-from fedhead.studies.engines import LocalEngine
+from fedhead.studies.engines import LocalEngine, check_minutes
 from fedhead.studies.queue import Engine
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
-from fedhead.studies.time_budget import Minutes, TimeBudget
+from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import validate
 from fedhead.studies.writable import check_writable
 
@@ -76,8 +75,8 @@ def reproduce(
     Raises:
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
-    check("minutes", minutes, Minutes | None)
     settings, engine = settings or Compute(), engine or LocalEngine()
+    check_minutes(minutes, engine)
     engine.device(settings)
     cells, planned = plan(
         table,

@@ -15,7 +15,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedhead.core.components.parameters import check
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
@@ -30,14 +29,14 @@ from fedhead.runs.recorded_code import check_runs
 from fedhead.runs.run import check_executor, check_settings
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.studies.claims import Claims
-from fedhead.studies.engines import LocalEngine
+from fedhead.studies.engines import LocalEngine, check_minutes
 from fedhead.studies.queue import Engine, RunQueue
 from fedhead.studies.sweep import sweep_table
 from fedhead.studies.sweep.sweep_job import SweepJob
 from fedhead.studies.sweep.sweep_runs import SweepCell, settings_of, sweep_cells, trainings
 from fedhead.studies.sweep.sweep_table import SweepResult
 from fedhead.studies.sweep.tables import Table
-from fedhead.studies.time_budget import Minutes, TimeBudget
+from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import validate
 from fedhead.studies.writable import Unwritable
 
@@ -120,7 +119,7 @@ def plan_runs(
         BadInput: For whatever `run_sweep` would refuse before its first run.
     """
     settings, engine = settings or Compute(), engine or LocalEngine()
-    check("minutes", minutes, Minutes | None)
+    check_minutes(minutes, engine)
     check_settings(settings, table.folders)
     check_executor(settings, engine.device(settings))
     cells = sweep_cells(table, seeds)
