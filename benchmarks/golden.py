@@ -91,7 +91,7 @@ def federation(images: bool = False, **settings: Any) -> fh.Federation:
         x, settings = x.reshape(-1, 8, 8), {"layout": "nhw", **settings}
     public = (x[900:960], y[900:960])
     settings = {"test": (x[700:900], y[700:900]), "client_test": 0.2, "public": public, **settings}
-    return fh.Federation.dirichlet(x[:700], y[:700], clients=6, alpha=0.3, seed=0, **settings)
+    return fh.Federation.from_arrays(x[:700], y[:700], "dirichlet(0.3)", clients=6, seed=0, **settings)
 
 
 def network(norm: str) -> fh.SplitModel:

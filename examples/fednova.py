@@ -30,7 +30,9 @@ if __name__ == "__main__":
 
     x, y = load_digits(return_X_y=True)
     x = x / 16
-    federation = fh.Federation.dirichlet(x[300:], y[300:], clients=10, alpha=0.1, test=(x[:300], y[:300]), seed=0)
+    federation = fh.Federation.from_arrays(
+        x[300:], y[300:], "dirichlet(0.1)", clients=10, test=(x[:300], y[:300]), seed=0
+    )
     for method in (fh.FedAvg(), FedNova()):
         result = fh.run(federation, "mlp", method, rounds=20, local_epochs=5, lr=0.1)
         print(f"{type(method).__name__}: {result.accuracy:.1f} %")

@@ -28,7 +28,7 @@ def main() -> None:
     x, y = load_wine(return_X_y=True)
     x = StandardScaler().fit_transform(x)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.3, random_state=0)
-    federation = fh.Federation.dirichlet(x, y, clients=5, alpha=0.3, test=(x_test, y_test), seed=0)
+    federation = fh.Federation.from_arrays(x, y, "dirichlet(0.3)", clients=5, test=(x_test, y_test), seed=0)
     model = fh.split(Net(13, 3), classifier="fc")  # the name of its last linear layer
     run = fh.run(federation, model, fh.FedAvg(), rounds=5, local_epochs=2, batch_size=16, lr=0.05)
     print(f"FedAvg {run.accuracy:.1f} %, with CCVR {run.calibrate(fh.CCVR(samples=200)).accuracy:.1f} %")

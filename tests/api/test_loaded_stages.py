@@ -31,8 +31,8 @@ SETTINGS: dict[str, Any] = {
 
 def federation() -> fh.Federation:
     x, y = load_digits(return_X_y=True)
-    settings = {"clients": 4, "alpha": 1.0, "seed": 0, "test": (x[400:500] / 16, y[400:500]), "client_test": 0.2}
-    return fh.Federation.dirichlet(x[:400] / 16, y[:400], **settings)
+    settings = {"clients": 4, "seed": 0, "test": (x[400:500] / 16, y[400:500]), "client_test": 0.2}
+    return fh.Federation.from_arrays(x[:400] / 16, y[:400], "dirichlet(1.0)", **settings)
 
 
 def assert_equal(one: StageResult, other: StageResult) -> None:

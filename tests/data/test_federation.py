@@ -38,7 +38,9 @@ def test_images_of_any_layout(shape, as_torch):
 
 
 def test_features_become_float32_and_are_not_normalized():
-    fed = Federation.dirichlet(np.random.default_rng(0).random((30, 5)), np.arange(30) % 3, clients=3, alpha=0.5)
+    fed = Federation.from_arrays(
+        np.random.default_rng(0).random((30, 5)), np.arange(30) % 3, "dirichlet(0.5)", clients=3
+    )
     assert fed.train.x.dtype == torch.float32
     assert fed.transform == Transform()
     assert fed.partition == "dirichlet(0.5)"
@@ -54,7 +56,7 @@ def test_bytes_as_labels_are_words():
     [
         (lambda x, y: Federation.from_arrays(x, y, clients="4"), "clients: '4' is not a whole number"),
         (lambda x, y: Federation.from_arrays(x, y, clients=2.5), r"clients: 2\.5 is not a whole number"),
-        (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha: 'a' is not a number"),
+        (lambda x, y: Federation.from_arrays(x, y, "dirichlet(a)", clients=2), "alpha: 'a' is not a number"),
         (lambda x, y: Federation.from_arrays([[[1, 2]], [[3]]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_clients([x, x]), r"client 0 is ndarray: give a pair \(x, y\)"),
         (lambda x, y: Federation.from_dataset([1, 2]), r"must yield \(sample, label\) pairs"),
@@ -123,7 +125,7 @@ def test_wrong_data_is_refused(x, y, settings, says):
 
 def test_a_share_is_held_out_for_testing():
     x, y = arrays(100)
-    fed = Federation.dirichlet(x, y, clients=4, alpha=0.5, test=0.2)
+    fed = Federation.from_arrays(x, y, "dirichlet(0.5)", clients=4, test=0.2)
     assert (len(fed.test.y), len(fed.train.y), fed.client_test) == (20, 80, None)
     assert np.bincount(fed.test.y).tolist() == [7, 7, 6]
     everything = torch.cat([fed.train.x, fed.test.x]).flatten(1).numpy()

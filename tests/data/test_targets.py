@@ -64,7 +64,7 @@ def test_a_single_class_is_nothing_to_learn() -> None:
 
 def test_partitions_of_classes_are_refused_and_others_work() -> None:
     with pytest.raises(fh.BadInput, match=r"dirichlet\(0.5\) distributes classes, and objective=regression has none"):
-        fh.Federation.dirichlet(X, NUMBERS, 2, 0.5, objective="regression")
+        fh.Federation.from_arrays(X, NUMBERS, "dirichlet(0.5)", 2, objective="regression")
 
     def by_size(y: Any, clients: int, rng: Any) -> list[Any]:
         return np.array_split(np.argsort(y[:, 0]), clients)

@@ -98,7 +98,7 @@ def test_tables_that_were_made_ahead_are_those_of_the_round(method: fh.Method, n
 def test_many_samples_of_dirichlet_clients_are_put_into_tables_in_the_background() -> None:
     rng = np.random.RandomState(0)
     x, y = rng.randint(0, 256, (4000, 1, 6, 6)).astype(np.uint8), rng.randint(0, 10, 4000)
-    data = fh.Federation.dirichlet(x, y, clients=8, alpha=0.3, seed=0)
+    data = fh.Federation.from_arrays(x, y, "dirichlet(0.3)", clients=8, seed=0)
     local = replace(LOCAL, epochs=5, batch_size=32)
     one, other = (
         make_simulation(data, [fh.build("mlp", (1, 6, 6), 10)], fh.FedAvg(), rounds=3, local=local) for _ in "ab"

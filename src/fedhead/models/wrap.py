@@ -52,9 +52,9 @@ def split(module: nn.Module, classifier: str | None = None, projection: str | No
         projection is None or not _overlap(classifier, projection),
         f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules",
     )
-    body = _replace(body, classifier, Placeholder())
+    body.set_submodule(classifier, Placeholder())
     if projection is not None:
-        body = _replace(body, projection, Placeholder())
+        body.set_submodule(projection, Placeholder())
     _refuse_shared(body, projection_module, head)
     _refuse_wrong_order(body, classifier, projection)
     made = fix(SplitModel(body, head, projection_module))
@@ -93,12 +93,6 @@ def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> Non
 
 def _overlap(a: str, b: str) -> bool:
     return a == b or a.startswith(b + ".") or b.startswith(a + ".")
-
-
-def _replace(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
-    parent, _, child = name.rpartition(".")
-    setattr(module.get_submodule(parent), child, part)
-    return module
 
 
 def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifier: nn.Module) -> None:

@@ -24,12 +24,12 @@ from fedhead.data.partitions import partition_file
 from fedhead.data.partitions.allocation import stratified
 from fedhead.data.partitions.client_test_sets import ClientTest
 from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of_groups
-from fedhead.data.partitions.partition import Dirichlet, Natural
+from fedhead.data.partitions.partition import Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets, library_datasets, sample_file
 from fedhead.data.sources.datasets import Dataset
-from fedhead.data.sources.library_datasets import Reader, Reading
+from fedhead.data.sources.library_datasets import Reader
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 _PREPARATION = {"seed", "client_test", "augment", "normalize", "resize"}  # what can be changed of a saved federation
@@ -64,33 +64,6 @@ class Federation(FederationData):
     """
 
     # -- constructors -----------------------------------------------------------------------------
-    @classmethod
-    def dirichlet(
-        cls,
-        x: Any,
-        y: Any,
-        clients: int,
-        alpha: float,
-        test: Pair | float | None = None,
-        seed: int = 0,
-        **settings: Any,
-    ) -> Self:
-        """Partition arrays by a Dirichlet distribution: the smaller alpha, the more the clients' classes differ.
-
-        Args:
-            x: Samples, see `from_arrays`.
-            y: Labels.
-            clients: Number of clients.
-            alpha: Concentration of the Dirichlet distribution.
-            test: Global test set (x, y), or the share of the samples that is held out for it.
-            seed: Seed of the partition.
-            **settings: Further arguments of `from_arrays`.
-
-        Returns:
-            The federation.
-        """
-        return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
-
     @classmethod
     def from_arrays(
         cls,
@@ -235,7 +208,7 @@ class Federation(FederationData):
         rule = None if partition is None else parse_partition(partition)
         column = rule.column if isinstance(rule, Natural) and "groups" not in settings else None
         missing = preprocessing.allows_missing(settings.get("missing", "refuse"))
-        reader = Reader(Reading(inputs, label, encode, categories, missing, column, mark), [train])
+        reader = Reader([train], inputs, label, encode, categories, missing, column, mark)
         part = reader.read(train, "the data")
         given: dict[str, Any] = {"names": part.names, "layout": builders.merge_layouts(layout, part.layout)}
         if part.groups is not None:
@@ -302,7 +275,7 @@ class Federation(FederationData):
         options = ArrayOptions(**settings)
         split = {f"client {name}": library_datasets.split(source, f"client {name}") for name, source in named.items()}
         missing = preprocessing.allows_missing(options.missing)
-        reader = Reader(Reading(inputs, label, encode, categories, missing), [train for train, _ in split.values()])
+        reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
         tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
         require(

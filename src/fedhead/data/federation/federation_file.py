@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedhead.core.components.parameters import check
-from fedhead.core.system.errors import BadInput, require
-from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.data.federation.federation_data import FederationData
-from fedhead.data.inputs import arrays, labels, named_inputs, targets
+from fedhead.data.inputs import arrays, labels, targets
 from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.input_spec import describe_transform, read_transform
+from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
@@ -119,14 +120,10 @@ def restore(contents: Contents) -> dict[str, Any]:
 
 
 def _samples(contents: Contents, part: str) -> Samples:
-    held = named_arrays(contents.arrays, f"x{part}") if isinstance(contents.x, dict) else contents.arrays[f"x{part}"]
-    x = named_inputs.convert(held, contents.layout, f"{contents.path}: x{part}")
-    held_y, what = contents.arrays[f"y{part}"], f"{contents.path}: y{part}"
-    y: Any = (
-        torch.from_numpy(labels.read(held_y, what))
-        if targets.objective_of(contents.objective).has_classes
-        else targets.read(held_y, contents.objective, what)
-    )
-    size = len(tensors_of(x)[0])
-    require(size == len(y), f"{contents.path}: x{part} has {size} samples but y{part} has {len(y)} labels")
-    return Samples(x, y)
+    held = contents.arrays
+    y: Any = held[f"y{part}"]
+    x = named_arrays(held, f"x{part}") if isinstance(contents.x, dict) else held[f"x{part}"]
+    if not targets.objective_of(contents.objective).has_classes:
+        y = targets.read(y, contents.objective, f"{contents.path}: y{part}")
+    # the federation checks labels against its number of classes, but for public ones
+    return samples(x, y, Classes(labels.MOST), contents.layout, f"{contents.path}:{part}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,32 +13,6 @@ from fedhead.data.inputs import encoders
 from fedhead.data.inputs.table_columns import TableColumns, is_frame
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import torch_sets
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Roles of a data set's columns and the encoding of texts; see `Federation.from_dataset`."""
-
-    inputs: str | Sequence[str] | None = None
-    label: str = "label"
-    encode: str | Tokenizer | None = None
-    categories: Mapping[str, Sequence[Any]] | None = None
-    missing: bool = False  # whether cells of a table may have no value
-    client: str | None = None  # column that names each sample's client
-    mark: str | None = None  # column that marks test samples
-
-    def __post_init__(self) -> None:
-        names = self.names
-        require(names is None or names, "inputs is an empty list: name at least one column, or leave it out")
-        require(
-            names is None or self.label not in names,
-            f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out",
-        )
-
-    @property
-    def names(self) -> list[str] | None:
-        """Names of the inputs, if they are given."""
-        return [self.inputs] if isinstance(self.inputs, str) else None if self.inputs is None else list(self.inputs)
 
 
 class Part(NamedTuple):
@@ -71,22 +45,43 @@ def split(source: Any, what: str) -> tuple[Any, Any]:
     return source, None
 
 
+@dataclass
 class Reader:
-    """Reader of data sets with one encoding: categories of tables come from the training data of all clients.
+    """Reader of data sets with one encoding; see `Federation.from_dataset` for the columns' roles.
 
     Args:
-        reading: Which columns are what.
-        training: The training data of each client, or of all.
+        training: The training data of each client, or of all, from which the categories of tables come.
+        inputs: Column of the samples, or several.
+        label: Column of the labels.
+        encode: Encoding of texts.
+        categories: Categories of columns of data frames.
+        missing: Whether cells of a table may have no value.
+        client: Column that names each sample's client.
+        mark: Column that marks test samples.
     """
 
-    def __init__(self, reading: Reading, training: Sequence[Any]):
-        self.reading = reading
+    training: InitVar[Sequence[Any]]
+    inputs: str | Sequence[str] | None = None
+    label: str = "label"
+    encode: str | Tokenizer | None = None
+    categories: Mapping[str, Sequence[Any]] | None = None
+    missing: bool = False
+    client: str | None = None
+    mark: str | None = None
+
+    def __post_init__(self, training: Sequence[Any]) -> None:
+        self.names = [self.inputs] if isinstance(self.inputs, str) else list(self.inputs or ())
+        require(self.inputs is None or self.names, "inputs is an empty list: name at least one column, or leave it out")
+        require(
+            self.label not in self.names,
+            f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out",
+        )
         self.table: TableColumns | None = None
         frames = [source for source in training if is_frame(source)]
-        if frames and reading.encode is None:
-            names = reading.names or _others(list(frames[0].columns), reading)
-            self.table = TableColumns.find(frames, names, reading.categories, reading.missing)
-        elif reading.categories is not None:
+        if frames and self.encode is None:
+            names = self.names or self._others(list(frames[0].columns))
+            self.table = TableColumns.find(frames, names, self.categories, self.missing)
+        elif self.categories is not None:
             raise BadInput("categories: these are for data frames, whose words are not read as text (encode)")
 
     def read(self, source: Any, what: str, is_test: bool = False) -> Part:
@@ -104,15 +99,15 @@ class Reader:
             return self._columns(source, what, is_test)
         if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(each, "__len__") for each in source):
             return Part(*source)
-        x, y = torch_sets.samples(source, self.reading.label, self.reading.names, what)
+        x, y = torch_sets.samples(source, self.label, self.names, what)
         labels = torch_sets.label_array(y)
         if isinstance(x, dict):
             made = {name: stack(values) for name, values in x.items()}
-            return Part(made[self.reading.inputs] if isinstance(self.reading.inputs, str) else made, labels)
+            return Part(made[self.inputs] if isinstance(self.inputs, str) else made, labels)
         return Part(stack(x), labels)
 
     def _columns(self, source: Any, what: str, is_test: bool) -> Part:
-        frame, reading = is_frame(source), self.reading
+        frame = is_frame(source)
         known = [str(name) for name in (source.columns if frame else source.column_names)]
 
         def column(name: str) -> Any:
@@ -122,11 +117,11 @@ class Reader:
         def class_names(name: str | None) -> Sequence[str] | None:
             return getattr((getattr(source, "features", None) or {}).get(name), "names", None)
 
-        y, names = column(reading.label), class_names(reading.label)
+        y, names = column(self.label), class_names(self.label)
         groups, client_names = None, None
-        if reading.client is not None and not (is_test and reading.client not in known):
-            groups, client_names = column(reading.client), class_names(reading.client)
-        mark = None if reading.mark is None else np.asarray(column(reading.mark))
+        if self.client is not None and not (is_test and self.client not in known):
+            groups, client_names = column(self.client), class_names(self.client)
+        mark = None if self.mark is None else np.asarray(column(self.mark))
         if frame and self.table is not None:
             x, layout = self.table.encode(source, what), "features"
         else:
@@ -134,13 +129,17 @@ class Reader:
         return Part(x, y, layout, names, groups, client_names, mark)
 
     def _chosen(self, known: list[str], what: str) -> list[str]:
-        names = self.reading.names or _others(known, self.reading)
-        if self.reading.inputs is None and len(names) != 1:
+        names = self.names or self._others(known)
+        if self.inputs is None and len(names) != 1:
             raise BadInput(
                 f"{what} has the columns {', '.join(known)}: say which are inputs, as in inputs={known[0]!r} or "
                 "inputs=[…]"
             )
         return names
+
+    def _others(self, known: Sequence[Any]) -> list[str]:
+        """Return the columns that are neither label nor client nor test mark."""
+        return [str(name) for name in known if name not in (self.label, self.client, self.mark)]
 
     def _inputs(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
         """Return columns as inputs, and the layout of those that were encoded."""
@@ -149,11 +148,11 @@ class Reader:
         for name, values in columns.items():
             if any(isinstance(value, str) for value in values):
                 require(
-                    self.reading.encode is not None,
+                    self.encode is not None,
                     f"{name!r} holds texts: give encode=tokenizer (any function from a text to its token ids), or an "
                     "encoder such as encode='hashing(2048)'",
                 )
-                x, kind = encoders.encode_texts(_texts(values, name), self.reading.encode)
+                x, kind = encoders.encode_texts(_texts(values, name), self.encode)
                 if isinstance(x, Mapping):
                     require(
                         len(columns) == 1,
@@ -165,7 +164,7 @@ class Reader:
             else:
                 x = stack(values)
             made[name] = x
-        if len(made) == 1 and (self.reading.inputs is None or isinstance(self.reading.inputs, str)):
+        if len(made) == 1 and (self.inputs is None or isinstance(self.inputs, str)):
             return next(iter(made.values())), next(iter(layout.values()), None)
         return made, layout
 
@@ -192,8 +191,3 @@ def stack(samples: Sequence[Any]) -> Any:
         few = ", ".join(str(s) for s in sorted(shapes)[:3])
         raise BadInput(f"samples differ in shape ({few} …): resize them first")
     return arrays
-
-
-def _others(known: Sequence[Any], reading: Reading) -> list[str]:
-    """Return the columns that are neither label nor client nor test mark."""
-    return [str(name) for name in known if name not in (reading.label, reading.client, reading.mark)]
