@@ -116,7 +116,6 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("ridge", "alpha"): (50.0, {}),
     ("ridge", "intercept"): (False, {}),
     ("ridge", "normalize"): (True, {}),
-    ("ridge", "validation"): (0.5, {}),
     ("fedcof", "kept_for"): ("personal_head", {}),
     ("lda", "kept_for"): ("personal_head", {}),
     ("ncm", "kept_for"): ("personal_head", {}),

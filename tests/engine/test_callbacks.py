@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from simulations import RowFunction
 
 import fedhead as fh
+from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
-from fedhead.engine.experiment.callbacks import CallbackList, make
+from fedhead.engine.experiment.callbacks import CALLBACKS, Callback, CallbackList
 from fedhead.engine.experiment.compute import Compute
 from fedhead.flower.config import ServerFile
 from fedhead.flower.factory import run_spec
@@ -23,6 +25,10 @@ from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
 LOOP = Compute(executor="loop")  # what auto chooses depends on the time that each takes
+
+
+def make(asked: Any, folders: Sequence[Path] = ()) -> Callback:
+    return instance(CALLBACKS, asked, Callback, folders)
 
 
 def federation(client_test: float | None = None) -> fh.Federation:

@@ -15,6 +15,7 @@ from small import federation, network
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Float16Upload
+from fedhead.core.components.component_syntax import read_policy
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
@@ -44,7 +45,7 @@ class Lying(Simulation):
 
 def simulated(lie: Change, policy: str | None, method: str = "fedavg", **settings: Any) -> FinishedRun:
     made = METHODS[method]()
-    chosen = None if policy is None else OutlierPolicy.from_text(policy)
+    chosen = None if policy is None else read_policy(OutlierPolicy, policy, "outliers")
     settings = {"rounds": 1, "local": LOCAL, "outliers": chosen, **settings}
     simulation = make_simulation(federation(), [network("group", made.head)], made, kind=Lying, **settings)
     assert isinstance(simulation, Lying)

@@ -165,7 +165,8 @@ class Client:
         if train:
             self._stats = stats
         if self._bf16:
-            out = Output(*(t.to(w_dtype(w)) for t in out))
+            kept = next(iter(w.values())).dtype  # the type in which the model is kept
+            out = Output(*(t.to(kept) for t in out))
         return out
 
     def apply_to_views(self, w: Weights, *views: Inputs) -> list[Output]:
@@ -268,8 +269,3 @@ class Client:
     def moved_stats(self) -> Tree | None:
         """The running statistics after the calls of `apply` with `train`, for the engine."""
         return self._stats
-
-
-def w_dtype(w: Weights) -> torch.dtype:
-    """The type in which a model is kept, whatever it computes in."""
-    return next(iter(w.values())).dtype  # type: ignore[no-any-return]  # a tree's entries are untyped

@@ -37,7 +37,8 @@ def check(statistics: Statistics, source: str, full: bool = True, samples: float
         # a finite sum has finite terms, and takes a tenth of the time of looking at each
         if not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
-    check_counts(source, statistics.count, samples, statistics.sum, *_of_classes(statistics))
+    of_classes = [statistics.outer] if statistics.outer.dim() == 2 else []  # those that have one row per class
+    check_counts(source, statistics.count, samples, statistics.sum, *of_classes)
     if (size := feature_size(statistics)) > _LARGEST:
         raise BadInput(f"{source}: features of size {size:.3g} are too large to compute with; recompute the statistics")
     if statistics.kind == "pooled" and not bool(statistics.count.any()) and bool(statistics.outer.any()):
@@ -114,11 +115,6 @@ def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> N
     for part in sums:
         for c in torch.nonzero((count == 0) & (part != 0).flatten(1).any(1)).flatten().tolist():
             raise BadInput(f"{source}: class {c} has sums but no samples; recompute them")
-
-
-def _of_classes(statistics: Statistics) -> list[Tensor]:
-    """The second moments that have one row per class."""
-    return [statistics.outer] if statistics.outer.dim() == 2 else []
 
 
 def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import UPLOADS, Upload
-from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.component_syntax import read_call, read_policy
 from fedhead.core.components.parameters import check_all, parameters
 from fedhead.core.components.registry import Registry, instance
 from fedhead.core.system.errors import BadInput
@@ -35,7 +35,7 @@ class Part:
     Args:
         key: The recipe's key, and the field of `Experiment`.
         base: The class of all such components.
-        registry: Their registry; None: a policy, a dataclass with `from_text` whose first field is its name.
+        registry: Their registry; None: a policy, a dataclass whose first field is its name.
         many: Whether an experiment has a list of them.
         example: What a recipe writes, for errors.
         default: The text that an empty value stands for.
@@ -79,7 +79,7 @@ class Part:
         if self.registry is None:
             if not isinstance(given, str | self.base):
                 raise BadInput(f"{self.key} is {type(given).__name__}: give a text, such as {self.example}")
-            return self.base.from_text(given) if isinstance(given, str) else given
+            return read_policy(self.base, given, self.key) if isinstance(given, str) else given
         if not isinstance(given, str | type | self.base):
             raise BadInput(
                 f"{self.kind} is {type(given).__name__}: give a name or a {self.kind}, see `fedhead ls {self.kind}s`"

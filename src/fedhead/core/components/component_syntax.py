@@ -10,12 +10,13 @@ import ast
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from fedhead.core.components.parameters import check_all, parameters, required
 from fedhead.core.system.errors import BadInput, require, require_known
 from fedhead.core.system.text import printable
 
+T = TypeVar("T")
 _WORD = re.compile(r"""'[^']*'|\"[^\"]*\"|[^\s\[\](),='\"]+""")
 _STAND_IN = re.compile(r"_(\d+)_")
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
@@ -105,27 +106,22 @@ def read_call(text: str, kind: str) -> Call:
     return Call(text, name, positional, dict(named))
 
 
-def policy_arguments(text: str, kind: str, target: type, field: str, policies: Collection[str]) -> dict[str, Any]:
+def read_policy(target: type[T], text: str, kind: str) -> T:
     """Read a policy and its settings, such as `drop(norm=5)`.
 
     Args:
+        target: The dataclass that holds them; its first field says which policy it is.
         text: As recipes write it.
         kind: What the recipe's key is called, such as "outliers".
-        target: The dataclass that holds them.
-        field: Its field of the policy.
-        policies: The policies that there are.
-
-    Returns:
-        The arguments of `target`.
 
     Raises:
         BadInput: If the text can't be read so, or there is no such policy.
     """
-    call = read_call(text, kind)
-    require_known(f"policy of {kind}", call.name, policies)
-    hints = {word: hint for word, hint in parameters(target).items() if word != field}
+    call, hints = read_call(text, kind), dict(parameters(target))
+    field = next(iter(hints))
+    require_known(f"policy of {kind}", call.name, get_args(hints.pop(field)))
     needed = [word for word in required(target) if word != field]
-    return {field: call.name, **call.arguments(kind, hints, needed)}
+    return target(**{field: call.name}, **call.arguments(kind, hints, needed))
 
 
 def rejoin(items: list[Any]) -> list[Any]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedhead.core.components.component import Component
 from fedhead.core.components.ranges import AtLeast
-from fedhead.core.components.registry import Registry, instance
+from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, user_code
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import Metric
@@ -75,11 +74,6 @@ CALLBACKS = Registry.of(Callback, home=["fedhead.engine.experiment.callbacks"], 
 """The callbacks by name."""
 callback = CALLBACKS.decorator
 """Register a callback under a name, for recipes and the command line: a decorator of subclasses of `Callback`."""
-
-
-def make(asked: str | Callback | type[Callback], folders: Iterable[str | Path] = ()) -> Callback:
-    """Return the callback of a text such as `early_stopping(patience=5)`, of a class, or the one given."""
-    return instance(CALLBACKS, asked, Callback, folders)
 
 
 # -- the built-in ones ----------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.core.components.component_syntax import policy_arguments
 from fedhead.core.components.parameters import Checked
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
@@ -40,21 +39,6 @@ class OutlierPolicy(Checked):
     action: Action
     norm: Annotated[float, AtLeast(1)] | None = 5.0
     samples: Annotated[float, AtLeast(1)] | None = None
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Return the policy of a text such as `drop(norm=3, samples=20)`.
-
-        Args:
-            text: As recipes write it.
-
-        Returns:
-            The policy.
-
-        Raises:
-            BadInput: If it is no policy.
-        """
-        return cls(**policy_arguments(text, "outliers", cls, "action", get_args(Action)))
 
     def check(self, method: Method) -> None:
         """Refuse a policy that has nothing to measure.

@@ -7,9 +7,8 @@ epochs; the server drops them, or takes the part that they have done.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal
 
-from fedhead.core.components.component_syntax import policy_arguments
 from fedhead.core.components.parameters import Checked
 from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.training import random
@@ -34,21 +33,6 @@ class Stragglers(Checked):
     policy: Policy
     share: Annotated[float, Above(0), AtMost(1)]
     seed: Annotated[int, AtLeast(0)] | None = None
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Return the stragglers of a text such as `drop(0.2)` or `partial(0.5, seed=1)`.
-
-        Args:
-            text: As recipes write it.
-
-        Returns:
-            The stragglers.
-
-        Raises:
-            BadInput: If it can't be read so.
-        """
-        return cls(**policy_arguments(text, "stragglers", cls, "policy", get_args(Policy)))
 
     def drops(self, client: int, round: int, seed: int) -> bool:
         """Say whether the server does without a client in a round.

@@ -87,7 +87,7 @@ class HostStates(ClientStates):
             self._kept.keep_packed(client, kept)
             self._prefetched.pop(client, None)
             if client in self._wanted:
-                self._prefetched[client] = state.tree().map(self._copies.to_device)
+                self._prefetched[client] = state.tree().to(self._copies.device)
 
     def prefetch(self, clients: Iterable[int], training: Iterable[int]) -> None:
         """Copy the states of clients to the device, beside its other work.
@@ -141,10 +141,6 @@ class Copies:
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._unseen = False  # whether the host has not waited for the last copies to it
         self._unjoined = False  # whether the device's other work has not waited for the last copies to the device
-
-    def to_device(self, t: Tensor) -> Tensor:
-        """Return a tensor on the device."""
-        return t.to(self.device)
 
     def to_host(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the device, or of the host, to new page-locked memory; `wait` before it is read."""

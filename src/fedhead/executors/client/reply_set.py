@@ -54,11 +54,6 @@ class ReplyRows(Sequence[Reply]):
         """
         return cls(*(StackedTrees(tree, range(clients)) for tree in stacked))
 
-    @property
-    def is_stack(self) -> bool:
-        """Whether they are rows of one stack."""
-        return isinstance(self.send, StackedTrees)
-
     def take(self, places: Sequence[int]) -> ReplyRows:
         """Return some of the replies.
 
@@ -165,7 +160,7 @@ class ReplySet(Mapping[int, ClientReply]):
         if order != list(range(len(clients))):
             clients, samples = [clients[place] for place in order], [samples[place] for place in order]
             rows = rows.take(order)
-        whole = all(isinstance(found, ReplyRows) and found.is_stack for found in replies)
+        whole = all(isinstance(found, ReplyRows) and isinstance(found.send, StackedTrees) for found in replies)
         return cls(clients, rows, samples, left_out, seen_finite=seen_finite, whole_stacks=whole)
 
     def finite(self) -> bool:
