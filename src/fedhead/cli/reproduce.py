@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
     from fedhead.papers.tables.table_result import TableResult
 
 
-class Scale(StrEnum):
-    """Scale of a table."""
-
-    full = "full"
-    small = "small"
-
-
 @app.command()
 def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
@@ -57,7 +49,9 @@ def reproduce(
         str | None, typer.Option(help="How many partitions (3), or their seeds (0,1,2). [default: the table's]")
     ] = None,
     variants: Annotated[str, typer.Option(help="Measure these variants of the table instead (comma-separated).")] = "",
-    scale: Annotated[Scale, typer.Option(help="The paper's settings, or a few minutes on a CPU.")] = Scale.full,
+    scale: Annotated[
+        Literal["full", "small"], typer.Option(help="The paper's settings, or a few minutes on a CPU.")
+    ] = "full",
     results: Annotated[
         Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
     ] = None,
@@ -119,7 +113,7 @@ def reproduce(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
     from fedhead.engine.experiment.compute import Compute
-    from fedhead.papers.tables.reproduce import check_folders, plan
+    from fedhead.papers.tables.reproduce import plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
@@ -131,7 +125,7 @@ def reproduce(
     runs = make_engine(engine, 1, 0, "cell")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
-        "scale": scale.value,
+        "scale": scale,
         "pick": words(cells),
         "seeds": how_many,
         "splits": partitions,
@@ -140,14 +134,12 @@ def reproduce(
         "settings": Compute(data, device, executor, precision, compile=compile),
     }
     if dry_run or names:
-        listed, planned = plan(found, **options)  # refuses what a run would
+        listed, _ = plan(found, **options)  # refuses what a run would
     if dry_run:
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
-    folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    if names:
-        check_folders(planned, folder, results)
+    folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
     with resumable(), on_each(names, claims) as (taken, broken):
         result = run_table(
             found,

@@ -23,7 +23,7 @@ from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine, check_minutes
 from fedhead.studies.queue import Engine
-from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
+from fedhead.studies.sweep.seeds_and_splits import drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import validate
 from fedhead.studies.writable import check_writable
@@ -148,18 +148,6 @@ def _stored(known: Sequence[Measurement], place: Path | None, planned: int, cont
     )
 
 
-def check_folders(planned: Sequence[Repetition], out: Path, results: Path | None) -> None:
-    """Refuse folders that what is to be measured can't be written to, before the first run.
-
-    Raises:
-        BadInput: If there is something to be measured, and such a folder.
-    """
-    held = Results(results)
-    if any(r.found(held) is None for r in planned):
-        held.check_writable()
-        check_writable(out, "runs", "--out")
-
-
 def plan(
     table: PaperTable,
     *,
@@ -179,23 +167,16 @@ def plan(
     settings = settings or Compute()
     check_settings(settings, table.folders)
     check_executor(settings, select.device(settings.device))
-    cells = _cells(table, scale, pick, overrides, variants)
-    validate({cell.name: cell.recipe(0) for cell in cells})
-    for cell in cells:
-        published(cell)
-    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
-
-
-def _cells(
-    table: PaperTable, scale: Scale, pick: Sequence[str], overrides: Mapping[str, Any] | None, variants: Sequence[str]
-) -> list[PaperCell]:
     cells = table.cells(scale, pick)
     if variants:
         cells = table.varied(cells, variants)
     if overrides:
         _refuse_idle(table, cells, overrides)
         cells = [cell.override(overrides) for cell in cells]
-    return cells
+    validate({cell.name: cell.recipe(0) for cell in cells})
+    for cell in cells:
+        published(cell)
+    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
 
 
 def _refuse_idle(table: PaperTable, cells: Sequence[PaperCell], overrides: Mapping[str, Any]) -> None:
@@ -212,8 +193,8 @@ def repetitions(
 ) -> list[Repetition]:
     """Return a cell once per seed and split."""
     code = digest(cell)
-    drawn = drawn_splits(splits), drawn_seeds(cell.seeds, seeds)
-    if (count := len(drawn[0]) * len(drawn[1])) > MOST_RUNS:
-        raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
-    recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
-    return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
+    return [
+        Repetition(table, cell, code, scale, cell.recipe(seed, split))
+        for split in drawn_splits(splits)
+        for seed in drawn_seeds(cell.seeds, seeds)
+    ]

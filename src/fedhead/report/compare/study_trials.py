@@ -72,18 +72,13 @@ def read_study(folder: Path) -> Trials:
     path = folder / TRIALS
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
+        keys = tuple(str(name) for name in table.columns if name not in COLUMNS)
+        trials = Trials(keys, table, about["direction"] == "maximize", about["objective"])
+        trials.complete[list(COLUMNS)].astype({"trial": int, "value": float})
+    except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{path} can't be read as a table of trials ({first_line(error)})") from error
-    keys = tuple(str(name) for name in table.columns if name not in COLUMNS)
-    if not keys or not set(COLUMNS) <= set(table.columns):
-        raise BadInput(f"{path} is not a table that fedhead tune wrote: its columns are {', '.join(table.columns)}")
-    trials = Trials(keys, table, about["direction"] == "maximize", about["objective"])
     if len(trials.complete) < 2:
         raise BadInput(f"{path}: figures need at least two complete trials, there are {len(trials.complete)}")
-    for name in ("trial", "value", *keys):
-        numbers = pd.to_numeric(trials.complete[name], errors="coerce")
-        if (numbers.isna().any() and name not in keys) or np.isinf(numbers).any():
-            raise BadInput(f"{path}, column {name}: a complete trial has no finite number there")
     return trials
 
 
