@@ -74,7 +74,7 @@ class PaperCell(Cell):
     scale: Scale = "full"
 
     def override(self, changes: Mapping[str, Any]) -> PaperCell:
-        """Return the cell with other recipe keys; parameters of a stage that it does not have leave it as it is.
+        """Return the cell with other recipe keys, without parameters of stages that it does not have.
 
         Raises:
             BadInput: For keys that decide which seeds and splits are drawn.

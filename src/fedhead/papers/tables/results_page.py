@@ -40,14 +40,14 @@ class Line:
 
     @property
     def beyond(self) -> bool:
-        """Whether we differ from the paper by more than twice its deviation, or by 2 points where it has none."""
+        """True if we differ from the paper by more than twice its deviation, or by 2 points where it has none."""
         f = self.result
         most = CLOSE if f.published_deviation is None else 2 * f.published_deviation
         return f.difference is not None and abs(f.difference) > most
 
     @property
     def close(self) -> bool:
-        """Whether we are within 2 points or twice the deviation, or the published value is within our own range."""
+        """True within 2 points or twice the deviation, or with the published value in our own range."""
         f = self.result
         there = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
@@ -56,7 +56,7 @@ class Line:
 
     @property
     def within_points(self) -> bool:
-        """Whether we are within 2 points of the published value."""
+        """True within 2 points of the published value."""
         return self.result.difference is not None and abs(self.result.difference) <= CLOSE
 
 

@@ -88,7 +88,7 @@ class TableQueue(RunQueue):
 
 
 def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> tuple[int, Mapping[str, str]]:
-    """Measure what was not measured yet, as far as time allows; a run that fails is named and the others go on.
+    """Measure missing results as far as time allows; a run that fails does not stop the others.
 
     Returns:
         The number of runs that were not run or failed, and why runs failed, by name.
@@ -114,7 +114,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
 
 
 def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext, together: int = 1) -> list[Repetition]:
-    """Enter what finished runs hold, and return what is not measured yet.
+    """Enter the results of finished runs, and return the repetitions that are still missing.
 
     A run that can't be read is left to be measured, where it is named.
 
@@ -134,7 +134,7 @@ def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext, t
 
 
 def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> None:
-    """Enter under this table's names what was measured under others, and learn from it how long runs take here."""
+    """Enter results of other tables under this one's names, and learn the duration of runs on this device."""
     device = environment.device_name(select.device(context.settings.device))
     for repetition in repetitions:
         cell, row = repetition.cell, repetition.found(context.results)

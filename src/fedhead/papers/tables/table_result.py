@@ -88,7 +88,7 @@ def _count(numbers: Sequence[int], what: str) -> str:
 
 
 def cell_result(cell: PaperCell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
-    """Return a cell's result from what was measured of it.
+    """Return a cell's result from its rows.
 
     A deviation over clients is the mean over the runs of each one's deviation over its clients.
 

@@ -16,7 +16,6 @@ from fedhead.report.page.content import Content
 from fedhead.report.page.page import Page, page
 from fedhead.runs.read_runs import Run, load_run
 from fedhead.runs.run_folder_schema import CONFIG
-from fedhead.studies.tune.trials import TRIALS
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -39,31 +38,23 @@ class Watched:
     def __init__(self, paths: Sequence[Path]):
         self.paths = paths
         self._read: dict[Path, tuple[Stamp, Run | str]] = {}
-        self._page: tuple[object, Page] | None = None
+        self._page: Page | None = None
         self._next = 0.0  # when the page may be made anew
         self._lock = threading.Lock()  # the server answers in several threads
 
     def page(self) -> Page:
         """Return the page as of now."""
         with self._lock:
-            if self._page is not None and time.monotonic() < self._next:
-                return self._page[1]
             begin = time.monotonic()
-            found = {place: self._run(place) for place in self._places()}
-            self._read = {place: self._read[place] for place in found}
-            running = any(isinstance(run, Run) and not run.finished for run in found.values())
-            studies = study_folders(self.paths)
-            stamp = [
-                *((place, self._read[place][0]) for place in found),
-                *((place, _stamp(place)) for place in studies),
-            ]
-            if self._page is None or running or self._page[0] != stamp:  # of a run that goes on the time left changes
+            if self._page is None or begin >= self._next:
+                found = {place: self._run(place) for place in self._places()}
+                self._read = {place: self._read[place] for place in found}
                 runs = [run for run in found.values() if isinstance(run, Run)]
                 broken = {place: run for place, run in found.items() if isinstance(run, str)}
-                self._page = stamp, page(Content(runs, broken, live=True, studies=studies))
-            took = time.monotonic() - begin
-            self._next = begin + took + took / SHARE
-            return self._page[1]
+                self._page = page(Content(runs, broken, live=True, studies=study_folders(self.paths)))
+                took = time.monotonic() - begin
+                self._next = begin + took + took / SHARE
+            return self._page
 
     def _places(self) -> list[Path]:
         found = (p.parent for path in self.paths for p in (path.glob(f"**/{CONFIG}") if path.is_dir() else ()))
@@ -83,13 +74,7 @@ class Watched:
 
 
 def _stamp(place: Path) -> Stamp:
-    files = [
-        *place.glob("*.json*"),
-        *place.glob("*.yaml"),
-        *place.glob("*.npz"),
-        *place.glob("analysis/*"),
-        place / TRIALS,
-    ]
+    files = [file for pattern in ("*.json*", "*.yaml", "*.npz", "analysis/*") for file in place.glob(pattern)]
     found = []
     for file in sorted(files):
         try:
