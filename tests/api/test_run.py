@@ -77,7 +77,7 @@ def test_names_of_methods_and_stages_take_parameters() -> None:
         ({"stages": [fedhead.FedProx]}, "FedProx is no stage: let FedProx inherit from fedhead.Stage"),
         ({"metrics": "f1"}, r"metrics is 'f1': give a list, such as \['f1'\]"),
         ({"uploads": [dict]}, "dict is no upload: let dict inherit from fedhead.Upload"),
-        ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\), a metric is called with \(confusion\)"),
+        ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\): name its arguments after what it needs: confusion"),
         ({"executor": dict}, "dict is no executor: let dict inherit from fedhead.Executor"),
         ({"executor": Idle}, r"Idle: Idle has to define train\(self, job\)"),
     ],

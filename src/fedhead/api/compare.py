@@ -58,7 +58,7 @@ class MethodComparison:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know: runs that do not count, pairs that lack a partner."""
+        """Notes on the comparison: runs that do not count, pairs that lack a partner."""
         return self.numbers.notes
 
     def tables(self) -> list[Table]:
@@ -163,7 +163,7 @@ def compare(
 
 
 def _notes(runs: Sequence[read_runs.Run]) -> list[str]:
-    """Return what a reader must know of runs: which do not count and why, and that they are of several versions."""
+    """Return notes on runs: those that do not count and why, and several versions of the code."""
     notes = [f"{run.path} does not count: {run.state}" for run in runs if not run.finished]
     finished = [run for run in runs if run.finished]
     notes += [

@@ -88,7 +88,7 @@ LATER = {"federation", "assign", "upload", "aggregator", "sampler", "metric", "o
 
 
 class _Given(NamedTuple):
-    """What `load` was given."""
+    """Arguments of `load`."""
 
     federation: Federation | None
     models: tuple[SplitModel, ...]
@@ -150,7 +150,7 @@ def _without_data(experiment: Experiment, record: read_runs.Run, device: torch.d
 
 
 def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> Experiment:
-    """Build what was run, with the objects that were given in place of those that no recipe can hold."""
+    """Build the run's experiment, with the given objects in place of those that no recipe can hold."""
     recipe, stored = folder.recipe, begun.get("objects", {})
     inputs = inputs_record.inputs(begun["inputs"]) if "inputs" in begun else recipe_data.inputs(recipe)
     stages = {stage.name: stage for stage in given.stages}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -87,20 +86,6 @@ class OneShot:
         rows = [row for row in self.rows if row["accuracy"] is not None]
         points = [(row["head"], row["bytes_per_client"], row["accuracy"]) for row in rows]
         plots.save(plots.accuracy_by_bytes(points), Path(path))
-
-    def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the rows to a CSV file.
-
-        Args:
-            path: The file.
-        """
-        import pandas as pd
-
-        pd.DataFrame(self.rows).to_csv(path, index=False)
-
-    def to_json(self) -> str:
-        """Return the rows, and the seconds of the features, as JSON."""
-        return json.dumps({"title": self.title, "feature_seconds": self.feature_seconds, "heads": self.rows})
 
 
 def oneshot(

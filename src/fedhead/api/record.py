@@ -49,7 +49,7 @@ class RecordedResult(RunMetrics):
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run came to its end."""
         return self.record.finished
 
     @property

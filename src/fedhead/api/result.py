@@ -108,7 +108,7 @@ class Result(RecordedResult):
 
     @property
     def states(self) -> dict[int, Tree]:
-        """What each client that took part has kept."""
+        """The state of each client that took part."""
         kept = self.trained.states
         return {} if kept is None else dict(kept.kept)
 
@@ -139,7 +139,7 @@ class Result(RecordedResult):
 
     @property
     def transform(self) -> AnyTransform:
-        """What the run did to stored samples before its models saw them: `result.module()(result.transform(x))`.
+        """The preprocessing of stored samples before models see them: `result.module()(result.transform(x))`.
 
         Bytes are divided by 255, then the mean is subtracted and the result divided by the deviation, per channel
         (`transform.mean`, `transform.std`). The run folder has both in `environment.json`, under `inputs`.

@@ -301,7 +301,7 @@ def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume
 
 
 def _optimizer(asked: Any, numbers: Recipe) -> Optimizer:
-    """The optimizer itself, or the one of a name with the numbers beside it."""
+    """Return the optimizer itself, or the one of a name with the numbers beside it."""
     if isinstance(asked, str):
         return make_optimizer(
             asked, numbers.lr, numbers.momentum, numbers.weight_decay, numbers.betas, numbers.nesterov
@@ -353,6 +353,6 @@ def _given(model: Any) -> list[Any]:
 
 
 def _head_beside(model: Any, head: str | None) -> dict[str, str]:
-    """The head that the method needs, for a model whose text names none."""
+    """Return the head that the method needs, for a model whose text names none."""
     named = isinstance(model, str) and "head" in read_call(model, "model").named
     return {} if head is None or named else {"head": head}

@@ -115,18 +115,18 @@ class StateAfter:
         with torch.no_grad():
             if client is None:
                 w = self.weights(client)
-                return torch.cat(
-                    [
-                        global_model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
-                        for part in _parts(x, clients)
-                    ]
-                ).float()
-            return torch.cat([self._own_scores(part, client) for part in _parts(x, clients)]).float()
-
-    def _own_scores(self, x: Inputs, client: int) -> Tensor:
-        """The scores of a batch by a client's own model; a hook may replace entries of the copies that it has here."""
-        own = self._client(client)
-        return check_rows(self.algorithm.predict(self.algorithm.personal_model(own), x, own), x, self.algorithm.name)
+                rows = [
+                    global_model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
+                    for part in _parts(x, clients)
+                ]
+            else:
+                own = self._client(client)
+                w = self.algorithm.personal_model(own)
+                rows = [
+                    check_rows(self.algorithm.predict(w, part, own), part, self.algorithm.name)
+                    for part in _parts(x, clients)
+                ]
+            return torch.cat(rows).float()
 
     def module(self, client: int | None) -> nn.Module:
         """Return the user's own module, or that of a built-in model, with the weights of this state."""

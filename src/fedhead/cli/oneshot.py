@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,9 +67,11 @@ def oneshot(
     if plot is not None:
         found.plot(plot)
     if csv is not None:
-        found.to_csv(csv)
+        import pandas as pd
+
+        pd.DataFrame(found.rows).to_csv(csv, index=False)
     if as_json:
-        print(found.to_json())
+        print(json.dumps({"title": found.title, "feature_seconds": found.feature_seconds, "heads": found.rows}))
         return
     print_table(found.table())
     print(f"features took {found.feature_seconds:.1f} s")

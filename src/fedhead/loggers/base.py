@@ -22,7 +22,7 @@ from fedhead.metrics.records import Row
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a logger is told of a run.
+    """Description of a run for its loggers.
 
     Args:
         recipe: The run's settings, by the recipe's flat keys.

@@ -1,4 +1,4 @@
-"""From a recipe, or from Python objects beside one, to the experiment that is run.
+"""Builder of experiments, from a recipe or from Python objects beside one.
 
 `build_experiment` is the only way to an experiment: `fedhead run`, `fedhead.run`, `fedhead.load`, sites and studies all
 go through it, so that what was checked is what is run.

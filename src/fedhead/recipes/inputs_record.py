@@ -1,4 +1,4 @@
-"""What a run's samples look like, kept in its folder: models can be built and asked without the data."""
+"""Record of a run's inputs, stored in its folder: models can be built and asked without the data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _transform(record: Mapping[str, Any]) -> AnyTransform:
 
 
 def _one(record: Mapping[str, Any]) -> Any:
-    """One sample of zeros."""
+    """Return one sample of zeros."""
     if named := record.get("named"):
         shapes = {name: tuple(entry["shape"]) for name, entry in named.items()}
         return one_blank(shapes, {name: getattr(torch, entry["type"]) for name, entry in named.items()})

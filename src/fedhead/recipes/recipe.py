@@ -141,7 +141,7 @@ class Recipe:
         return f"Recipe({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
 
     def flat(self) -> dict[str, Any]:
-        """The recipe as its flat keys, in order."""
+        """Return the recipe as its flat keys, in order."""
         out: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -155,7 +155,7 @@ class Recipe:
 
     @classmethod
     def from_flat(cls, keys: Mapping[str, Any], folders: Iterable[str | Path] = ()) -> Recipe:
-        """A recipe from flat keys; what is not named keeps its default.
+        """Return a recipe from flat keys; what is not named keeps its default.
 
         Args:
             keys: The recipe's keys, as `flat` gives them.
@@ -178,12 +178,12 @@ class Recipe:
         return cls(**entries, folders=tuple(Path(folder) for folder in folders))
 
     def to_yaml(self, folders: Sequence[str] = ()) -> str:
-        """The recipe as YAML text, every key written out; with the folders that `from_yaml` is to look for files in."""
+        """Return the recipe as YAML text with every key, and the folders in which `from_yaml` is to look for files."""
         return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
-        """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
+        """Return a recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
 
         Further ones may be in the text, under the key `folders`, relative to the first of these.
         """
@@ -199,7 +199,7 @@ class Recipe:
             raise BadInput(f"{source}: {error}") from error
 
     def override(self, assignments: Iterable[str]) -> Recipe:
-        """The recipe with `key=value` assignments on top.
+        """Return the recipe with `key=value` assignments on top.
 
         Naming another method, model or list of stages drops the parameters of the one that it replaces, and
         naming a seed drops the list of seeds.
@@ -251,13 +251,13 @@ def builtin() -> dict[str, Path]:
 
 
 def describe(path: Path) -> str:
-    """What a recipe says of itself in the comment on its first line."""
+    """Return the description of a recipe, the comment on its first line."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
-    """A recipe by its built-in name or from a YAML file, with `key=value` assignments on top."""
+    """Return a recipe by its built-in name or from a YAML file, with `key=value` assignments on top."""
     name, path = str(source), Path(source)
     known = builtin()
     if name in known:
@@ -303,7 +303,7 @@ def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """The key and the value of `key=value`.
+    """Return the key and the value of `key=value`.
 
     >>> assignment("method.mu=1e-3")
     ('method.mu', 0.001)

@@ -1,4 +1,4 @@
-"""A recipe's data: what its samples look like, checked before they are read, and the federation that they make."""
+"""Data of a recipe: shape and classes of its samples, checked before they are read, and its federation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def with_validation(federation: Federation, recipe: Recipe) -> Federation:
 
 
 def _reading(recipe: Recipe) -> dict[str, Any]:
-    """How the user's own data is read: only what the recipe says."""
+    """Return the arguments for reading the user's own data: only those that the recipe sets."""
     keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test", "objective")}
     if leave_one_out.is_asked(recipe):
         del keys["test"]

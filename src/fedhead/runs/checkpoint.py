@@ -68,7 +68,7 @@ class Checkpoint:
     # -- reading ----------------------------------------------------------------------------------
     @property
     def exists(self) -> bool:
-        """Whether there is one yet."""
+        """True if there is one yet."""
         return self.path.exists()
 
     @property

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device and commit, for the record and for a resumed run to match."""
+"""Versions, device and commit of a run, for the record and for a resumed run to match."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of fedhead's own checkout, with a plus sign if its files were changed since; None if there is none."""
+    """Return the commit of fedhead's own checkout, with a plus sign if files were changed; None if there is none."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str | None:

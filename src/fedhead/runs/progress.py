@@ -100,7 +100,7 @@ def _bar(console: Console) -> RichProgress:
 
 
 def _figures(row: Row) -> str:
-    """The training loss of a round, and its accuracy: the global model's, or the clients' own, named as such."""
+    """Return the training loss of a round, and its accuracy: the global model's, or the clients' own, named as such."""
     loss = "" if row.get("train_loss") is None else f", loss {row['train_loss']:.3f}"
     for name, words in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
         if row.get(name) is not None:
@@ -113,7 +113,7 @@ def _figures(row: Row) -> str:
 
 @contextmanager
 def counter(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar of something that is counted, on the standard error or in a notebook; nothing elsewhere.
+    """Show a progress bar of something that is counted, on the standard error or in a notebook; nothing elsewhere.
 
     Args:
         total: How many there are.

@@ -59,19 +59,19 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run came to its end."""
         return self.result is not None
 
     @property
     def status(self) -> str:
-        """How far the run came, in one word: finished, diverged or unfinished."""
+        """The status in one word: finished, diverged or unfinished."""
         if self.finished:
             return "finished"
         return "unfinished" if self.diverged is None else "diverged"
 
     @property
     def state(self) -> str:
-        """How far the run came, with why or where it ended."""
+        """The status, with the reason or the last round."""
         if self.status == "finished":
             return "finished"
         if self.status == "diverged":

@@ -47,7 +47,7 @@ class Trained:
 
     @property
     def executor(self) -> Executor:
-        """Who trains its clients."""
+        """The executor that trains its clients."""
         return self.simulation.executor
 
     def run(self, stage: Stage) -> StageResult:

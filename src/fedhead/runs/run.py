@@ -165,7 +165,7 @@ def _executor(asked: str | Executor, recipe: Recipe) -> str | Executor:
 
 
 def threads_for(models: Sequence[SplitModel]) -> int:
-    """One thread for small models without convolutions: their steps are too short to be shared, and waiting costs."""
+    """Return the number of threads: one for small models without convolutions, whose steps are too short to share."""
     small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
     return 1 if small and not convolves else torch.get_num_threads()

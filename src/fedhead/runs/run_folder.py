@@ -158,7 +158,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run came to its end."""
         return (self.path / RESULT).exists()
 
     @property
@@ -201,7 +201,7 @@ class RunFolder:
 
     @cached_property
     def _owner(self) -> dict[str, Any]:
-        """What a checkpoint of this run says of the run; an extension changes none of it."""
+        """Identity of the run in its checkpoints; an extension changes none of it."""
         return owner_of(self.recipe, self.environment().get("objects", {}))
 
     def _sync_metrics(self) -> None:
