@@ -13,7 +13,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.figures import plots
 from fedhead.report.page.content import Content
-from fedhead.runs.read_runs import find_runs, load_runs
+from fedhead.runs.read_runs import find_runs
 from fedhead.runs.run_folder import RunFolder
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
@@ -54,7 +54,7 @@ def table(content: Content) -> dict[str, str]:
 
 
 def loaded(path: Path) -> Content:
-    return Content(load_runs([path]))
+    return Content(find_runs([path]).runs)
 
 
 def test_values_are_of_the_last_round_over_seeds_and_of_the_stages_after_it(runs: Path) -> None:
@@ -67,7 +67,7 @@ def test_values_are_of_the_last_round_over_seeds_and_of_the_stages_after_it(runs
 
 def test_values_are_of_the_round_that_was_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "best", Recipe(rounds=3), [50.0, 80.0, 60.0], {})
-    (run,) = load_runs([tmp_path / "best"])
+    (run,) = find_runs([tmp_path / "best"]).runs
     assert run.last("accuracy") == 60.0
     run.rows[1]["kept"] = True
     assert table(Content([run])) == {"fedavg": "80.00"}
@@ -127,7 +127,7 @@ def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path, last: float, says
 
 def test_a_folder_named_twice_is_one_run(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
-    assert len(load_runs([tmp_path, tmp_path / "run"])) == 1
+    assert len(find_runs([tmp_path, tmp_path / "run"]).runs) == 1
 
 
 def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
@@ -135,22 +135,22 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
     with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
         raise Diverged("client 3, round 2: 'own/w' is not finite any more")
     assert "run does not count: diverged (client 3" in loaded(tmp_path).notes[0]
-    assert load_runs([tmp_path])[0].state == "diverged (client 3, round 2: 'own/w' is not finite any more)"
+    assert find_runs([tmp_path]).runs[0].state == "diverged (client 3, round 2: 'own/w' is not finite any more)"
 
 
 def test_empty_folders_are_passed_over(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
     (tmp_path / "none").mkdir()
-    assert len(load_runs([tmp_path / "run", tmp_path / "none"])) == 1
+    assert len(find_runs([tmp_path / "run", tmp_path / "none"]).runs) == 1
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
-        load_runs([tmp_path / "none"])
+        find_runs([tmp_path / "none"])
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="contains no run"):
-        load_runs([tmp_path])
+        find_runs([tmp_path])
     with pytest.raises(BadInput, match="nowhere does not exist"):
-        load_runs([tmp_path / "nowhere"])
+        find_runs([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"must end in \.png"):
         plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
 

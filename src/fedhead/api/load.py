@@ -200,7 +200,7 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
     """
     patterns = [pattern] if isinstance(pattern, str | PathLike) else list(pattern)
     places = [Path(found) for one in patterns for found in sorted(glob.glob(str(one)))]
-    found = read_runs.load_runs([place for place in places if place.is_dir()]) if places else []
-    if not found:
+    folders = read_runs.run_folders([place for place in places if place.is_dir()])
+    if not folders:
         raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
-    return Results(load(run.path, **given) for run in found)
+    return Results(load(folder, **given) for folder in folders)

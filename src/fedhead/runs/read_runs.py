@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.special_files import read_text
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
@@ -82,12 +80,6 @@ class Run:
         """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
         return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
 
-    @cached_property
-    def recipe_text(self) -> str:
-        """The recipe as the run folder has it."""
-        file = self.path / CONFIG
-        return read_text(file) if file.is_file() else self.recipe.to_yaml()
-
 
 class FoundRuns(NamedTuple):
     """The runs below some folders, and the run folders that can't be read, with why."""
@@ -96,25 +88,14 @@ class FoundRuns(NamedTuple):
     broken: dict[Path, str]
 
 
-def load_runs(paths: Sequence[str | Path]) -> list[Run]:
+def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
     """Load runs from their folders; a folder that contains run folders stands for all of them.
 
-    Empty folders are passed over.
+    One that is damaged, or of another schema, is named. Empty folders are passed over.
 
     Raises:
-        BadInput: If a folder does not exist, or contains something but no run, or all are empty, or a run is damaged.
-    """
-    runs, broken = find_runs(paths)
-    for reason in broken.values():
-        raise BadInput(reason)
-    return runs
-
-
-def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
-    """Load runs as `load_runs` does; one that is damaged, or of another schema, is named.
-
-    Raises:
-        BadInput: As `load_runs`; if no run at all can be read, with what is wrong with the first.
+        BadInput: If a folder does not exist, or contains something but no run, or all are empty; if no run at all can
+            be read, with what is wrong with the first.
     """
     found = FoundRuns([], {})
     for place in run_folders(paths):

@@ -76,5 +76,5 @@ def _details(run: Run, state: str) -> str:
     return (
         f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(state, 300)}</summary>'
         f"<p>{words(', '.join(facts), 1000)}</p>{repeat}<p>Recipe, config.yaml:</p>"
-        f'<pre tabindex="0">{escape(run.recipe_text)}</pre></details>'
+        f'<pre tabindex="0">{escape(run.recipe.to_yaml())}</pre></details>'
     )
