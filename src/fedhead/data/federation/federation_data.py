@@ -268,7 +268,14 @@ class FederationData:
         )
 
     def samples_of(self, client: int) -> Samples:
-        """Return all samples of a client, those held out for testing and validation among them."""
+        """Return all samples of a client, those held out for testing and validation among them.
+
+        Args:
+            client: The client.
+
+        Returns:
+            The samples.
+        """
         rows = [self.rows[client], *([] if self.validation is None else [self.validation[client]])]
         if self.client_test is None or self.client_test_from == "train" or self.test is None:
             own_test = [] if self.client_test is None else [self.client_test[client]]
