@@ -15,6 +15,7 @@ from deployments import (
     assert_equals_simulation,
     assert_same,
     assert_undisturbed,
+    command,
     eventually,
     final,
     history,
@@ -28,6 +29,7 @@ from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.experiment.compute import Compute
 from fedhead.runs.run import execute
+from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
@@ -131,23 +133,25 @@ def test_a_large_model_and_its_statistics_go_through(tmp_path: Path) -> None:
 
 @pytest.mark.drill
 def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
-    """`fedhead run --transport flower` leaves what a simulation leaves, to 1e-6."""
-    env = processes.environment(tmp_path)
-    words = ["fedhead", "run", "digits", *SMALL, "clients=2", "rounds=2", "client_test=0.3", "method=fedetf"]
-    words += ["stages=[finetune_etf]", "stage.finetune_etf.iterations=1", "--quiet", "--json"]
-    results = []
-    for more in (["--transport", "flower"], ["--executor", "loop"]):
-        out = tmp_path / more[1]
-        done = subprocess.run([*words, *more, "--out", str(out)], env=env, capture_output=True, text=True, check=False)
+    """`fedhead deploy up` leaves what a simulation leaves, to 1e-6."""
+    fedhead, project, out = command(tmp_path), Project(tmp_path / "demo"), tmp_path / "simulation"
+    words = [*SMALL, "rounds=2", "client_test=0.3", "method=fedetf"]
+    words += ["stages=[finetune_etf]", "stage.finetune_etf.iterations=1"]
+    for command_words in (
+        ["deploy", "init", str(project.path), "--sites", "2", *words],
+        ["deploy", "up", str(project.path), "--insecure"],
+        ["run", "digits", "clients=2", *words, "--executor", "loop", "--out", str(out), "--quiet"],
+    ):
+        done = fedhead(*command_words)
         assert done.returncode == 0, done.stderr
-        results.append((json.loads(done.stdout.splitlines()[-1]), load_tree(out / CHECKPOINT)[0]["server"]))
-    assert_same(results[0][1], results[1][1])
+    folders = (project.path / "run", out)
+    results = [RunFolder.open(folder).result() or {} for folder in folders]
+    assert_same(*(load_tree(folder / CHECKPOINT)[0]["server"] for folder in folders))
     for name in ("accuracy", "personal", "clients", "bytes_up", "bytes_down", "per_class"):
-        assert results[0][0][name] == pytest.approx(results[1][0][name], abs=1e-6), name
-    assert results[0][0]["stages"]["ccvr"]["accuracy"] == pytest.approx(
-        results[1][0]["stages"]["ccvr"]["accuracy"], abs=1e-6
-    )
-    kept = {path.name for path in (tmp_path / "flower.flower" / "sites").rglob("model-*")}
+        assert results[0][name] == pytest.approx(results[1][name], abs=1e-6), name
+    reached = [result["stages"]["finetune_etf"]["personal"] for result in results]
+    assert reached[0] == pytest.approx(reached[1], abs=1e-6)
+    kept = {path.name for path in (project.path / "sites").rglob("model-*")}
     assert kept == {"model-finetune_etf.safetensors"}  # the personal models are at the sites
 
 

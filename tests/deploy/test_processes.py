@@ -15,12 +15,10 @@ from deployments import MARK, end_marked, marked
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.process import ProcessIdentity
-from fedhead.deploy import local_run, processes
+from fedhead.deploy import processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.flower.server.server_status import ServerStatus
-from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run_folder import RunFolder
 
 SLEEP = "sleep 1000"
 
@@ -107,26 +105,21 @@ def test_the_status_of_the_server_ends_the_run_and_its_log_does_not(
 ) -> None:
     """A site's text that looks like the server's own last word is only a text."""
     lines: list[str] = []
-    federation = LocalFederation(project, log=lines.append)
+
+    def note(line: str) -> None:
+        lines.append(line)
+        if expected is None:
+            (project.path / "run" / "result.json").touch()
+
+    federation = LocalFederation(project, log=note)
     told = "12:00:00 site north: ValueError at the site, I/O error: on purpose"
     (project.private / "server.log").write_text(f"{told}\n")
     ServerStatus(ProcessIdentity.of(pid), failure).write(project.private / "server.json")
     (project.path / "run").mkdir()
-
-    def finish() -> None:
-        if expected is None and lines:
-            (project.path / "run" / "result.json").touch()
-
     if expected is None:
-        federation.watch(finish)
+        federation.watch()
     else:
         with pytest.raises(FedheadError, match=rf"{expected}.*--resume"):
             federation.watch()
     assert lines == [told]
     federation.close()
-
-
-def test_rounds_are_not_added_over_flower(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", Recipe(rounds=2))
-    with pytest.raises(BadInput, match=r"simulations only.*rounds=2"):
-        local_run.execute(Recipe(rounds=3), tmp_path / "run", resume=True)

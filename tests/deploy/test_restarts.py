@@ -1,4 +1,4 @@
-"""Restarts with real processes: again and again with TLS and keys, and by `fedhead run --transport flower`."""
+"""Restarts with real processes: again and again with TLS and keys, and killed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_restarts_with_tls_equal_an_uninterrupted_simulation(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
-def test_nothing_trains_on_after_run_transport_flower_was_ended(how: signal.Signals, tmp_path: Path) -> None:
-    out = tmp_path / "mine"
-    words = ["run", "digits", "clients=2", *LONG, "--transport", "flower", "--out", str(out), "--quiet"]
-    project = Project(out.with_name("mine.flower"))
+def test_nothing_trains_on_after_deploy_up_was_ended(how: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    assert command(tmp_path)("deploy", "init", str(folder), "--sites", "2", *LONG).returncode == 0
+    words, project = ["deploy", "up", str(folder), "--insecure"], Project.open(folder)
     for resume in (False, True):
         run_a_round(words, resume, project, tmp_path, how)
     assert rounds(project) == list(range(1, len(rounds(project)) + 1))

@@ -17,9 +17,7 @@ from small import network
 from fedhead.api.run_recipe import run_recipe
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
-from fedhead.deploy import local_run
 from fedhead.engine.experiment.compute import Compute
-from fedhead.loggers.csv_file import CSVLogger
 from fedhead.metrics.records import Row
 from fedhead.models.registry import build
 from fedhead.recipes import experiment as components
@@ -136,15 +134,6 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
     (here / "moved.py").rename(here / "mine.py")
     assert execute(recipe, out, resume=True)["executor"] == "mine.py:Slow"
     assert reopen(out).executor.name == "mine.py:Slow"
-
-
-@pytest.mark.parametrize("name", ["device", "executor", "precision", "logger"])
-def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
-    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16"}
-    compute = Compute(**{name: asked[name]}) if name in asked else Compute()
-    with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
-        local_run.execute(RECIPE, tmp_path / "run", compute, loggers=[CSVLogger()] if name == "logger" else [])
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fedhead.core.system.errors import Diverged, FedheadError, require
 from fedhead.engine.experiment.compute import Compute
@@ -37,7 +37,6 @@ def run_recipe(
     precision: str = "fp32",
     compile: str = "auto",
     threads: int | None = None,
-    transport: Literal["simulation", "flower"] = "simulation",
     loggers: Sequence[Logger | type[Logger] | str] = (),
     progress: bool = False,
 ) -> Row:
@@ -59,7 +58,6 @@ def run_recipe(
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
         compile: When steps are compiled on a GPU, as in `fedhead.run`.
         threads: CPU threads; None: by the model's size.
-        transport: `"simulation"`: all clients in this process; `"flower"`: one process per client.
         loggers: Loggers besides those of the recipe, as in `fedhead.run`.
         progress: Show a progress bar.
 
@@ -84,9 +82,6 @@ def run_recipe(
             with suppress(DamagedRun):  # which the run itself will name
                 if RunFolder.holds_run(one.folder):
                     RunFolder.open(one.folder).check_continued_by(one.recipe)
-    execute = run.execute
-    if transport == "flower":
-        from fedhead.deploy.local_run import execute
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)
     results: list[Row] = []
     failed: dict[str, str] = {}
@@ -95,7 +90,7 @@ def run_recipe(
             label = wanted.method if len(runs) == 1 else f"{wanted.method} ({one.name})"
             observer = bar.observer(label, len(runs) * wanted.rounds, number * wanted.rounds)
             try:
-                result = execute(
+                result = run.execute(
                     one.recipe, one.folder, compute, resume=resume, observers=[observer], loggers=made_loggers
                 )
             except KeyboardInterrupt as interrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -45,10 +45,6 @@ def run(
     precision: Precision = "fp32",
     compile: Compile = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
-    transport: Annotated[
-        Literal["simulation", "flower"],
-        typer.Option(help="All clients in this process, or one process per client, on Flower."),
-    ] = "simulation",
     logger: Annotated[
         list[str] | None,
         typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
@@ -66,7 +62,6 @@ def run(
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
       fedhead run digits 'seeds=[0, 1, 2]'
       fedhead run my.yaml test=leave-one-site-out
-      fedhead run digits clients=3 rounds=3 --transport flower
     """
     from fedhead.api.run_recipe import raise_failed, run_recipe
 
@@ -83,7 +78,6 @@ def run(
             precision=precision,
             compile=compile,
             threads=threads,
-            transport=transport,
             loggers=logger or [],
             progress=not quiet,
         )

@@ -74,11 +74,11 @@ class LocalFederation:
         variables = {server_status.VARIABLE: str(self._status), "FEDHEAD_SERVER_LOG": str(server_log)}
         self.env = processes.environment(self.private / "flwr", **variables)
 
-    def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Start everything, wait until the run has ended, and end everything; arguments and errors as of `watch`."""
+    def run(self) -> None:
+        """Start everything, wait until the run has ended, and end everything; errors as of `watch`."""
         try:
             self.up()
-            self.watch(on_tick)
+            self.watch()
         finally:
             self.close()
 
@@ -166,23 +166,18 @@ class LocalFederation:
         self.log(f"run {reply.get('run-id')} has begun")
 
     # -- waiting ----------------------------------------------------------------------------------
-    def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
+    def watch(self) -> None:
         """Wait until the run has ended; nodes that end meanwhile are started again.
-
-        Args:
-            on_tick: Called several times per second.
 
         Raises:
             FedheadError: With the server's reason, if the run failed.
         """
         while not self._result.exists():
-            on_tick()
             self._follow_log()
             self._restart_nodes()
             self._check_running()
             time.sleep(0.3)
         self._follow_log()
-        on_tick()
 
     def _follow_log(self) -> None:
         for line in self._server_log:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from fedhead.core.system.errors import BadInput
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
@@ -47,13 +46,10 @@ class Project:
     def init(
         cls,
         path: str | Path,
-        recipe: str | Recipe,
+        recipe: str,
         sites: Sequence[str],
         assignments: Sequence[str] = (),
         data: Sequence[str] = (),
-        out: str = "run",
-        server_keys: Mapping[str, Any] | None = None,
-        site_keys: Mapping[str, Any] | None = None,
     ) -> Project:
         """Create a project.
 
@@ -62,13 +58,10 @@ class Project:
 
         Args:
             path: Folder; it must be empty or not exist.
-            recipe: Recipe name or file, or a recipe to be stored in the project.
+            recipe: Recipe name or file.
             sites: Names of the sites.
             assignments: `key=value` settings on top of the recipe.
             data: One data source per site, or none to use the recipe's data set.
-            out: Run folder.
-            server_keys: Further keys of server.yaml.
-            site_keys: Further keys of every site.yaml.
 
         Raises:
             BadInput: If the folder is not empty, or the recipe is invalid.
@@ -79,28 +72,24 @@ class Project:
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         refuse_other_clients(assignments, sites)
-        loaded = recipe if isinstance(recipe, Recipe) else load(recipe, [*assignments, f"clients={len(sites)}"])
+        loaded = load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
         algorithms(loaded) if data else build_experiment(loaded)
         own_files, modules = _own_code(loaded)
         project.app.mkdir(parents=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
         (project.app / "pyproject.toml").write_text(_filled("pyproject.toml", name=name, server=project.server_file))
-        if isinstance(recipe, Recipe):
-            (project.path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-            recipe = "recipe.yaml"
-        elif Path(recipe).is_file():
+        if Path(recipe).is_file():
             recipe = str(Path(recipe).resolve())
         text = _filled(
             "server.yaml",
             recipe=json.dumps(recipe),
             set=json.dumps(list(assignments)),
-            out=json.dumps(out),
             sites=json.dumps(list(sites)),
             test="null" if data else RECIPE_DATA,
             quorum=max(1, (len(sites) + 1) // 2),
         )
-        project.server_file.write_text(text + _lines(server_keys), encoding="utf-8")
+        project.server_file.write_text(text, encoding="utf-8")
         paths = [str(Path(loaded.dataset).resolve())] if not data and is_path(loaded.dataset) else []
         for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
             text = _filled(
@@ -112,7 +101,7 @@ class Project:
             )
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
-            (folder / "site.yaml").write_text(text + _lines(site_keys), encoding="utf-8")
+            (folder / "site.yaml").write_text(text, encoding="utf-8")
         for where, file in own_files.items():
             for folder in (project.path, *(project.path / "sites" / site for site in sites)):
                 (folder / where).parent.mkdir(parents=True, exist_ok=True)
@@ -152,10 +141,6 @@ class Project:
 
 def _filled(template: str, **values: object) -> str:
     return (files("fedhead.deploy") / "templates" / f"{template}.template").read_text("utf-8").format(**values)
-
-
-def _lines(keys: Mapping[str, Any] | None) -> str:
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in (keys or {}).items())
 
 
 def _own_code(recipe: Recipe) -> tuple[dict[str, str], list[str]]:
