@@ -49,7 +49,7 @@ class Partition(Checked):
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
         labels = y.copy()  # a rule that changes its labels must not change the data
-        return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
+        return checked_rows(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
     def generator(self, seed: int) -> np.random.RandomState:
         """Return the random generator of a partition's seed.
@@ -235,8 +235,12 @@ class Natural(Partition):
         return "natural" if self.column == "site" else f"natural({self.column})"
 
 
-def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
-    """Return the sorted rows after a check that every sample was assigned to exactly one client."""
+def checked_rows(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
+    """Return the sorted rows of each client.
+
+    Raises:
+        BadInput: If not every sample was assigned to exactly one client.
+    """
     require(
         len(assigned) == clients, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}"
     )

@@ -2,7 +2,7 @@
 
 A hook may not change its component, draw from a global generator or write into what it is given: each executor, a
 resumed run and another machine would compute something else. Built-in components are tested for it. A component of a
-user's own is checked once, when its hooks are first called; `fh.testing.check_method` checks each hook by itself.
+user's own is checked once, when its hooks are first called.
 """
 
 from __future__ import annotations
