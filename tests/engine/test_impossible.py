@@ -66,13 +66,6 @@ def indefinite(found: Tree) -> Tree:
     return found.replace(outer=pack(outer))
 
 
-def one_sample(found: Tree) -> Tree:
-    c = int(found["count"].argmax())
-    count = found["count"].clone()
-    count[c] = 1
-    return found.replace(count=count, outer=found["outer"] * 1e6)
-
-
 LIES: dict[str, tuple[Lie, str]] = {
     "negative": (of_statistics(lambda s: s.replace(count=-s["count"])), "not negative"),
     "a part of a sample": (of_statistics(lambda s: s.replace(count=s["count"] * 0.5)), "whole"),
@@ -80,7 +73,6 @@ LIES: dict[str, tuple[Lie, str]] = {
     "sums alone": (of_statistics(lambda s: s.replace(count=s["count"] * 0)), "has sums but no samples"),
     "variances": (of_statistics(lambda s: s.replace(outer=-s["outer"])), "not positive semi-definite"),
     "covariances": (of_statistics(indefinite), "not positive semi-definite"),
-    "scatter of one": (of_statistics(one_sample), "one sample and yet a scatter"),
     "architecture": (lambda send: send.replace(architecture=send["architecture"] + 1), "another architecture"),
 }
 
