@@ -108,7 +108,7 @@ def test_ctrl_c_before_anything_was_written(
     def stop(*_: object, **__: object) -> Row:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedhead.runs.run.execute", stop)
+    monkeypatch.setattr("fedhead.runs.run.RunWriter", stop)
     assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
     monkeypatch.setattr("fedhead.papers.tables.paper_tables.names", stop)
