@@ -62,7 +62,7 @@ def main(grid, context):
             for reply in grid.pull_messages(list(pending)):
                 pending.discard(reply.metadata.reply_to_message_id)
             if pending:
-                time.sleep(transport.timeouts.poll)
+                time.sleep(transport.poll)
         return time.perf_counter() - begin
 
     ours, empty = [], []

@@ -254,7 +254,7 @@ def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytes
     here, said = world(tmp_path, "fedavg"), []
     grid = here.grid()
     good = grid.nodes[103]
-    grid.nodes[103] = factory.site_of(str(tmp_path / "site-3" / "site.yaml"))[0]  # there is no such file
+    grid.nodes[103] = factory.site_of(str(tmp_path / "site-3" / "site.yaml"))  # there is no such file
 
     def fix(now: Snapshot) -> None:
         if now.round == 1:

@@ -46,7 +46,7 @@ def hello(made: Project, **recipe: Any) -> Response:
     """What the first site says to a server whose recipe has these keys."""
     spec = factory.run_spec(made.server())
     spec.recipe.update(recipe)
-    site, _ = factory.site_of(str(made.path / "sites" / "north" / "site.yaml"))
+    site = factory.site_of(str(made.path / "sites" / "north" / "site.yaml"))
     content = respond(through_bytes(wire.pack(to_json(Request("hello", spec, 60.0)), {})), site, watchdog=False)
     return read_response(wire.unpack(through_bytes(content))[0])
 

@@ -78,7 +78,7 @@ def test_what_an_error_quotes_stays_at_the_site(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)  # where the site's own code is
     project = make(tmp_path, spoil(tmp_path))
-    site, _ = factory.site_of(str(project.path / "sites" / "north" / "site.yaml"))
+    site = factory.site_of(str(project.path / "sites" / "north" / "site.yaml"))
     request = wire.pack(to_json(Request("hello", factory.run_spec(project.server()), 10.0)), {})
     content = respond(through_bytes(request), site, watchdog=False)
     sent = repr(content) + str(dict(content.config_records["fedhead"]))
@@ -94,7 +94,7 @@ def test_what_an_error_quotes_stays_at_the_site(
 def test_the_server_says_which_site_by_code_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = make(tmp_path, label(tmp_path))
     nodes = {
-        10 + k: factory.site_of(str(project.path / "sites" / name / "site.yaml"))[0]
+        10 + k: factory.site_of(str(project.path / "sites" / name / "site.yaml"))
         for k, name in enumerate(project.server().sites)
     }
     told: list[str] = []
@@ -109,7 +109,7 @@ def test_the_server_says_which_site_by_code_and_goes_on(tmp_path: Path, capsys: 
 
 def test_a_text_that_a_hostile_site_sends_is_cut_and_escaped(tmp_path: Path) -> None:
     project = make(tmp_path, "good.npz")
-    site, _ = factory.site_of(str(project.path / "sites" / "south" / "site.yaml"))
+    site = factory.site_of(str(project.path / "sites" / "south" / "site.yaml"))
     grid = InProcess({10: site})
     request = Request("hello", factory.run_spec(project.server()), 10.0)
     hostile = "\x1b[2J\n12:00:00 error: all is lost\r" * 200_000

@@ -183,8 +183,7 @@ def test_a_site_with_an_architecture_of_its_own(tmp_path: Path) -> None:
 
 def test_an_unreadable_site_file_is_told_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("name: a\nbata: x\n")
-    site, watched = factory.site_of(str(tmp_path / "site.yaml"))
-    assert watched
+    site = factory.site_of(str(tmp_path / "site.yaml"))
     with pytest.raises(BadInput, match="did you mean 'data'"):
         site.site_run(SPEC, 0)
 

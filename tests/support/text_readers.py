@@ -42,7 +42,7 @@ def recipe(folder: Path) -> Reader:
 
 def site(folder: Path) -> Reader:
     keys = {"name": "site-1", "data": "data.npz", "client_test": 0.2, "paths": ["/data"], "max_seconds": 60.5}
-    keys |= {"model_parameters": {"hidden": [8]}, "threads": 1, "watchdog": False}
+    keys |= {"model_parameters": {"hidden": [8]}, "threads": 1}
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
     file = folder / "site.yaml"
     return Reader(text.encode(), file, lambda: SiteFile.read(file), as_json(keys))

@@ -126,8 +126,8 @@ class WrongHook(fh.Method):
 
 FAULTS = {
     CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample$",
-    CallsItem: r"^CallsItem\.loss \(test_planted_faults\.py, line \d+: .*item.*many clients at once.*torch\.where",
-    Branches: r"^Branches\.finish \(test_planted_faults\.py, line \d+: if client\.samples > 4:\).*torch\.where",
+    CallsItem: r"^CallsItem: .*CallsItem\.loss \(test_planted_faults\.py, line \d+\) .*item.*at once.*torch\.where$",
+    Branches: r"^Branches: .*Branches\.finish \(test_planted_faults\.py, line \d+\) .*an if.*at once.*torch\.where$",
     KeepsOnSelf: r"^KeepsOnSelf changes KeepsOnSelf\.seen, but a component keeps nothing .* client's state",
     DrawsGlobally: r"^DrawsGlobally draws from torch's global generator, .*draw by key",
     DrawsFromItsOwn: r"^DrawsFromItsOwn: the same round of the same client sends something else each time",
@@ -282,7 +282,7 @@ def takes_too_little(y: Rows, clients: int) -> list[Rows]:
 def test_partitions_as_functions() -> None:
     with pytest.raises(CheckFailed, match=r"^loses_rows: partition loses_rows: row 0 went to 4 clients, every row"):
         check_partition(loses_rows)
-    with pytest.raises(CheckFailed, match=r"^fails_for_many \(test_planted_faults\.py, line \d+: assert clients < 6\)"):
+    with pytest.raises(CheckFailed, match=r"^fails_for_many \(test_planted_faults\.py, line \d+\): Assert.*7 < 6"):
         check_partition(fails_for_many)
     with pytest.raises(CheckFailed, match=r"^takes_too_little takes \(y, clients\), a partition is called with"):
         check_partition(takes_too_little)

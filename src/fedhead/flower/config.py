@@ -64,7 +64,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class ServerFile(_File):
+class ServerFile(_File, Timeouts):
     """The run, its sites, and how long the server waits for them."""
 
     recipe: str  # what is trained: a recipe's name or file
@@ -81,10 +81,6 @@ class ServerFile(_File):
     allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
     max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # the most memory that building a site's own model may take
     allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
-    quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
-    round_seconds: Annotated[float, Above(0)] = 600.0
-    join_seconds: Annotated[float, Above(0)] = 120.0
-    attempts: Annotated[int, AtLeast(1)] = 3
     keys: str | None = None  # the folder of the sites' public keys, NAME.pub: a site's name belongs to its key
 
     def __post_init__(self) -> None:
@@ -107,10 +103,6 @@ class ServerFile(_File):
             raise BadInput("seeds: a deployment is one run; set a single seed")
         return recipe
 
-    def timeouts(self) -> Timeouts:
-        """Return how long the server waits, and for how many."""
-        return Timeouts(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
-
 
 @dataclass(frozen=True)
 class SiteFile(_File, Policy):
@@ -129,17 +121,6 @@ class SiteFile(_File, Policy):
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
-    watchdog: bool = True  # end the process when a request takes too long
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the file."""
-        return self.path.parent
-
-    @property
-    def reads_recipe_data(self) -> bool:
-        """Return whether the site takes its share of the recipe's data set."""
-        return self.data == RECIPE_DATA
 
     def own_model(self) -> dict[str, Any]:
         """Return the recipe keys that the site replaces."""

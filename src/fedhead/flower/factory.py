@@ -41,18 +41,17 @@ if TYPE_CHECKING:
 
 
 # -- sites ------------------------------------------------------------------------------------------
-def site_of(path: str) -> tuple[Site, bool]:
-    """Return the site of a site.yaml, which answers with the reason if it can't be read, and its watchdog setting."""
+def site_of(path: str) -> Site:
+    """Return the site of a site.yaml, which answers with the reason if it can't be read."""
     try:
-        file = SiteFile.read(path)
-        return site(file), file.watchdog
+        return site(SiteFile.read(path))
     except BadInput as error:
         reason = str(error)
 
     def site_run(spec: RunSpec, number: int) -> SiteRun:
         raise SiteProblem("settings", reason)
 
-    return Site(Path(path).parent.name, site_run, Path(path).parent), True
+    return Site(Path(path).parent.name, site_run, Path(path).parent)
 
 
 def site(file: SiteFile) -> Site:
@@ -85,6 +84,8 @@ def site(file: SiteFile) -> Site:
 
     def fresh(spec: RunSpec, number: int) -> SiteRun:
         recipe = spec.recipe_of_run([file.path.parent])
+        if file.data == RECIPE_DATA:
+            file.check_data(recipe, file.path.parent)
         with coded("code"):
             _check_code(recipe, spec, file)
         with coded("data"):
@@ -97,14 +98,6 @@ def site(file: SiteFile) -> Site:
         return SiteRun(clients, computed_at_sites(recipe.metrics))
 
     return Site(file.name, site_run, file.at(file.state), file.own_model(), file)
-
-
-def share_of_recipe(number: int, state: str) -> Site:
-    """Return a site without a site.yaml: the client of a number, in Flower's own simulation."""
-    folder = Path(state).resolve()
-    name = site_names(number + 1)[number]
-    # its own operator runs it: whatever the recipe names may be read, and nothing leaves this federation
-    return site(SiteFile(folder / "site.yaml", name, RECIPE_DATA, state=str(folder), paths=("/",), min_class_count=1))
 
 
 def site_names(count: int) -> list[str]:
@@ -198,7 +191,7 @@ def transport(
 
     dry_run = DryRun(spec, experiment, models, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
-    return FlowerTransport(grid, spec, dry_run, file.timeouts(), pool, log, keys)
+    return FlowerTransport(grid, spec, dry_run, file, pool, log, keys)
 
 
 # -- code that fedhead does not bring ---------------------------------------------------------------

@@ -42,7 +42,7 @@ def _serve(listener: socket.socket, site: str) -> None:
     from fedhead.flower.site.client_handler import respond
 
     tune_malloc()
-    made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
+    made, read_at, asked_at = None, 0.0, time.monotonic()
     while time.monotonic() - asked_at < IDLE_SECONDS:
         try:
             accepted, _ = listener.accept()
@@ -53,9 +53,9 @@ def _serve(listener: socket.socket, site: str) -> None:
             content = connection.recv()
             changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
             if made is None or changed_at != read_at:
-                made, watchdog = site_of(site)
+                made = site_of(site)
                 read_at = changed_at
-            connection.send(respond(content, made, watchdog))
+            connection.send(respond(content, made))
         asked_at = time.monotonic()
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fedhead.core.system.errors import FedheadError, unknown
-from fedhead.executors.client.stack_errors import CannotStack
-
-PACKAGE = Path(__file__).parents[1]
-LIBRARY = Path(linecache.__file__).parent  # Python's own, with the installed packages
-
+from fedhead.core.system.failures import describe_error
 
 T = TypeVar("T")
 
@@ -83,37 +76,7 @@ def as_check_failure(owner: str, doing: str) -> Iterator[None]:
     except (CheckFailed, Skipped):
         raise
     except Exception as error:  # a user's hook may raise anything
-        if isinstance(error, FedheadError) and not isinstance(error, CannotStack):
-            text = str(error) if str(error).startswith(owner) else f"{owner}: {error}"
-        else:  # of CannotStack the line itself says more here than the advice to users
-            cause = error.__cause__ if isinstance(error, CannotStack) else error
-            cause = cause if isinstance(cause, Exception) else error
-            text = f"{_place(cause, owner)}: {_reason(cause)}, {doing}{_hint(cause)}"
-        raise CheckFailed(text) from error
-
-
-def _place(error: Exception, owner: str) -> str:
-    """Return the user's last line that an error passed through, preferably in the component itself."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(code, line) for code, line in frames if code.co_qualname.split(".")[-2:-1] == [owner]]
-    theirs = [(code, line) for code, line in frames if not Path(code.co_filename).is_relative_to(LIBRARY)]
-    theirs = [(code, line) for code, line in theirs if not Path(code.co_filename).is_relative_to(PACKAGE)]
-    if not (own or theirs):
-        return owner
-    code, line = (own or theirs)[-1]
-    text = linecache.getline(code.co_filename, line).strip()
-    return f"{code.co_qualname.rpartition('<locals>.')[2]} ({Path(code.co_filename).name}, line {line}: {text})"
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].split('. ')[0].rstrip('.')}" if lines else type(error).__name__
-
-
-def _hint(error: Exception) -> str:
-    if any(word in str(error) for word in ("vmap", ".item()", "data-dependent", "functorch")):
-        return (
-            ": hooks run for many clients at once, so they can't look at single numbers; instead of .item(), "
-            "`if tensor` or tensor[mask] use torch.where or multiply by a mask"
-        )
-    return ""
+        text = describe_error(error)
+        if not isinstance(error, FedheadError):
+            text = f"{text}, {doing}"
+        raise CheckFailed(text if text.startswith(owner) else f"{owner}: {text}") from error

@@ -130,10 +130,12 @@ class InProcessFederation:
 
         fed = self.federation
         test = None if fed.test is None else Pool(fed.test, fed.transform)
-        waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **timeouts})
+        waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, **timeouts})
         dry_run = DryRun(spec, self.experiment, choices, fed.public)
         log = (said if said is not None else []).append
-        return FlowerTransport(grid, spec, dry_run, waits, test, log)
+        transport = FlowerTransport(grid, spec, dry_run, waits, test, log)
+        transport.poll = 0.001
+        return transport
 
 
 def changed_response(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:

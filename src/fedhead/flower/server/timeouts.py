@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from fedhead.core.components.ranges import Above, AtLeast
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Deadlines of the server and its quorum."""
+    """Keys of server.yaml: deadlines of the server and its quorum."""
 
-    quorum: int = 1  # the fewest sites with which a round counts
-    round_seconds: float = 600.0  # for a site's response to any request
-    join_seconds: float = 120.0  # for all sites to come, and for a quorum to come back
-    attempts: int = 3  # at a round without a quorum
-    poll: float = 0.1  # seconds between polls
+    quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
+    round_seconds: Annotated[float, Above(0)] = 600.0  # for a site's response to any request
+    join_seconds: Annotated[float, Above(0)] = 120.0  # for all sites to come, and for a quorum to come back
+    attempts: Annotated[int, AtLeast(1)] = 3  # at a round without a quorum

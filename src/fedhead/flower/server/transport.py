@@ -81,6 +81,7 @@ class FlowerTransport(Transport[SiteStates]):
 
     name = "flower"
     remote = True
+    poll = 0.1  # seconds between polls
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class FlowerTransport(Transport[SiteStates]):
             enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
             if enough or time.monotonic() - begin > self.timeouts.join_seconds:
                 break
-            time.sleep(self.timeouts.poll)
+            time.sleep(self.poll)
         missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
         why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
         if len(present) < self.timeouts.quorum:
@@ -178,7 +179,7 @@ class FlowerTransport(Transport[SiteStates]):
             known = self.nodes.refuse(node, failure, keys.get(node))
             self.log(f"node {node} is left out: {known.line}")
 
-        for node, reply in messaging.ask(self.grid, self.timeouts.poll, outgoing, self.timeouts.join_seconds).items():
+        for node, reply in messaging.ask(self.grid, self.poll, outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):
                 refuse(node, reply)
             elif reply[0].site not in self.spec.sites:
@@ -287,7 +288,7 @@ class FlowerTransport(Transport[SiteStates]):
         """Send requests to sites; return the answers that fit them, and why the others are missing or do not."""
         answers, refused = dict[int, Answer](), dict[int, str]()
         seconds = self.timeouts.round_seconds + GRACE
-        for k, answer in messaging.ask(self.grid, self.timeouts.poll, outgoing, seconds).items():
+        for k, answer in messaging.ask(self.grid, self.poll, outgoing, seconds).items():
             if isinstance(answer, Failure):
                 refused[k] = answer.reason
             elif (why := self._mismatch(k, outgoing[k].request, *answer)) is not None:

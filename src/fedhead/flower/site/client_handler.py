@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 
-def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
+def respond(content: RecordDict, site: Site, watchdog: bool = True) -> RecordDict:
     """Return the site's reply to a message's content.
 
     What goes wrong is written in full into the site's own log; the server gets a code and a reference number.
+
+    Args:
+        content: The message's content.
+        site: The site that answers.
+        watchdog: Whether to end this process when the server's time for the request is over.
     """
     header: dict[str, object] = {}
     try:

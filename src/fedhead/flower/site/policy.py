@@ -36,16 +36,6 @@ class Policy:
     report_train_loss: bool = True  # tell the server the mean loss of each round's training
     report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
 
-    @property
-    def folder(self) -> Path:
-        """Folder that relative `paths` begin in."""
-        return Path()
-
-    @property
-    def reads_recipe_data(self) -> bool:
-        """Return whether the site takes its share of the recipe's data set."""
-        return False
-
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
         """Refuse a run that the site does not allow.
 
@@ -62,9 +52,6 @@ class Policy:
             if allowed is None or (registry is MODELS and "model" in own):
                 continue
             _check_names([name for kind, name in named if kind is registry], allowed, registry.kind)
-        if self.reads_recipe_data:
-            for name in filter(None, (recipe.dataset, recipe.public)):
-                self._check_data(name)
 
     def check_earlier(self, stages: Sequence[Stage]) -> None:
         """Refuse stages that the run's stages begin with, which a recipe does not name."""
@@ -72,14 +59,22 @@ class Policy:
         if self.stages is not None:
             _check_names([stage.name for stage in earlier], self.stages, "stage")
 
-    def _check_data(self, name: str) -> None:
-        """Refuse a path that is not allowed, whether or not anything is there: the server must not learn which."""
-        if DATASETS.known(name) or (":" in name and DATASETS.permits(name, self.allow)):
-            return
-        path = Path(name).resolve()
-        allowed = [(self.folder / os.path.expanduser(place)).resolve() for place in self.paths]
-        if not any(path.is_relative_to(place) for place in allowed):
-            raise SiteProblem("policy", f"the run's data set {name!r} is not among 'paths' in site.yaml")
+    def check_data(self, recipe: Recipe, folder: Path) -> None:
+        """Refuse paths that are not allowed, whether or not anything is there: the server must not learn which.
+
+        Args:
+            recipe: The server's recipe, whose data set and public samples the site takes.
+            folder: Folder that relative `paths` begin in.
+
+        Raises:
+            SiteProblem: With the code `policy`.
+        """
+        allowed = [(folder / os.path.expanduser(place)).resolve() for place in self.paths]
+        for name in filter(None, (recipe.dataset, recipe.public)):
+            if DATASETS.known(name) or (":" in name and DATASETS.permits(name, self.allow)):
+                continue
+            if not any(Path(name).resolve().is_relative_to(place) for place in allowed):
+                raise SiteProblem("policy", f"the run's data set {name!r} is not among 'paths' in site.yaml")
 
     def seconds(self, asked: float | None) -> float | None:
         """Return after how long a request is ended, from the server's limit; None: never."""
