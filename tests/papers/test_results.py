@@ -288,7 +288,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "give it with --results" in capsys.readouterr().err
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
-    assert "is no file of results: its first line has no column 'table'" in capsys.readouterr().err
+    assert "is no file of results: its first line has a,b in place of table,cell" in capsys.readouterr().err
 
 
 # -- the command line ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine, check_minutes
 from fedhead.studies.queue import Engine
-from fedhead.studies.sweep.seeds_and_splits import drawn_seeds, drawn_splits
+from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import validate
 from fedhead.studies.writable import check_writable
@@ -193,8 +193,8 @@ def repetitions(
 ) -> list[Repetition]:
     """Return a cell once per seed and split."""
     code = digest(cell)
-    return [
-        Repetition(table, cell, code, scale, cell.recipe(seed, split))
-        for split in drawn_splits(splits)
-        for seed in drawn_seeds(cell.seeds, seeds)
-    ]
+    drawn = drawn_splits(splits), drawn_seeds(cell.seeds, seeds)
+    if (count := len(drawn[0]) * len(drawn[1])) > MOST_RUNS:
+        raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
+    recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
+    return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
