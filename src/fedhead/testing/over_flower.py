@@ -19,7 +19,7 @@ from fedhead.flower.site.site_store import SiteStore
 from fedhead.testing.checks import CheckFailed, require
 from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation
-from fedhead.testing.trial import CPU, Trial, difference
+from fedhead.testing.trial import CPU, Trial, difference, state_tensors
 
 
 def compare_with_simulation(trial: Trial) -> None:
@@ -51,7 +51,5 @@ def compare_with_simulation(trial: Trial) -> None:
 
 
 def _left(result: FinishedRun, clients: Mapping[int, Tree | None]) -> dict[str, Tensor]:
-    servers = {"the server's state": result.server}
-    servers |= {f"the server's state after {name}": stage.server for name, stage in result.stages.items()}
-    trees = servers | {f"client {k}'s state": state or Tree() for k, state in clients.items()}
-    return {f"{where}: {name}": t for where, tree in trees.items() for name, t in tree.leaves().items()}
+    stages = Tree({f"after {name}": stage.server for name, stage in result.stages.items()})
+    return state_tensors(result.server.replace(stages), {k: state or Tree() for k, state in clients.items()})

@@ -65,13 +65,9 @@ def small_model(norm: str = "group", head: str | None = None) -> SplitModel:
     return model if head is None else with_head(model, head)
 
 
-def small_perceptron(
-    features: int = 8, classes: int = CLASSES, bias: bool = True, head: str | None = None
-) -> SplitModel:
+def small_perceptron(head: str | None = None) -> SplitModel:
     """Make a network without convolutions and normalization layers for `small_federation`: another architecture."""
     with random.global_generator(1):
-        net = nn.Sequential(
-            nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, features), nn.Linear(features, classes, bias=bias)
-        )
+        net = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, 8), nn.Linear(8, CLASSES))
     model = split(net, classifier="4")
     return model if head is None else with_head(model, head)

@@ -21,6 +21,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, Schedule
+from fedhead.engine.policies import reply_check
 from fedhead.engine.rounds.rounds import run_stage, train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
@@ -116,17 +117,18 @@ def train(simulation: Simulation, executor: Executor, first: int, last: int) -> 
 
 def _stage_tensors(simulation: Simulation, stage: Stage, executor: Executor) -> dict[str, Tensor]:
     result = run_stage(simulation.using(executor), stage)
-    tensors = _named(result.server, {k: result.states[k] for k in simulation.clients.holders})
+    tensors = state_tensors(result.server, {k: result.states[k] for k in simulation.clients.holders})
     accuracies = {"accuracy": result.accuracy, "personal accuracy": result.personal}
     return tensors | {name: torch.tensor(float(value or 0.0)) for name, value in accuracies.items()}
 
 
 def final_tensors(simulation: Simulation) -> dict[str, Tensor]:
     """Return every tensor of the server's and the clients' states, by name."""
-    return _named(simulation.server, dict(sorted(simulation.states.kept.items())))
+    return state_tensors(simulation.server, dict(sorted(simulation.states.kept.items())))
 
 
-def _named(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor]:
+def state_tensors(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor]:
+    """Return every tensor of a server's and some clients' states, by name."""
     tensors = {f"the server's state: {name}": t for name, t in server.leaves().items()}
     for k, state in clients.items():
         tensors |= {f"client {k}'s state: {name}": t for name, t in state.leaves().items()}
@@ -177,20 +179,15 @@ class PlainLoop(Executor):
 
     def _check_schemas(self, algorithm: Algorithm, state: Tree, reply: Reply, where: str) -> None:
         before, expected = self.sent = self.sent or (where, schema(reply.send))
-        odd = odd_entry(schema(reply.send), expected)
+        odd = reply_check.difference(schema(reply.send), expected)
         require(
             not odd,
-            f"{self.owner}.finish sends another {odd!r} for {where} than for {before}: names, shapes and types must be "
-            "the same for all clients and rounds; send zeros for what is not there yet",
+            f"{self.owner}.finish does not send for {where} what it sent for {before} ({odd}): names, shapes and types "
+            "must be the same for all clients and rounds; send zeros for what is not there yet",
         )
-        odd = odd_entry(schema(reply.keep), schema(state)) if isinstance(algorithm, Method) else None
+        odd = reply_check.difference(schema(reply.keep), schema(state)) if isinstance(algorithm, Method) else None
         require(
             not odd,
-            f"{self.owner}.finish keeps another {odd!r} than init_client made: give it the same names, shapes and "
+            f"{self.owner}.finish does not keep what init_client made ({odd}): give it the same names, shapes and "
             "types, with zeros for what is not there yet",
         )
-
-
-def odd_entry(one: Schema, other: Schema) -> str | None:
-    """Return the first name by which two schemas differ."""
-    return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), None)

@@ -115,9 +115,9 @@ class DryRun:
         experiment.check_data(self._federation, stages=False)
         return Clients(experiment, self._federation, all_here=False)
 
-    def check(self, stage: Stage, tested: bool = True) -> None:
-        """Refuse a stage that does not go with the models or without the sites' own test samples."""
-        federation = replace(self._federation, client_test=self._federation.rows) if tested else self._federation
+    def check(self, stage: Stage) -> None:
+        """Refuse a stage that does not go with the models; whether sites have test samples of their own is theirs."""
+        federation = replace(self._federation, client_test=self._federation.rows)
         training_objective.check(stage, federation.objective, self.clients.task.local)
         stage.check(list(self._models.values()), federation)
 

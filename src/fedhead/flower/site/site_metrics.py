@@ -17,7 +17,8 @@ def computed_at_sites(metrics: Iterable[str]) -> dict[str, Metric]:
 
     Metrics of the clients' accuracies are left out: the server computes them.
     """
-    own = [text for text in metrics if (name := _name(text)) in METRICS and METRICS.permits(name, ())]
+    named = {text: read_call(text, "metric").name for text in metrics}
+    own = [text for text, name in named.items() if name in METRICS and METRICS.permits(name, ())]
     return {name: one for name, one in find(own).items() if not one.of_clients}
 
 
@@ -37,7 +38,3 @@ def reported(asked: Iterable[str], values: Mapping[str, float | None]) -> Measur
         if value is None:
             found.notes[name] = NO_VALUE
     return found
-
-
-def _name(text: str) -> str:
-    return read_call(text, "metric").name
