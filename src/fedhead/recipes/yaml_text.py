@@ -10,9 +10,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from fedhead.core.system.errors import Unreadable
+from fedhead.core.system.errors import BadInput, Unreadable
 
 _CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: in a list, YAML reads the bracket as a nested list
+_MOST = 2**17  # values of a text, each counted as often as aliases repeat it
 _QUOTES = 'in a list, write such a value in quotes, as in ["mlp(hidden=[8])", mlp]'
 
 
@@ -31,7 +32,7 @@ def read_yaml(text: str, source: str) -> Any:
         source: What it is called in an error.
 
     Raises:
-        BadInput: It is not valid YAML, or a key is repeated.
+        BadInput: It is not valid YAML, a key is repeated, or aliases stand for far too many values.
 
     >>> read_yaml("[1e-3, no, null]", "example")
     [0.001, 'no', None]
@@ -39,7 +40,7 @@ def read_yaml(text: str, source: str) -> Any:
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
-        return yaml.load(text)
+        value = yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark and "\n" in text.strip() else source
@@ -47,6 +48,22 @@ def read_yaml(text: str, source: str) -> Any:
         line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
         hint = f": {_QUOTES}" if _CALL.search(line) else ""
         raise Unreadable(f"{where}: not valid YAML ({problem}){hint}") from error
+    _check_size(value, source)
+    return value
+
+
+def _check_size(value: Any, source: str) -> None:
+    """Refuse a value that aliases make huge or endless: a few lines of them can stand for billions of values."""
+    left, count = [value], 0
+    while left:
+        count += 1
+        if count > _MOST:
+            raise BadInput(f"{source}: more than {_MOST:,} values, aliases counted as often as they are used")
+        inner = left.pop()
+        if isinstance(inner, dict):
+            left += [*inner.keys(), *inner.values()]
+        elif isinstance(inner, list | tuple | set):
+            left += inner
 
 
 def write_yaml(value: Any) -> str:
