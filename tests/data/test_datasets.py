@@ -74,9 +74,9 @@ def test_digits_mean_and_deviation():
 
 
 def test_load_takes_subsets_and_other_transforms(tmp_path):
-    fed = Federation.load("digits", "skewed(2)", 5, 1, subset=200, test_samples=50, augment="cifar", normalize="half")
+    fed = Federation.load("digits", "skewed(2)", 5, 1, subset=200, augment="cifar", normalize="half")
     assert len(fed.train.y) == 200
-    assert len(fed.test.y) == 50
+    assert len(fed.test.y) == 360
     assert fed.transform.augment == ("crop-reflect(4)", "flip")
     assert fed.transform.mean == (0.5,)
     assert (fed.title, fed.partition) == ("digits", "skewed(2)")

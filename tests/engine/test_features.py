@@ -170,7 +170,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.Mo
     blocked.write_text("")
     with pytest.raises(fh.BadInput, match="can't be written to"):
         replace(extract, folder=blocked / "in")(held)
-    federation = fh.Federation.load("digits", "iid", clients=2, subset=20, test_samples=10)
+    federation = fh.Federation.load("digits", "iid", clients=2, subset=20)
     with pytest.raises(fh.BadInput, match=r"^cache_features: .* can't be written to"):
         fh.extract_features(federation, "mlp(hidden=[4])", cache=blocked)
 

@@ -21,18 +21,18 @@ from fedhead.data.inputs.conversion import Pair, concatenate
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.partitions import partition_file
-from fedhead.data.partitions.allocation import stratified
 from fedhead.data.partitions.client_test_sets import ClientTest
 from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of_groups
 from fedhead.data.partitions.partition import Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets, library_datasets, sample_file
-from fedhead.data.sources.datasets import Dataset
+from fedhead.data.sources.datasets import Dataset, DatasetReader
 from fedhead.data.sources.library_datasets import Reader
+from fedhead.data.sources.sample_file import Contents, SampleReader
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-_PREPARATION = {"seed", "client_test", "augment", "normalize", "resize"}  # what can be changed of a saved federation
+_PREPARATION = ("client_test", "augment", "normalize", "resize")  # what can be changed of a saved federation
 
 
 class Federation(FederationData):
@@ -318,7 +318,6 @@ class Federation(FederationData):
         augment: str | None = None,
         normalize: str | None = None,
         subset: int | None = None,
-        test_samples: int | None = None,
         download: bool = True,
         public: str | Dataset | Callable[[], Any] | None = None,
         public_samples: int | None = None,
@@ -343,7 +342,6 @@ class Federation(FederationData):
             augment: Augmentation; by default that of the data set.
             normalize: Normalization; by default that of the data set; see `from_arrays`.
             subset: Number of training samples to keep, stratified by class.
-            test_samples: Number of test samples to keep, stratified by class.
             download: Whether downloads are allowed.
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
                 samples of the same one, which are then removed from the clients.
@@ -363,89 +361,62 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
+        reader: SampleReader
         if datasets.is_path(source):
-            require(
-                public is None and test_samples is None,
-                "public and test_samples are for registered data sets; give public=(x, y) in from_arrays",
-            )
-            settings |= {"seed": seed, "client_test": client_test}
-            settings |= {"augment": augment, "normalize": normalize, "resize": resize}
-            settings = {name: value for name, value in settings.items() if value is not None}
-            made = cls._from_path(Path(str(source)), partition, clients, **settings)
-            if not with_test:
-                made = replace(made, test=None, client_test=None)
-            return made if subset is None else made.subset(subset, seed)
-        objective = settings.pop("objective", "multiclass")
-        require(
-            not settings,
-            f"{next(iter(settings), '')}: this is for files and folders, {source} is a registered data set",
-        )
-        entry = datasets.get(source)  # type: ignore[arg-type]  # no path
-        datasets.check_objective(entry, objective)
-        train = entry.part("train", data_dir, download)
-        test = entry.part("test", data_dir, download) if with_test else None
-        if subset is not None:
-            train = train.take(stratified(train.y.numpy(), subset, seed))
-        if test_samples is not None and test is not None:
-            test = test.take(stratified(test.y.numpy(), test_samples, seed))
-        shared = None
-        if public is not None:
-            train, shared = datasets.public_part(entry, train, public, public_samples, seed, data_dir, download)
-        rule = parse_partition("iid" if partition is None else partition)
-        made = cls(
-            train,
-            rule.split(train.y.numpy(), entry.classes, builders.CLIENTS if clients is None else clients, seed),
-            entry.classes,
-            test=test,
-            transform=entry.transform,
-            public=shared,
-            names=entry.names,
-            title=entry.name,
-            partition=str(rule),
-            objective=objective,
-        )
-        return preprocessing.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
+            require(public is None, "public: this is for registered data sets; give public=(x, y) in from_arrays")
+            read = (settings.pop("size", None), settings.pop("encode", None), settings.get("layout"))
+            reader = sample_file.path_reader(Path(str(source)), *read)
+        else:
+            entry = datasets.get(source)  # type: ignore[arg-type]  # no path
+            other = [name for name in settings if name != "objective"]
+            require(not other, f"{', '.join(other)}: this is for files and folders, {source} is a registered data set")
+            parts = (seed, data_dir, download, with_test, subset, public, public_samples)
+            reader = DatasetReader(entry, settings.get("objective", "multiclass"), *parts)
+            subset = None
+        contents = reader.read()
+        settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
+        try:
+            made = cls._of_contents(contents, partition, clients, seed, **settings)
+        except BadInput as error:
+            raise BadInput(f"{contents.where}: {str(error).removeprefix(f'{contents.where}: ')}") from None
+        if not with_test:
+            made = replace(made, test=None, client_test=None)
+        return made if subset is None else made.subset(subset, seed)
 
     @classmethod
-    def _from_path(
+    def _of_contents(
         cls,
-        path: Path,
+        contents: Contents,
         partition: PartitionLike | None,
         clients: int | None,
+        seed: int,
         test: Pair | float | str | NDArray[np.bool_] | None = None,
-        size: int | None = None,
-        encode: str | Tokenizer | None = None,
         layout: str | None = None,
         **settings: Any,
     ) -> Self:
-        contents = sample_file.read(path, size, encode, layout)
         default = Natural() if "site" in contents.arrays else "iid"
         rule = parse_partition(default if partition is None else partition)
-        if contents.saved and settings.get("objective") == contents.objective:
-            del settings["objective"]
-        unchanged = rule == Natural() and test is None and layout is None and settings.keys() <= _PREPARATION
-        try:
-            if contents.saved and unchanged:
-                made = cls(**federation_file.restore(contents))
-                count = len(made)
-                known = clients in (None, count)
-                require(known, f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
-                transform = {name: settings.get(name) for name in ("augment", "normalize", "resize")}
-                made = made.with_client_test(settings.get("client_test"), settings["seed"])
-                return preprocessing.prepare(made, "refuse", **transform)
-            if isinstance(rule, Natural):
-                groups, group_names = contents.column(rule.column)
-                require(
-                    groups is not None,
-                    f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
-                )
-                settings |= {"groups": groups, "group_names": group_names}
-            chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
-            given: dict[str, Any] = {"names": contents.class_names, "title": path.name.removesuffix(".npz")}
-            given |= {"objective": contents.objective, "layout": layout or contents.layout}
-            return cls.from_arrays(contents.x, contents.y, rule, clients, chosen, **{**given, **settings})
-        except BadInput as error:
-            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        changed = {name: value for name, value in settings.items() if name not in _PREPARATION}
+        unchanged = changed in ({}, {"objective": contents.objective}) and test is None and layout is None
+        if contents.saved and rule == Natural() and unchanged:
+            made = cls(**federation_file.restore(contents))
+            count = len(made)
+            known = clients in (None, count)
+            require(known, f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
+            transform = (settings["augment"], settings["normalize"], settings["resize"])
+            return preprocessing.prepare(made.with_client_test(settings["client_test"], seed), "refuse", *transform)
+        if isinstance(rule, Natural):
+            groups, group_names = contents.column(rule.column)
+            require(
+                groups is not None,
+                f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
+            )
+            settings |= {"groups": groups, "group_names": group_names}
+        chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
+        given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
+        given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
+        made = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
+        return made if contents.public is None else replace(made, public=contents.public)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.

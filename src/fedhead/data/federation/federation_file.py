@@ -90,8 +90,8 @@ def restore(contents: Contents) -> dict[str, Any]:
         clients = len(held["site_names"])
         parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in held}
         limit = len(parts["" if own_test == "train" else "_test"].y)
-        partition_file.check_rows(local, limit, f"{contents.path}: its clients' test rows")
-        partition_file.check_rows(validation, len(parts[""].y), f"{contents.path}: its validation rows")
+        partition_file.check_rows(local, limit, f"{contents.where}: its clients' test rows")
+        partition_file.check_rows(validation, len(parts[""].y), f"{contents.where}: its validation rows")
         site = held["site"].copy()
         for apart in (local if own_test == "train" else None, validation):
             site[np.concatenate(apart or [np.zeros(0, np.int64)])] = -1
@@ -116,7 +116,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             },
         }
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None
+        raise BadInput(f"{contents.where}: not a federation that fedhead wrote ({error})") from None
 
 
 def _samples(contents: Contents, part: str) -> Samples:
@@ -124,6 +124,6 @@ def _samples(contents: Contents, part: str) -> Samples:
     y: Any = held[f"y{part}"]
     x = named_arrays(held, f"x{part}") if isinstance(contents.x, dict) else held[f"x{part}"]
     if not targets.objective_of(contents.objective).has_classes:
-        y = targets.read(y, contents.objective, f"{contents.path}: y{part}")
+        y = targets.read(y, contents.objective, f"{contents.where}: y{part}")
     # the federation checks labels against its number of classes, but for public ones
-    return samples(x, y, Classes(labels.MOST), contents.layout, f"{contents.path}:{part}")
+    return samples(x, y, Classes(labels.MOST), contents.layout, f"{contents.where}:{part}")

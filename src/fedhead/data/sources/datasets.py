@@ -21,10 +21,11 @@ from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.tree.inputs import shape_of
 from fedhead.data.inputs import targets
-from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import convert
 from fedhead.data.partitions.allocation import stratified
 from fedhead.data.sources import dataset_cache
+from fedhead.data.sources.sample_file import Contents, SampleReader
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
 Part = Literal["train", "test"]
@@ -117,26 +118,45 @@ def is_path(name: Any) -> bool:
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
 
 
-def public_part(
-    entry: Dataset,
-    train: Samples,
-    public: str | Dataset | Callable[[], Any],
-    samples: int | None,
-    seed: int,
-    data_dir: str | PathLike[str] | None,
-    download: bool,
-) -> tuple[Samples, Samples]:
-    """Return the training samples that are left to the clients, and the public ones; see `Federation.load`."""
-    other = get(public)
-    if other.name != entry.name:
-        shared = other.part("test", data_dir, download)
-        return train, shared.take(stratified(shared.y.numpy(), min(samples or 3000, len(shared.y)), seed))
-    held = stratified(train.y.numpy(), samples or max(1, len(train.y) // 5), seed)
-    require(
-        len(held) != len(train.y),
-        f"public_samples: {samples} leaves no training samples of {entry.name} for the clients",
-    )
-    return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
+@dataclass(frozen=True)
+class DatasetReader(SampleReader):
+    """Reader of a registered data set; `Federation.load` describes the fields."""
+
+    entry: Dataset
+    objective: str = "multiclass"
+    seed: int = 0
+    data_dir: str | PathLike[str] | None = None
+    download: bool = True
+    with_test: bool = True
+    subset: int | None = None
+    public: str | Dataset | Callable[[], Any] | None = None
+    public_samples: int | None = None
+
+    def read(self) -> Contents:
+        """Read the parts of the data set that are asked for."""
+        entry = self.entry
+        check_objective(entry, self.objective)
+        train = entry.part("train", self.data_dir, self.download)
+        test = entry.part("test", self.data_dir, self.download) if self.with_test else None
+        if self.subset is not None:
+            train = train.take(stratified(train.y.numpy(), self.subset, self.seed))
+        train, public = (train, None) if self.public is None else self._with_public(train, get(self.public))
+        named = {} if entry.names is None else {"class_names": np.array(entry.names)}
+        layout, classes = stored_layout(train.x), entry.classes
+        return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, public)
+
+    def _with_public(self, train: Samples, other: Dataset) -> tuple[Samples, Samples]:
+        """Return the training samples that are left to the clients, and the public ones."""
+        if other.name != self.entry.name:
+            shared = other.part("test", self.data_dir, self.download)
+            count = min(self.public_samples or 3000, len(shared.y))
+            return train, shared.take(stratified(shared.y.numpy(), count, self.seed))
+        held = stratified(train.y.numpy(), self.public_samples or max(1, len(train.y) // 5), self.seed)
+        require(
+            len(held) != len(train.y),
+            f"public_samples: {self.public_samples} leaves no training samples of {other.name} for the clients",
+        )
+        return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
 
 
 def _checked(found: Any, name: str) -> Dataset:

@@ -5,6 +5,8 @@ See docs/data.md for the arrays. Any .npz file with x and y can be read, with or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import arrays, encoders, labels
+from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.encoders import Encoded
 from fedhead.data.inputs.labels import Classes
@@ -21,20 +24,25 @@ from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import dataset_cache, image_folders, images
+from fedhead.data.transforms.named_transforms import AnyTransform
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a file."""
+    """Contents of a file, a folder or a registered data set."""
 
-    path: Path
+    where: str  # in error messages
+    title: str  # in records
     x: Any  # [N, …], or several by name
     y: Any
-    layout: LayoutLike  # of x, where the file states it
+    layout: LayoutLike  # of x, where it is stated
     test: tuple[Any, Any] | None
     arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
+    classes: int | None = None  # where it is stated
+    transform: AnyTransform | None = None  # likewise
+    public: Samples | None = None
 
     @property
     def saved(self) -> bool:
@@ -56,7 +64,7 @@ class Contents:
         names = self.class_names
         if not named or names is None:
             return self.y
-        index = Classes(len(names)).encode(labels.read(self.y), f"{self.path}: y")
+        index = Classes(len(names)).encode(labels.read(self.y), f"{self.where}: y")
         return np.array([names[i] for i in index.tolist()])
 
     def column(self, name: str) -> tuple[NDArray[Any] | None, tuple[str, ...] | None]:
@@ -66,7 +74,7 @@ class Contents:
         found = self.arrays[name]
         require(
             found.shape == (len(self.y),),
-            f"{self.path}: {name} has shape {found.shape}, there are {len(self.y)} samples",
+            f"{self.where}: {name} has shape {found.shape}, there are {len(self.y)} samples",
         )
         return found, names_of(self.arrays, f"{name}_names")
 
@@ -75,14 +83,26 @@ class Contents:
         found, _ = self.column(name)
         if found is None:
             known = ", ".join(key for key, value in self.arrays.items() if value.shape == (len(self.y),))
-            raise BadInput(f"test: {self.path} has no array {name!r}; it has {known}")
-        return arrays.to_mask(found, f"{name} of {self.path}")
+            raise BadInput(f"test: {self.where} has no array {name!r}; it has {known}")
+        return arrays.to_mask(found, f"{name} of {self.where}")
 
 
-def read(
+class SampleReader(ABC):
+    """Reader of one kind of source."""
+
+    @abstractmethod
+    def read(self) -> Contents:
+        """Read the source.
+
+        Raises:
+            BadInput: If it is not there, or what is in it does not go together.
+        """
+
+
+def path_reader(
     path: Path, size: int | None = None, encode: str | Tokenizer | None = None, layout: str | None = None
-) -> Contents:
-    """Read a file of samples or a folder of images.
+) -> SampleReader:
+    """Return the reader of a file of samples or of a folder of images.
 
     Args:
         path: An .npz file, or a folder of class folders, or of client folders with class folders, either of them
@@ -90,109 +110,118 @@ def read(
         size: Resizes encoded images to size × size.
         encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
         layout: Meaning of the axes that the user states; a folder has only one.
-
-    Raises:
-        BadInput: If the file is not there, or what is in it does not go together.
     """
-    if path.is_dir():
-        for name, value in (("encode", encode), ("layout", layout)):
-            require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
-    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
+    if not path.is_dir():
+        return NpzFile(path, size, encode)
+    for name, value in (("encode", encode), ("layout", layout)):
+        require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
+    return ImageFolder(path, size)
+
+
+@dataclass(frozen=True)
+class ImageFolder(SampleReader):
+    """Folder of class folders, or of client folders with class folders; see `path_reader`."""
+
+    path: Path
+    size: int | None = None
+
+    def read(self) -> Contents:
+        """Decode the images, or return what was decoded last, if no file has changed since."""
+        return _cached(self.path, sorted(self.path.rglob("*")), self, self._decode)
+
+    def _decode(self) -> Contents:
+        path = self.path
+        inner = {d.name: d for d in image_folders.subfolders(path)}
+        held = inner.get("test") or inner.get("val")
+        top = inner["train"] if "train" in inner and held else path
+        roots = image_folders.subfolders(top)
+        require(roots, f"{path}: no folders in it; it needs one folder of images per class")
+        by_client = all(image_folders.subfolders(root) for root in roots)
+        where = roots if by_client else [top]
+        names = sorted({d.name for root in where for d in image_folders.subfolders(root)})
+        parts = [image_folders.decode(root, names, self.size) for root in where]
+        train = concatenate(parts)
+        arrays = {"class_names": np.array(names)}
+        if by_client:
+            arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
+        test = image_folders.decode(held, names, self.size) if top is not path and held else None
+        return Contents(str(path), path.name, train.x, train.y, "nchw", test, arrays)
+
+
+@dataclass(frozen=True)
+class NpzFile(SampleReader):
+    """File of arrays; see `path_reader`."""
+
+    path: Path
+    size: int | None = None
+    encode: str | Tokenizer | None = None
+
+    def read(self) -> Contents:
+        """Read the file, or return what was read last, if it has not changed since."""
+        return _cached(self.path, [self.path] if self.path.exists() else [], self, self._contents)
+
+    def _contents(self) -> Contents:
+        path, held = self.path, read_npz(self.path)
+        title = path.name.removesuffix(".npz")
+        if (named := named_arrays(held, "x")) and "y" in held:
+            test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
+            stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
+            return Contents(str(path), title, named, held["y"], stated, test, held)
+        source = "text" if "text" in held and "x" not in held else "x"
+        for key in (source, "y"):
+            listed = ", ".join(held) or "nothing"
+            require(key in held, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
+        require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
+        x, layout = self._inputs(held, source)
+        tests = [key for key in ("x_test", "y_test") if key in held]
+        require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
+        test = (held["x_test"], held["y_test"]) if tests else None
+        return Contents(str(path), title, x, held["y"], layout, test, held)
+
+    def _inputs(self, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
+        """Return the inputs of one shape, and their layout where the file states it."""
+        x = held[source]
+        if "offsets" in held:
+            return self._of_any_length(_pieces(self.path, x, held["offsets"]), held, source)
+        encode = self.encode
+        require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {self.path} has none")
+        if "layout" in held:
+            return x, arrays.check_layout(str(held["layout"]), f"{self.path}: ")
+        if "scale" in held:
+            scale = held["scale"]
+            require(
+                x.ndim > 1 and scale.shape == x.shape[1:2],
+                f"{self.path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}",
+            )
+            factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
+            return x.astype(np.float32) * factor, "features"
+        named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
+        return x, "features" if named else None
+
+    def _of_any_length(self, pieces: list[NDArray[Any]], held: dict[str, NDArray[Any]], source: str) -> Encoded:
+        """Return texts, sounds or encoded images as inputs of one shape."""
+        path, encode = self.path, self.encode
+        if source == "text":
+            return encoders.encode_texts([_text(path, i, piece) for i, piece in enumerate(pieces)], encode)
+        if encode is not None and not isinstance(encode, str):
+            raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
+        if "rate" in held:
+            return encoders.encode_sounds(pieces, int(held["rate"]), encode)
+        kind = held[source].dtype
+        require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
+        encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
+        return Encoded(images.decode(encoded, self.size), "nchw")
+
+
+def _cached(path: Path, files: Sequence[Path], reader: SampleReader, read: Callable[[], Contents]) -> Contents:
     stamps = tuple((file, file.lstat().st_mtime_ns, file.lstat().st_size) for file in files)
-    made: Contents = dataset_cache.read(
-        (path.absolute(), stamps, size, encode),
-        lambda: _read_folder(path, size) if path.is_dir() else _read(path, size, encode),
-    )
+    made: Contents = dataset_cache.read((path.absolute(), stamps, reader), read)
     return made
-
-
-def _read_folder(path: Path, size: int | None) -> Contents:
-    inner = {d.name: d for d in image_folders.subfolders(path)}
-    held = inner.get("test") or inner.get("val")
-    top = inner["train"] if "train" in inner and held else path
-    roots = image_folders.subfolders(top)
-    require(roots, f"{path}: no folders in it; it needs one folder of images per class")
-    by_client = all(image_folders.subfolders(root) for root in roots)
-    where = roots if by_client else [top]
-    names = sorted({d.name for root in where for d in image_folders.subfolders(root)})
-    parts = [image_folders.decode(root, names, size) for root in where]
-    train = concatenate(parts)
-    arrays = {"class_names": np.array(names)}
-    if by_client:
-        arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
-    test = image_folders.decode(held, names, size) if top is not path and held else None
-    return Contents(path, train.x, train.y, "nchw", test, arrays)
-
-
-def _read(path: Path, size: int | None, encode: str | Tokenizer | None) -> Contents:
-    held = read_npz(path)
-    if (named := named_arrays(held, "x")) and "y" in held:
-        test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
-        stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
-        return Contents(path, named, held["y"], stated, test, held)
-    source = "text" if "text" in held and "x" not in held else "x"
-    for key in (source, "y"):
-        require(key in held, f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
-    require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
-    x, layout = _inputs(path, held, source, size, encode)
-    tests = [key for key in ("x_test", "y_test") if key in held]
-    require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
-    return Contents(path, x, held["y"], layout, (held["x_test"], held["y_test"]) if tests else None, held)
 
 
 def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     """Return the arrays PREFIX.NAME by their names."""
     return {key.removeprefix(f"{prefix}."): value for key, value in held.items() if key.startswith(f"{prefix}.")}
-
-
-def _inputs(
-    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
-) -> tuple[NDArray[Any], str | None]:
-    """Return the inputs of one shape, and their layout where the file states it."""
-    x = held[source]
-    if "offsets" in held:
-        made = _of_any_length(path, _pieces(path, x, held["offsets"]), held, source, size, encode)
-        return made.x, made.layout
-    require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {path} has none")
-    if "layout" in held:
-        return x, arrays.check_layout(str(held["layout"]), f"{path}: ")
-    if "scale" in held:
-        scale = held["scale"]
-        require(
-            x.ndim > 1 and scale.shape == x.shape[1:2],
-            f"{path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}",
-        )
-        factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
-        return x.astype(np.float32) * factor, "features"
-    named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
-    return x, "features" if named else None
-
-
-def _of_any_length(
-    path: Path,
-    pieces: list[NDArray[Any]],
-    held: dict[str, NDArray[Any]],
-    source: str,
-    size: int | None,
-    encode: str | Tokenizer | None,
-) -> Encoded:
-    """Return texts, sounds or encoded images as inputs of one shape."""
-    if source == "text":
-        texts = []
-        for i, piece in enumerate(pieces):
-            try:
-                texts.append(piece.tobytes().decode("utf-8"))
-            except UnicodeDecodeError:
-                raise BadInput(f"{path}: the text of sample {i} is not UTF-8") from None
-        return encoders.encode_texts(texts, encode)
-    if encode is not None and not isinstance(encode, str):
-        raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
-    if "rate" in held:
-        return encoders.encode_sounds(pieces, int(held["rate"]), encode)
-    kind = held[source].dtype
-    require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
-    encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
-    return Encoded(images.decode(encoded, size), "nchw")
 
 
 def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[Any]]:
@@ -204,6 +233,13 @@ def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[
         f"{path}: offsets must rise from 0 to the length {len(x)} of the array that they cut",
     )
     return np.split(x, ends[1:-1])
+
+
+def _text(path: Path, number: int, piece: NDArray[Any]) -> str:
+    try:
+        return piece.tobytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: the text of sample {number} is not UTF-8") from None
 
 
 def names_of(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
