@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.data.federation.federation_data import FederationData
-from fedhead.data.inputs import arrays, labels, targets
+from fedhead.data.inputs import arrays, labels
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.input_spec import describe_transform, read_transform
-from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
@@ -121,9 +120,5 @@ def restore(contents: Contents) -> dict[str, Any]:
 
 def _samples(contents: Contents, part: str) -> Samples:
     held = contents.arrays
-    y: Any = held[f"y{part}"]
     x = named_arrays(held, f"x{part}") if isinstance(contents.x, dict) else held[f"x{part}"]
-    if not targets.objective_of(contents.objective).has_classes:
-        y = targets.read(y, contents.objective, f"{contents.where}: y{part}")
-    # the federation checks labels against its number of classes, but for public ones
-    return samples(x, y, Classes(labels.MOST), contents.layout, f"{contents.where}:{part}")
+    return Samples(map_inputs(torch.from_numpy, x), torch.from_numpy(held[f"y{part}"]))

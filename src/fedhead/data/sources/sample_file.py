@@ -175,8 +175,8 @@ class NpzFile(SampleReader):
         x, layout = self._inputs(held, source)
         tests = [key for key in ("x_test", "y_test") if key in held]
         require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
-        test = (held["x_test"], held["y_test"]) if tests else None
-        return Contents(str(path), title, x, held["y"], layout, test, held)
+        pair = (held["x_test"], held["y_test"]) if tests else None
+        return Contents(str(path), title, x, held["y"], layout, pair, held)
 
     def _inputs(self, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
         """Return the inputs of one shape, and their layout where the file states it."""
