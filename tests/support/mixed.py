@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from small import network
+from small import CLASSES, network
+from torch import nn
 
+from fedhead.core.training import random
 from fedhead.models.split_model import SplitModel
+from fedhead.models.wrap import split
 from fedhead.recipes.recipe import Recipe
-from fedhead.testing.small import small_perceptron as perceptron
 
 __all__ = ["RECIPE", "pair", "perceptron"]
 
@@ -24,6 +26,15 @@ RECIPE = Recipe(
     method="fedclassavg",
     subset=300,
 )
+
+
+def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> SplitModel:
+    """A network without convolutions and normalization layers."""
+    with random.global_generator(1):
+        net = nn.Sequential(
+            nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, features), nn.Linear(features, classes, bias=bias)
+        )
+    return split(net, classifier="4")
 
 
 def pair() -> list[SplitModel]:

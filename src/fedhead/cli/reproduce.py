@@ -115,11 +115,13 @@ def reproduce(
     from fedhead.engine.experiment.compute import Compute
     from fedhead.papers.tables.reproduce import plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
+    from fedhead.papers.tables.results import Results
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
     from fedhead.studies.claims import Claims
     from fedhead.studies.engines import make_engine
     from fedhead.studies.queue import read_shard
+    from fedhead.studies.writable import check_writable
 
     part = None if shard is None else read_shard(shard)
     runs = make_engine(engine, 1, 0, "cell")
@@ -140,6 +142,9 @@ def reproduce(
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
+    if names:  # else each process would name the same fault
+        Results(results).check_writable()
+        check_writable(folder, "runs", "--out")
     with resumable(), on_each(names, claims) as (taken, broken):
         result = run_table(
             found,
