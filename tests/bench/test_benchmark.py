@@ -12,7 +12,7 @@ import fedhead as fh
 from fedhead.algorithm.phase import Reply
 from fedhead.bench import benchmark
 from fedhead.bench.benchmark import BenchmarkResult, Workload
-from fedhead.engine.clients import prefetch
+from fedhead.engine.clients import client_batches
 from fedhead.engine.clients.clients import Clients
 from fedhead.executors.client.job import Job
 from fedhead.executors.stack.stack import Stack
@@ -66,11 +66,11 @@ def test_what_takes_long_is_measured_less_often(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_batches_and_tables_are_ready_before_a_round_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "FEW", 0)  # they are drawn in the background, as of a large round
+    monkeypatch.setattr(client_batches, "FEW", 0)  # they are drawn in the background, as of a large round
     simulation = SMALL.simulation(3, 2, CPU, "fp32")
     for tables in (True, False):
         benchmark.draw_and_wait(simulation, simulation.clients.holders, tables)
-        assert all(drawing.done() for drawing, _ in simulation.clients.prefetch._pending.values())
+        assert all(ahead.schedules.done() for ahead in simulation.clients.batches._ahead.values())
         (job,) = simulation.jobs_of_round(1)
         assert (job.tables is not None) == tables
         if job.tables is not None:

@@ -14,7 +14,7 @@ from fedhead.core.training import batching, global_generators, random
 
 # -- batches ------------------------------------------------------------------------------------------
 def test_an_epoch_shows_every_sample_once_in_an_order_of_its_own() -> None:
-    made = batching.draw_batches(7, 3, 4, False, key=1)
+    (made,) = batching.draw_all([batching.DrawArguments(7, 3, 4, False, key=1)])
     shown = [made.positions[3 * e : 3 * e + 3][made.weight[3 * e : 3 * e + 3] > 0].tolist() for e in range(4)]
     assert [sorted(epoch) for epoch in shown] == [list(range(7))] * 4
     assert len({tuple(epoch) for epoch in shown}) == 4
@@ -33,12 +33,10 @@ def test_an_epoch_shows_every_sample_once_in_an_order_of_its_own() -> None:
     ],
 )
 def test_the_last_batch_of_an_epoch(n: int, drop_last: bool, weight: list[list[float]]) -> None:
-    assert batching.draw_batches(n, 2, 1, drop_last, key=0).weight.tolist() == weight
-    assert (
-        len(batching.draw_batches(n, 2, 3, drop_last, key=0))
-        == len(batching.empty_batches(n, 2, 3, drop_last))
-        == 3 * len(weight)
-    )
+    draw = batching.DrawArguments(n, 2, 1, drop_last, key=0)
+    once, thrice = batching.draw_all([draw, draw._replace(epochs=3)])
+    assert once.weight.tolist() == weight
+    assert len(thrice) == len(batching.empty_batches(draw._replace(epochs=3))) == 3 * len(weight)
 
 
 def test_every_part_of_a_phases_name_gives_batches_of_their_own() -> None:
@@ -105,7 +103,7 @@ def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
         order = [np.resize(random.permutation(random.key(key, epoch), n), steps * size) for epoch in range(epochs)]
         expected = np.array(order, np.int64).reshape(-1, size)[:most]
         np.testing.assert_array_equal(found.positions, expected)
-        assert batching.count_steps(arguments) == len(found) == len(batching.empty_batches(*arguments[:4], most))
+        assert batching.count_steps(arguments) == len(found) == len(batching.empty_batches(arguments))
         counts = np.tile(np.arange(steps * size) < n, epochs).reshape(-1, size)[:most]
         np.testing.assert_array_equal(found.weight, counts)
 

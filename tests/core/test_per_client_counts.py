@@ -64,7 +64,8 @@ def test_a_list_has_one_number_per_client() -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 3, 4, 6, 7, 99])
 def test_fewer_steps_are_the_first_of_all(most: int) -> None:
-    whole, part = batching.draw_batches(7, 3, 2, False, 5), batching.draw_batches(7, 3, 2, False, 5, most)
-    assert len(part) == len(batching.empty_batches(7, 3, 2, False, most)) == min(most, 6)
+    draw = batching.DrawArguments(7, 3, 2, False, 5)
+    whole, part = batching.draw_all([draw, draw._replace(most=most)])
+    assert len(part) == len(batching.empty_batches(draw._replace(most=most))) == min(most, 6)
     assert part.positions.tolist() == whole.positions[:most].tolist()
     assert part.weight.tolist() == whole.weight[:most].tolist()

@@ -11,7 +11,7 @@ from simulations import make_simulation, run
 from small import federation, network
 
 import fedhead as fh
-from fedhead.engine.clients import prefetch
+from fedhead.engine.clients import client_batches
 from fedhead.engine.experiment.callbacks import STOP
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.rounds.simulation import Simulation
@@ -26,7 +26,7 @@ LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the samples are few enough to be put into tables at once."""
     if request.param == "background":
-        monkeypatch.setattr(prefetch, "FEW", 0)
+        monkeypatch.setattr(client_batches, "FEW", 0)
 
 
 def simulation(executor: Executor, method: fh.Method | None = None, **settings: Any) -> Simulation:
@@ -38,11 +38,6 @@ def simulation(executor: Executor, method: fh.Method | None = None, **settings: 
     return made
 
 
-def held(made: Simulation) -> int:
-    """How many clients' batches are held that were drawn ahead."""
-    return len(made.clients.prefetch._pending) + len(made.clients.prefetch._ready)
-
-
 def stop_after(round: int, now: Snapshot) -> Any:
     return STOP if now.round == round else None
 
@@ -51,8 +46,7 @@ def test_a_run_that_is_stopped_holds_nothing_of_the_next_round() -> None:
     made = simulation(Stack())
     run(made, evaluate_every=8, on_round=partial(stop_after, 2))
     assert made.round == 2
-    assert not held(made)
-    assert not made.clients._batches._ahead
+    assert not made.clients.batches._ahead
 
 
 def test_a_run_that_is_stopped_holds_no_states_on_the_device() -> None:

@@ -18,7 +18,7 @@ from small import federation, network
 
 import fedhead as fh
 from fedhead.core.training.per_client_counts import Uniform
-from fedhead.engine.clients import prefetch
+from fedhead.engine.clients import client_batches
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client import job_tables
@@ -42,14 +42,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the samples are few enough to be put into tables at once."""
     if request.param == "background":
-        monkeypatch.setattr(prefetch, "FEW", 0)
+        monkeypatch.setattr(client_batches, "FEW", 0)
     return bool(request.param == "at once")
 
 
 @pytest.fixture
 def background(monkeypatch: pytest.MonkeyPatch) -> None:
     """All batches are drawn in the background."""
-    monkeypatch.setattr(prefetch, "FEW", 0)
+    monkeypatch.setattr(client_batches, "FEW", 0)
 
 
 def simulation(method: fh.Method | None = None, others: Sequence[SplitModel] = (), **settings: Any) -> Simulation:
@@ -114,7 +114,7 @@ def test_many_samples_of_dirichlet_clients_are_put_into_tables_in_the_background
 def test_what_was_made_ahead_is_not_made_again(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation()
     made.clients.draw_ahead(made.cohort(2), 2)
-    made.clients.prefetch.wait()
+    made.clients.batches.wait()
 
     def never(*args: object) -> None:
         raise AssertionError("made in the round")
@@ -160,7 +160,7 @@ def test_what_is_drawn_ahead_for_another_cohort_is_forgotten(few: bool) -> None:
     made = simulation(rounds=50)
     for round in range(2, 9):
         made.clients.draw_ahead(made.clients.holders, round)  # and nobody asks for them
-    assert len(made.clients.prefetch._pending) + len(made.clients.prefetch._ready) <= len(made.clients.holders)
+    assert [ahead.round for ahead in made.clients.batches._ahead.values()] == [8]
 
 
 def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> None:
@@ -212,7 +212,7 @@ def test_a_run_with_tables_made_ahead_ends_with_the_same_numbers(method: fh.Meth
 def test_stacks_that_are_cut_and_other_executors_make_none_ahead(executor: Callable[[], Executor], few: bool) -> None:
     one, other = simulation(), simulation()
     assert not any(trained(one, executor(), ahead=True))
-    assert not one.clients._batches._ahead
+    assert not one.clients.batches._ahead
     trained(other, executor(), ahead=False)
     assert_same_end(one, other)
 

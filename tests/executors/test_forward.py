@@ -343,9 +343,8 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
     for drop_last in (False, True):
         for n in (0, 3, 4, 9):
             for epochs in (0, 1, 3):
-                assert len(batching.empty_batches(n, 4, epochs, drop_last)) == len(
-                    batching.draw_batches(n, 4, epochs, drop_last, 0)
-                )
+                draw = batching.DrawArguments(n, 4, epochs, drop_last, 0)
+                assert len(batching.empty_batches(draw)) == len(batching.draw_all([draw])[0])
     simulation = simulate("fedavg", [network("batch")])
     ((job, _),) = work(simulation)
     drawn = simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, job.clients, 2)[0]

@@ -10,7 +10,7 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
-from fedhead.engine.clients import prefetch
+from fedhead.engine.clients import client_batches
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
@@ -27,7 +27,7 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.
 @pytest.fixture(autouse=True)
 def background(monkeypatch: pytest.MonkeyPatch) -> None:
     """All batches are drawn in the background, as those of large rounds are."""
-    monkeypatch.setattr(prefetch, "FEW", 0)
+    monkeypatch.setattr(client_batches, "FEW", 0)
 
 
 def simulate(method: str, participation: float = 1.0) -> Simulation:

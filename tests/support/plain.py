@@ -63,7 +63,8 @@ class Plain:
         """The client's batches in the plan's order, without any padding."""
         rows = self.federation.rows[client]
         key = batching.phase_key(self.seed, round, algorithm, phase, client)
-        schedule = batching.draw_batches(len(rows), self.batch_size, epochs or self.epochs, False, key)
+        draw = batching.DrawArguments(len(rows), self.batch_size, epochs or self.epochs, False, key)
+        (schedule,) = batching.draw_all([draw])
         found = []
         for positions, weight in zip(schedule.positions, schedule.weight, strict=True):
             mine = rows[positions[weight > 0]]

@@ -252,7 +252,7 @@ def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> No
         tables: Whether a stack takes them all at once, from tables.
     """
     simulation.clients.draw_ahead(cohort, 1, tables)
-    simulation.clients.prefetch.wait()
+    simulation.clients.batches.wait()
 
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:

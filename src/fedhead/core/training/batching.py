@@ -18,7 +18,16 @@ from fedhead.core.training import random
 
 
 class DrawArguments(NamedTuple):
-    """The arguments of `draw_batches`, which describes them."""
+    """What the batches of one client in one phase are drawn from.
+
+    Attributes:
+        n: Number of samples of the client.
+        batch_size: Samples per batch.
+        epochs: Number of passes over the samples.
+        drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
+        key: Random key, see `phase_key`.
+        most: The largest number of steps; None: as many as the epochs take.
+    """
 
     n: int
     batch_size: int
@@ -40,32 +49,8 @@ class BatchSchedule:
         return len(self.positions)
 
 
-def draw_batches(
-    n: int, batch_size: int, epochs: int, drop_last: bool, key: int, most: int | None = None
-) -> BatchSchedule:
-    """Shuffle a client's samples anew for each epoch and cut them into batches of equal size.
-
-    The last batch of an epoch is padded with the client's own samples at weight 0.
-
-    Args:
-        n: Number of samples of the client.
-        batch_size: Samples per batch.
-        epochs: Number of passes over the samples.
-        drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
-        key: Random key, see `phase_key`.
-        most: The largest number of steps; None: as many as the epochs take.
-
-    Returns:
-        The schedule, with `positions` and `weight` of shape [epochs * steps, batch_size].
-
-    >>> draw_batches(5, 2, 1, False, key=0).weight.tolist()
-    [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
-    """
-    return draw_alike(n, batch_size, epochs, drop_last, [key], most)[0]
-
-
 def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[BatchSchedule]:
-    """Yield the batches of `draw_batches` epoch by epoch, so that the first can be used while others are drawn.
+    """Yield batches epoch by epoch, so that the first can be used while others are drawn.
 
     Args:
         n: Number of samples.
@@ -74,7 +59,8 @@ def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[Batc
         key: Random key, see `phase_key`.
 
     >>> parts = list(draw_epochs(5, 2, 3, key=7))
-    >>> bool((np.concatenate([p.positions for p in parts]) == draw_batches(5, 2, 3, False, key=7).positions).all())
+    >>> (at_once,) = draw_all([DrawArguments(5, 2, 3, False, key=7)])
+    >>> bool((np.concatenate([part.positions for part in parts]) == at_once.positions).all())
     True
     """
     inside = np.arange(steps_per_epoch(n, batch_size, drop_last=False) * batch_size)
@@ -84,22 +70,33 @@ def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[Batc
         yield BatchSchedule(order[inside % max(n, 1)].reshape(-1, batch_size), weight, key)
 
 
-def draw_alike(
-    n: int, batch_size: int, epochs: int, drop_last: bool, keys: Sequence[int], most: int | None = None
-) -> list[BatchSchedule]:
-    """Compute `draw_batches` for several clients with the same number of samples, all at once.
+def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
+    """Shuffle clients' samples for each epoch and cut them into batches of equal size.
+
+    The last batch of an epoch is padded with the client's own samples at weight 0. Clients with as many samples are
+    drawn at once.
 
     Args:
-        n: Number of samples of each client.
-        batch_size: Samples per batch.
-        epochs: Number of passes over the samples.
-        drop_last: Whether to drop an incomplete last batch.
-        keys: Random key of each client.
-        most: The largest number of steps.
+        draws: What the batches of each client are drawn from.
 
     Returns:
-        The schedule of each client.
+        The schedule of each client, with `positions` and `weight` of shape [epochs * steps, batch_size].
+
+    >>> draw_all([DrawArguments(5, 2, 1, False, key=0)])[0].weight.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
+    alike: dict[DrawArguments, list[int]] = {}
+    for place, draw in enumerate(draws):
+        alike.setdefault(draw._replace(key=0), []).append(place)
+    found: dict[int, BatchSchedule] = {}
+    for draw, places in alike.items():
+        found.update(zip(places, _draw_alike(draw, [draws[place].key for place in places]), strict=True))
+    return [found[place] for place in range(len(draws))]
+
+
+def _draw_alike(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]:
+    """Draw the batches of several clients that differ in their keys alone."""
+    n, batch_size, epochs, drop_last, _, most = draw
     steps = steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
     if most is not None and steps:
@@ -112,25 +109,6 @@ def draw_alike(
     weight = np.broadcast_to((inside < n).astype(np.float32), (epochs, size)).reshape(shape)
     weight = weight[:most]  # one table for all of them
     return [BatchSchedule(own[:most], weight, key) for own, key in zip(positions, keys, strict=True)]
-
-
-def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
-    """Compute `draw_batches` for several clients; those with as many samples are drawn at once.
-
-    Args:
-        draws: The arguments for each client.
-
-    >>> draw_all([DrawArguments(3, 2, 1, False, key=5), DrawArguments(4, 2, 1, False, key=6)])[1].positions.shape
-    (2, 2)
-    """
-    alike: dict[DrawArguments, list[int]] = {}
-    for place, draw in enumerate(draws):
-        alike.setdefault(draw._replace(key=0), []).append(place)
-    found: dict[int, BatchSchedule] = {}
-    for (n, batch_size, epochs, drop_last, _, most), places in alike.items():
-        keys = [draws[place].key for place in places]
-        found.update(zip(places, draw_alike(n, batch_size, epochs, drop_last, keys, most), strict=True))
-    return [found[place] for place in range(len(draws))]
 
 
 def batch_tables(
@@ -163,13 +141,13 @@ def batch_tables(
     return index, weight, lengths
 
 
-def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool, most: int | None = None) -> BatchSchedule:
-    """Return a schedule as long as that of `draw_batches`, without drawing any samples.
+def empty_batches(draw: DrawArguments) -> BatchSchedule:
+    """Return a schedule as long as that of `draw_all`, without drawing any samples.
 
-    For phases that only need to know the number of steps.
+    >>> len(empty_batches(DrawArguments(5, 2, epochs=3, drop_last=False, key=0)))
+    9
     """
-    steps = count_steps(DrawArguments(n, batch_size, epochs, drop_last, key=0, most=most))
-    empty = np.empty((steps, 0))
+    empty = np.empty((count_steps(draw), 0))
     return BatchSchedule(empty.astype(np.int64), empty.astype(np.float32), 0)
 
 
@@ -181,7 +159,7 @@ def steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
 
 
 def count_steps(draw: DrawArguments) -> int:
-    """Return how many steps the batches of `draw_batches` have, without drawing them.
+    """Return how many steps a schedule of `draw_all` has, without drawing them.
 
     >>> count_steps(DrawArguments(5, 2, epochs=2, drop_last=False, key=0, most=4))
     4

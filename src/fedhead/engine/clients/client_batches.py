@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,12 +11,13 @@ import numpy as np
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import Task
+from fedhead.core.system.errors import BadInput
 from fedhead.core.training import batching
 from fedhead.core.training.batching import BatchSchedule, DrawArguments
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine.clients.local_schedule import TRAIN, LocalSchedule
-from fedhead.engine.clients.prefetch import Prefetcher
+from fedhead.engine.clients import local_schedule
+from fedhead.engine.clients.local_schedule import TRAIN
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.executors.client.job_tables import (
     HostBatches,
@@ -28,6 +30,8 @@ from fedhead.executors.client.job_tables import (
 )
 from fedhead.executors.client.program import ClientProgram
 
+FEW = 1 << 14  # samples that are drawn at once, sooner than a thread would have taken over
+
 Draws = list[list[DrawArguments]]  # of each client's phases
 Schedules = list[list[BatchSchedule]]
 
@@ -37,9 +41,8 @@ class _Ahead(NamedTuple):
 
     round: int
     clients: list[int]
-    draws: Draws
-    schedules: Schedules | None = None  # None: the prefetcher has them
-    tables: JobTables | None = None
+    schedules: Schedules | Future[Schedules]
+    tables: JobTables | None
 
 
 class ClientBatches:
@@ -49,13 +52,11 @@ class ClientBatches:
         rows: Each client's training rows.
         public: The samples that all clients hold.
         stragglers: Who does only a part of the work, in rounds.
-        prefetch: Draws the batches.
     """
 
-    def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None, prefetch: Prefetcher):
-        self._rows, self._public, self._prefetch = rows, public, prefetch
-        self._local_work = LocalSchedule(rows, public, stragglers)
-        self._begun: list[DrawArguments] = []  # of the next round
+    def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
+        self._rows, self._public, self._stragglers = rows, public, stragglers
+        self._worker: ThreadPoolExecutor | None = None
         self._ahead: dict[int, _Ahead] = {}  # by architecture
 
     @cached_property
@@ -74,28 +75,32 @@ class ClientBatches:
             group: The architecture's number.
             clients: Numbers of the clients.
             round: Number of the round.
-            label: `local_work.TRAIN`, or the stage's.
+            label: `local_schedule.TRAIN`, or the stage's.
         """
         ahead = self._ahead.pop(group, None)
         if ahead is not None and (label, round, clients) == (TRAIN, ahead.round, ahead.clients):
-            return ahead.schedules or self._drawn(ahead.draws), ahead.tables
-        return self._drawn(self._local_work.draws(algorithm, task, clients, round, label)), None
+            drawn = ahead.schedules
+            return drawn.result() if isinstance(drawn, Future) else drawn, ahead.tables
+        return _draw(self._draws(algorithm, task, clients, round, label)), None
 
     def empty(self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str) -> Schedules:
         """Return batches of the same shapes as `of_round` does, for work in which nothing is trained."""
-        return [
-            [batching.empty_batches(own.n, own.batch_size, own.epochs, own.drop_last, own.most) for own in mine]
-            for mine in self._local_work.draws(algorithm, task, clients, round, label)
-        ]
+        draws = self._draws(algorithm, task, clients, round, label)
+        return [list(map(batching.empty_batches, mine)) for mine in draws]
 
     def forget(self) -> None:
         """Drop batches that were drawn ahead and not asked for, and their tables."""
-        self._prefetch.forget(self._begun)
-        self._begun.clear()
         self._ahead.clear()
+
+    def wait(self) -> None:
+        """Wait until all that was begun is done."""
+        if self._worker is not None:
+            self._worker.submit(int).result()  # it comes after all else
 
     def begin(self, program: ClientProgram, group: int, clients: list[int], round: int, tables: bool) -> None:
         """Begin to draw the batches of clients in a later round of training, and to put them into tables.
+
+        Few samples are drawn at once. Many are drawn by a thread, which also makes the tables, without the device.
 
         Args:
             program: What the clients do.
@@ -104,38 +109,55 @@ class ClientBatches:
             round: Number of the round.
             tables: Whether to make tables, for a stack that takes all of these clients at once.
         """
-        draws = self._local_work.draws(program.algorithm, program.task, clients, round, TRAIN)
-        begun = [draw for mine in draws for draw in mine]
-        drawn = self._prefetch.begin(begun)
-        self._begun += begun
-        self._ahead[group] = ahead = _Ahead(round, clients, draws)
-        if not tables or not all(draws):
+        draws = self._draws(program.algorithm, program.task, clients, round, TRAIN)
+        steps = [list(map(batching.count_steps, mine)) for mine in draws]
+        orders = stack_order(steps, [len(self._rows[k]) for k in clients]) if tables and all(draws) else []
+        places = orders[0] if len(orders) == 1 else []
+        rows = [self._rows[clients[place]] for place in places]
+        made: JobTables | None = None
+        if sum(draw.n * draw.epochs for mine in draws for draw in mine) <= FEW:
+            schedules = _draw(draws)
+            if places:
+                ordered = [schedules[place] for place in places]
+                batches = all_batches(program, rows, ordered, self.public_rows)
+                made = JobTables(places, row_table(program, rows, ordered, keep=True), batches)
+            self._ahead[group] = _Ahead(round, clients, schedules, made)
             return
-        rows = [self._rows[k] for k in clients]
-        orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))
-        if len(orders) == 1:
-            make = self._make_tables if drawn else self._begin_tables
-            self._ahead[group] = make(program, ahead, rows, orders[0])
+        self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="batches")
+        drawing = self._worker.submit(_draw, draws)
+        data, public_rows = phase_data(program), self.public_rows
 
-    def _drawn(self, draws: Draws) -> Schedules:
-        found = iter(self._prefetch.schedules([own for mine in draws for own in mine]))
-        return [[next(found) for _ in mine] for mine in draws]
+        def make() -> list[HostBatches]:  # by the thread that has drawn them before, so that it does not wait
+            schedules = drawing.result()
+            return host_batches(data, rows, [schedules[place] for place in places], public_rows)
 
-    def _make_tables(self, program: ClientProgram, ahead: _Ahead, rows: list[Rows], places: list[int]) -> _Ahead:
-        """Make the tables of batches that were drawn, of clients in the order of a stack."""
-        schedules = self._drawn(ahead.draws)
-        rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
-        batches = all_batches(program, rows, ordered, self.public_rows)
-        own_rows = row_table(program, rows, ordered, keep=True)
-        return ahead._replace(schedules=schedules, tables=JobTables(places, own_rows, batches))
+        if places:
+            made = JobTables(places, None, self._worker.submit(make))
+        self._ahead[group] = _Ahead(round, clients, drawing, made)
 
-    def _begin_tables(self, program: ClientProgram, ahead: _Ahead, rows: list[Rows], places: list[int]) -> _Ahead:
-        """Let the thread that draws the batches make the tables of them, for which it needs no device."""
-        data, rows, public_rows = phase_data(program), [rows[k] for k in places], self.public_rows
+    def _draws(self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int, label: str) -> Draws:
+        """Return what the batches of each client's phases are drawn from."""
+        phases = algorithm.phases(task)
+        for number, phase in enumerate(phases):
+            if phase.data not in ("private", "public"):
+                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
+            if phase.data == "public" and self._public is None:
+                raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
+        draws: Draws = []
+        for client in clients:
+            sizes = {"private": len(self._rows[client]), "public": len(self.public_rows)}
+            draws.append(
+                [
+                    local_schedule.draw_arguments(
+                        phase, number, task, client, round, label, sizes[phase.data], self._stragglers
+                    )
+                    for number, phase in enumerate(phases)
+                ]
+            )
+        return draws
 
-        def make(drawn: list[BatchSchedule]) -> list[HostBatches]:
-            each = iter(drawn)
-            return host_batches(data, rows, [[next(each) for _ in data] for _ in rows], public_rows)
 
-        batches = self._prefetch.then([draw for k in places for draw in ahead.draws[k]], make)
-        return ahead._replace(tables=JobTables(places, None, batches))
+def _draw(draws: Draws) -> Schedules:
+    """Draw the batches of each client's phases."""
+    drawn = iter(batching.draw_all([draw for mine in draws for draw in mine]))
+    return [[next(drawn) for _ in mine] for mine in draws]

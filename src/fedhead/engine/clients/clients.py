@@ -27,7 +27,6 @@ from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
 from fedhead.engine.clients.padding_check import PaddingCheck
-from fedhead.engine.clients.prefetch import Prefetcher
 from fedhead.engine.clients.server import Downlink
 from fedhead.engine.experiment import training_objective
 from fedhead.engine.experiment.experiment import Experiment
@@ -117,8 +116,7 @@ class Clients:
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
-        self.prefetch = Prefetcher()
-        self._batches = ClientBatches(federation.rows, self.public, experiment.stragglers, self.prefetch)
+        self.batches = ClientBatches(federation.rows, self.public, experiment.stragglers)
         self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
 
@@ -195,9 +193,9 @@ class Clients:
             clients = [k for k in downlink.per_client if self.assign[k] == group]
             task, tables = self.tasks[group], None
             if trains:
-                schedules, tables = self._batches.of_round(algorithm, task, group, clients, round, label)
+                schedules, tables = self.batches.of_round(algorithm, task, group, clients, round, label)
             else:
-                schedules = self._batches.empty(algorithm, task, clients, round, label)
+                schedules = self.batches.empty(algorithm, task, clients, round, label)
             jobs.append(
                 Job(
                     program=self.program(algorithm, group),
@@ -208,7 +206,7 @@ class Clients:
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,
-                    public_rows=self._batches.public_rows,
+                    public_rows=self.batches.public_rows,
                     lr=self.lr(round) if label == local_schedule.TRAIN else self.stage_lr(round),
                     round=round,
                     tables=tables,
@@ -229,16 +227,11 @@ class Clients:
             round: Number of the round.
             tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
         """
-        self.forget_ahead()
+        self.batches.forget()
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
-            self._batches.begin(self.program(self.method, group), group, own, round, tables)
+            self.batches.begin(self.program(self.method, group), group, own, round, tables)
 
-    def forget_ahead(self) -> None:
-        """Drop what `draw_ahead` has drawn for a round that does not come."""
-        self._batches.forget()
-
-    # -- evaluation -------------------------------------------------------------------------------
     @property
     def test_rows(self) -> tuple[list[Rows], Pool]:
         """The clients' own test samples, and the pool that they are rows of."""

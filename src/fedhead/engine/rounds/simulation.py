@@ -134,7 +134,7 @@ class Simulation(Transport[ClientStates]):
 
     def end_rounds(self) -> None:
         """Release the batches and the states that were prepared for a round that does not come."""
-        self.clients.forget_ahead()
+        self.clients.batches.forget()
         if isinstance(self.states, HostStates):
             self.states.release_prefetched()
 
