@@ -15,13 +15,12 @@ from simulations import make_experiment, make_simulation
 from small import federation, network
 
 import fedhead as fh
-from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Received
+from fedhead.engine.rounds.transport import Context, Received
 from fedhead.methods.fedavg import FedAvg
 from fedhead.metrics.records import StageResult
 
@@ -55,12 +54,12 @@ class Watching(Simulation):
         self.asked: list[list[int]] = []
         self.sent: list[Any] = []
 
-    def exchange(self, algorithm: Algorithm, server: Any, states: Any, cohort: list[int], round: int) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         gc.collect()
-        assert not any(reference() is not None for reference in self.sent) or not algorithm.adds_up
-        received = super().exchange(algorithm, server, states, cohort, round)
+        assert not any(reference() is not None for reference in self.sent) or not context.algorithm.adds_up
+        received = super().exchange(context, cohort)
         if self.hostile in received.replies:
-            received = with_reply(received, self.hostile, inflated(received.replies[self.hostile], server, 0))
+            received = with_reply(received, self.hostile, inflated(received.replies[self.hostile], context.server, 0))
         self.asked.append(list(cohort))
         self.sent += [weakref.ref(reply.send["statistics"]["sum"]) for reply in received.replies.values()]
         return received

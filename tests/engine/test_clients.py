@@ -39,9 +39,7 @@ def test_the_learning_rate_decays_from_the_second_round_on() -> None:
 def test_clients_without_samples_neither_train_nor_are_tested() -> None:
     made = simulate()
     assert made.clients.holders == HOLDERS == made.cohort(1)
-    assert [
-        accuracy is None for accuracy in made.evaluate(made.experiment.method, made.server, made.states, 1).accuracy
-    ] == [size == 0 for size in SIZES]
+    assert [accuracy is None for accuracy in made.evaluate(made.context(1)).accuracy] == [size == 0 for size in SIZES]
 
 
 def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
@@ -55,7 +53,7 @@ def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     assert torch.equal(pool.x, fed.train.x[np.concatenate(kept)])
     assert torch.equal(pool.y, fed.train.y[np.concatenate(kept)])
     assert made.task.sizes == tuple(len(rows) for rows in kept)
-    tested = made.evaluate(made.experiment.method, made.server, made.states, 1).accuracy
+    tested = made.evaluate(made.context(1)).accuracy
     assert [accuracy in (0.0, 100.0) for accuracy in tested] == [size > 0 for size in SIZES]  # one sample each
 
 

@@ -12,7 +12,6 @@ from hostile import with_reply
 from simulations import make_simulation, run
 from small import federation, network
 
-from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Float16Upload
 from fedhead.calibration import statistics
@@ -20,7 +19,7 @@ from fedhead.calibration.symmetric import pack
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Received
+from fedhead.engine.rounds.transport import Context, Received
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR
@@ -35,9 +34,9 @@ class Lying(Simulation):
     lie: Lie
     stage_only = True
 
-    def exchange(self, algorithm: Algorithm, *args: Any) -> Received:
-        received = super().exchange(algorithm, *args)
-        if isinstance(algorithm, CCVR) or not self.stage_only:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
+        received = super().exchange(context, cohort)
+        if isinstance(context.algorithm, CCVR) or not self.stage_only:
             reply = received.replies[3]
             received = with_reply(received, 3, reply._replace(send=self.lie(reply.send)))
         return received
@@ -122,9 +121,9 @@ def test_rows_of_small_classes_do_not_leave_a_client(method: str, stage: CCVR | 
     left: dict[int, Tree] = {}
 
     class Watching(Simulation):
-        def exchange(self, algorithm: Algorithm, *args: Any) -> Received:
-            received = super().exchange(algorithm, *args)
-            if algorithm.class_rows:
+        def exchange(self, context: Context, cohort: list[int]) -> Received:
+            received = super().exchange(context, cohort)
+            if context.algorithm.class_rows:
                 left.update({k: reply.send for k, reply in received.replies.items()})
             return received
 

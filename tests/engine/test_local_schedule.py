@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(work: str) -> None:
 
 # -- what each client does ----------------------------------------------------------------------------
 def sent(simulation: Simulation, clients: list[int], round: int = 1) -> dict[int, fh.Tree]:
-    found = simulation.exchange(simulation.experiment.method, simulation.server, simulation.states, clients, round)
+    found = simulation.exchange(simulation.context(round), clients)
     return {k: reply.send for k, reply in found.replies.items()}
 
 

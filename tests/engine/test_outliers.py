@@ -12,7 +12,6 @@ from hostile import with_reply
 from simulations import make_simulation, make_world, run
 from small import federation, network
 
-from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Float16Upload
 from fedhead.core.components.component_syntax import read_policy
@@ -24,7 +23,7 @@ from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Received
+from fedhead.engine.rounds.transport import Context, Received
 from fedhead.executors.client.reply_set import ClientReply
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import changed_response
@@ -38,9 +37,9 @@ class Lying(Simulation):
 
     lie: Change
 
-    def exchange(self, algorithm: Algorithm, server: Tree, *args: Any) -> Received:
-        received = super().exchange(algorithm, server, *args)
-        return with_reply(received, 3, self.lie(received.replies[3], server))
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
+        received = super().exchange(context, cohort)
+        return with_reply(received, 3, self.lie(received.replies[3], context.server))
 
 
 def simulated(lie: Change, policy: str | None, method: str = "fedavg", **settings: Any) -> FinishedRun:

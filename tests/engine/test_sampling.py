@@ -85,9 +85,7 @@ def test_replies_are_weighted_by_samples_over_probability() -> None:
     simulation = made(fh.WeightedSampler()).using(fh.Loop())
     cohort = simulation.draw_cohort(1, simulation.sizes(simulation.clients.holders))
     assert cohort.inclusion == pytest.approx({k: 2 * SIZES[k] / 31 for k in cohort.clients})
-    received = simulation.exchange(
-        simulation.experiment.method, simulation.server, simulation.states, cohort.clients, 1
-    )
+    received = simulation.exchange(simulation.context(1), cohort.clients)
     models = [received.replies[k].send["model"] for k in cohort.clients]
     train_round(simulation, 1)
     assert_same(simulation.server["model"], (models[0] + models[1]) / 2)

@@ -104,7 +104,7 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
 
 
 def accuracies(simulation: Simulation, executor: Executor) -> list[float | None]:
-    found = simulation.using(executor).evaluate(simulation.experiment.method, simulation.server, simulation.states, 1)
+    found = simulation.using(executor).evaluate(simulation.context(1))
     assert found is not None
     return found.accuracy
 

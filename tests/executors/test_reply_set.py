@@ -11,15 +11,13 @@ from same_trees import assert_same
 from simulations import make_simulation
 from small import federation, network
 
-from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree import tree_rows
 from fedhead.core.tree.tree import Tree, unstack
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Received
-from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.rounds.transport import Context, Received
 from fedhead.executors.client.reply_set import ReplySet
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -32,11 +30,9 @@ class Apart(Simulation):
 
     factor = 1.0
 
-    def exchange(
-        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
-    ) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Replace each reply by itself, and that of client 1 by a multiple of it."""
-        received = super().exchange(algorithm, server, states, cohort, round)
+        received = super().exchange(context, cohort)
         assert received.replies.whole_stacks
         replies = {
             k: reply._replace(send=reply.send.map(torch.mul, self.factor)) if k == 1 else reply
@@ -86,9 +82,7 @@ def test_a_reply_that_was_replaced_counts() -> None:
 
 def test_replies_of_a_stack_are_a_mapping() -> None:
     simulation = trained(Simulation)[0]
-    replies = simulation.exchange(
-        simulation.experiment.method, simulation.server, simulation.states, [0, 1, 3], 2
-    ).replies
+    replies = simulation.exchange(simulation.context(2), [0, 1, 3]).replies
     assert list(replies) == [0, 1, 3]
     assert (1 in replies, 2 in replies) == (True, False)
     assert replies[1].samples == len(simulation.clients.federation.rows[1])

@@ -100,7 +100,7 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     assert len(simulation.experiment.models) == 2
     for number in range(1, 4):
         train_round(simulation.using(Loop()), number)
-    accuracies = simulation.evaluate(simulation.experiment.method, simulation.server, simulation.states, 3).accuracy
+    accuracies = simulation.evaluate(simulation.context(3)).accuracy
     assert found["clients"] == pytest.approx(accuracies, abs=1e-6)
     for name, t in simulation.server.leaves().items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)

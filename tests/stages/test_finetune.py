@@ -221,7 +221,7 @@ def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"])
     turns = ["classifier 1", "projection 1", "classifier 2", "projection 2"]
     assert list(steps) == ["global", "extractor", *turns]
     assert steps["projection 2"] == result.personal
-    untouched = evaluate(simulation, simulation.experiment.method, simulation.server, simulation.states, 1)
+    untouched = evaluate(simulation, simulation.context(1), {})
     assert steps["global"] == untouched["personal"]
     for iterations, last in ((0, "extractor"), (1, "projection 1")):
         stage = FineTuneETF(iterations=iterations, variant=variant, record=False)

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from fedhead.algorithm.base import Algorithm
 from fedhead.core.training import random
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Received
-from fedhead.engine.states.client_states import ClientStates
+from fedhead.engine.rounds.transport import Context, Received
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 
 Attack = Callable[[ClientReply, Tree, int], ClientReply]  # an honest reply, the server's state, a seed
@@ -46,14 +44,12 @@ class HostileSimulation(Simulation):
         super().__init__(experiment, federation, compute, dtype=dtype)
         self._hostile, self._attack = frozenset(hostile), attack
 
-    def exchange(
-        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
-    ) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Let all clients work, then let the hostile ones change their replies."""
-        received = super().exchange(algorithm, server, states, cohort, round)
+        received = super().exchange(context, cohort)
         for k in self._hostile & received.replies.keys():
-            seed = random.key(self.task.seed, "attack", round, k)
-            received = with_reply(received, k, self._attack(received.replies[k], server, seed))
+            seed = random.key(self.task.seed, "attack", context.round, k)
+            received = with_reply(received, k, self._attack(received.replies[k], context.server, seed))
         return received
 
 

@@ -127,7 +127,7 @@ def check_hooks(trial: Trial) -> None:
     with patch.object(hook_check, "is_built_in", return_value=False):  # runs check users' components alone
         if trial.stage is None:
             simulation = trial.train(PlainLoop(trial.owner))
-            evaluate(simulation, simulation.experiment.method, simulation.server, simulation.states, trial.rounds)
+            evaluate(simulation, simulation.context(trial.rounds), {})
         else:
             run_stage(trial.trained.using(PlainLoop(trial.owner)), trial.stage)
     gap = difference(before, final_tensors(trial.trained))

@@ -12,10 +12,8 @@ each reply is added to a total as soon as it is checked, so that memory does not
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
@@ -40,29 +38,19 @@ from fedhead.engine.rounds.reply_selection import (
     find_inconsistent_replies,
     without_outliers,
 )
-from fedhead.engine.rounds.transport import AnyTransport, Quorum
+from fedhead.engine.rounds.transport import AnyTransport, Context, Quorum
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.metrics.records import Row
 
 
-def exchange(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    states: Any,
-    round: int,
-    select: Callable[[list[int]], Cohort],
-) -> tuple[Tree, Row]:
+def exchange(transport: AnyTransport, context: Context, select: Callable[[list[int]], Cohort]) -> tuple[Tree, Row]:
     """Send the server's state to a cohort, check the replies and aggregate them.
 
     The clients' states are written last, so that a failure leaves no trace.
 
     Args:
         transport: The way to the clients.
-        algorithm: A method or a stage.
-        server: The server's state.
-        states: The clients' states, of which those whose reply counts are replaced.
-        round: Number of the round.
+        context: The algorithm, the round and the states; those of clients whose reply counts are replaced.
         select: Chooses the cohort among the clients that are present; where it is empty, the state stays as it is.
 
     Returns:
@@ -72,6 +60,7 @@ def exchange(
         FedheadError: If there is no quorum, or, without one, as soon as a client fails.
         Diverged: If the server's new state is not finite.
     """
+    algorithm, server, round = context.algorithm, context.server, context.round
     quorum = transport.quorum or Quorum()
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     fewest = 1 if rule is None else rule.min_clients()
@@ -87,12 +76,12 @@ def exchange(
         asked = [k for k in cohort.clients if k not in counted]
         if len({*asked, *counted}) < (fewest if cohort.dropped else 1):  # asking again would change nothing
             return server, _skipped(transport, where, cohort)
-        ask = functools.partial(request_replies, transport, algorithm, server, states, round=round)
-        fresh, faults, received, total = ask(asked, total)
+        fresh, faults, received, total = request_replies(transport, context, asked, total)
         down += received
         unlike = find_inconsistent_replies(transport, algorithm, _merged(counted, fresh))
         if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
-            fresh, more, received, total = ask([k for k in (*counted, *fresh) if k not in unlike], Tree())
+            others = [k for k in (*counted, *fresh) if k not in unlike]
+            fresh, more, received, total = request_replies(transport, context, others, Tree())
             counted, faults, down = ReplySet.of({}), faults | more, down + received
         faults |= unlike
         passed = _merged(counted, fresh).without(faults)
@@ -113,7 +102,7 @@ def exchange(
             check_after_aggregation(counted, round)
             if not finite:
                 reply_check.check_finite(new, f"{where}, the server")
-            states.keep(list(counted), counted.kept)
+            context.states.keep(list(counted), counted.kept)
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
             return new, _record(transport, counted, failed, absent, clipped, down)
@@ -138,14 +127,7 @@ def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
 
 
 def request_replies(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    states: Any,
-    asked: list[int],
-    total: Tree | None,
-    *,
-    round: int,
+    transport: AnyTransport, context: Context, asked: list[int], total: Tree | None
 ) -> tuple[ReplySet, dict[int, FedheadError], int, Tree | None]:
     """Ask clients, and check their replies; with a total, add them to it portion by portion.
 
@@ -158,12 +140,12 @@ def request_replies(
     failed: dict[int, FedheadError] = {}
     down, first = 0, None
     for begin in range(0, len(asked), size):
-        received = transport.exchange(algorithm, server, states, asked[begin : begin + size], round)
+        received = transport.exchange(context, asked[begin : begin + size])
         down += received.bytes_down
-        found, faults, first = check_replies(transport, algorithm, server, received, round, first)
+        found, faults, first = check_replies(transport, context, received, first)
         del received  # before the next portion is made
         if total is not None:
-            total, found = _added(transport, algorithm, total, found)
+            total, found = _added(transport, context.algorithm, total, found)
             if len(asked) > size:
                 hand_back_memory()
         passed = _merged(passed, found)

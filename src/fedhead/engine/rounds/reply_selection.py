@@ -12,41 +12,34 @@ from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.policies import outliers, reply_check
 from fedhead.engine.policies.outliers import Outlier
-from fedhead.engine.rounds.transport import AnyTransport, Received
+from fedhead.engine.rounds.transport import AnyTransport, Context, Received
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 
 
 def check_replies(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    received: Received,
-    round: int,
-    first: Schema | None = None,
+    transport: AnyTransport, context: Context, received: Received, first: Schema | None = None
 ) -> tuple[ReplySet, dict[int, FedheadError], Schema | None]:
     """Return the replies that are as expected, why the others are not, and what the first one looked like.
 
     Args:
         transport: The way to the clients.
-        algorithm: A method or a stage.
-        server: The server's state.
+        context: What the clients were asked for.
         received: What has arrived.
-        round: Number of the round.
         first: What the first reply of the same exchange looked like, where some were checked before.
     """
-    form = _form_of_all(transport, algorithm, server, received)
+    form, round = _form_of_all(transport, context, received), context.round
     if form is not None and first in (None, form):
         return received.replies, {}, form
     failed = dict(received.failures)
     finite = received.replies.finite()
     for k, reply in received.replies.items():
-        known = transport.schema(algorithm, server, k)
+        known = transport.schema(context, k)
         try:
             reply_check.check_form(reply.send, first if known is None else known, k, round)
             if not finite:  # of some client
                 for tree in _seen(reply):
                     reply_check.check_finite(tree, f"client {k}, round {round}")
-            _check_possible(transport, algorithm, k, reply)
+            _check_possible(transport, context.algorithm, k, reply)
         except Diverged as error:
             drops = transport.experiment.outliers is not None and transport.experiment.outliers.action == "drop"
             failed[k] = reply_check.Impossible(str(error)) if drops else error
@@ -58,16 +51,16 @@ def check_replies(
     return received.replies.without(failed), failed, first
 
 
-def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
+def _form_of_all(transport: AnyTransport, context: Context, received: Received) -> Schema | None:
     """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
     replies = received.replies
     if not replies or received.failures or transport.experiment.uploads:
         return None
-    if type(algorithm).check_reply is not Algorithm.check_reply:
+    if type(context.algorithm).check_reply is not Algorithm.check_reply:
         return None
-    if any(transport.schema(algorithm, server, k) is not None for k in replies):
+    if any(transport.schema(context, k) is not None for k in replies):
         return None
-    if not (is_checked_after_aggregation(transport, algorithm) or replies.finite()):
+    if not (is_checked_after_aggregation(transport, context.algorithm) or replies.finite()):
         return None
     return replies.sent.schema()
 

@@ -19,9 +19,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.log import logger
 from fedhead.core.tree.tree import Tree
@@ -33,7 +31,7 @@ from fedhead.engine.policies.sampling import Cohort
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated
 from fedhead.engine.rounds.exchange import exchange
 from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
-from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.rounds.transport import AnyTransport, Context
 from fedhead.metrics.records import Row, StageResult
 from fedhead.metrics.registry import NO_METRICS, Metric, measure_clients
 
@@ -109,7 +107,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
     if stopped is not None and transport.remote and not stages:  # the last round was not known to be the last
-        transport.evaluate(experiment.method, transport.server, transport.states, number, deliver=True)
+        transport.evaluate(transport.context(number), deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
     for stage in stages:
@@ -123,30 +121,22 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
 
 
 def train_round(
-    transport: AnyTransport,
-    number: int,
-    *,
-    evaluated: bool = False,
-    deliver: bool = False,
-    final: bool = False,
+    transport: AnyTransport, number: int, *, evaluated: bool = False, deliver: bool = False, final: bool = False
 ) -> Row:
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
-    clock, method, metrics = _Clock(transport), transport.experiment.method, transport.experiment.metrics
+    clock = _Clock(transport)
     row: Row = {"round": number, "lr": transport.clients.lr(number)}
     transport.server, record = exchange(
         transport,
-        method,
-        transport.server,
-        transport.states,
-        number,
+        transport.context(number),
         lambda present: transport.draw_cohort(number, transport.sizes(present)),
     )
     transport.round = number
     row |= record
     if evaluated:
-        now = (transport.server, transport.states, number)
-        row |= evaluate(transport, method, *now, deliver=deliver, metrics=metrics, final=final)
-        if (validation := transport.validate(method, *now, metrics)) is not None:
+        now = transport.context(number)
+        row |= evaluate(transport, now, transport.experiment.metrics, deliver=deliver, final=final)
+        if (validation := transport.validate(now)) is not None:
             row["validation"] = validation
     row["seconds"] = clock.seconds()
     return row
@@ -171,9 +161,9 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     server, before = transport.server, Row(bytes_up=0, bytes_down=0)
     if (earlier := stage.prerequisite()) is not None:
         earlier = earlier.on_method(method)
-        calibrated, _, before = _stage_exchange(transport, earlier, server)
-        server = stage.start_after_prerequisite(server, calibrated, task)
-    server, states, row = _stage_exchange(transport, stage, server)
+        calibrated, before = _stage_exchange(transport, earlier, server)
+        server = stage.start_after_prerequisite(server, calibrated.server, task)
+    after, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]
     for what in ("failed", "absent", "clipped", "left_out"):
@@ -181,9 +171,9 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
             row[what] = before[what] | row.get(what, {})
     for name, few in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {few}, with fewer samples than its min_class_count")
-    row |= evaluate(transport, stage, server, states, transport.round + 1, deliver=True, metrics=metrics, final=True)
+    row |= evaluate(transport, after, metrics, deliver=True, final=True)
     row["seconds"] = clock.seconds()
-    return StageResult(stage.name, server, states, row, global_model(stage, server, task))
+    return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))
 
 
 def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
@@ -193,39 +183,28 @@ def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 
 
-def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Tree, Any, Row]:
-    """One exchange with all clients that are present, on a copy of their states."""
-    states = transport.states.copy()
-    server, record = exchange(transport, stage, server, states, transport.round + 1, Cohort)
-    return server, states, record
+def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Context, Row]:
+    """Exchange with all clients that are present, on a copy of their states; return the states after it."""
+    context = Context(stage, server, transport.states.copy(), transport.round + 1)
+    server, record = exchange(transport, context, Cohort)
+    return replace(context, server=server), record
 
 
 def evaluate(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    states: Any,
-    round: int,
-    *,
-    deliver: bool = False,
-    metrics: Mapping[str, Metric] = NO_METRICS,
-    final: bool = False,
+    transport: AnyTransport, context: Context, metrics: Mapping[str, Metric], deliver: bool = False, final: bool = False
 ) -> Row:
     """Test the global model and every client's own, and return the entries of a record.
 
     Args:
         transport: The way to the clients.
-        algorithm: The method or the stage whose models are tested.
-        server: The server's state.
-        states: The clients' states.
-        round: The number of the round that was just finished.
-        deliver: Whether these models are final, so that clients on other machines store theirs.
+        context: The method or the stage whose models are tested, after the round that it names.
         metrics: Further metrics, by name.
+        deliver: Whether these models are final, so that clients on other machines store theirs.
         final: Whether to record the confusion matrix as well.
     """
-    clients = transport.clients
-    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final)
-    tests = transport.evaluate(algorithm, server, states, round, deliver, metrics)
+    task, test = transport.clients.task, (transport.test, transport.clients.bf16)
+    row = evaluate_global_model(context.algorithm, context.server, task, *test, metrics, final)
+    tests = transport.evaluate(context, deliver, metrics)
     row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
     each = (None, None) if tests is None else (tests.accuracy, tests.loss)
     spread = measure_clients(metrics, *each)

@@ -26,7 +26,7 @@ from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, Inputs
 from fedhead.engine.rounds.client_model_tests import client_model_tests
-from fedhead.engine.rounds.transport import Received, Transport
+from fedhead.engine.rounds.transport import Context, Received, Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
@@ -156,43 +156,33 @@ class Simulation(Transport[ClientStates]):
     def _sizes(self) -> dict[int, int]:
         return {k: self.task.sizes[k] for k in self.clients.holders}
 
-    def exchange(
-        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
-    ) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""
-        downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
+        algorithm, round = context.algorithm, context.round
+        downlink = make_downlink(algorithm, context.server, cohort, self.clients.task_of)
         executor = self._executor_for(algorithm)
-        jobs = self.clients.work(algorithm, downlink, states, round)
+        jobs = self.clients.work(algorithm, downlink, context.states, round)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         replies = executor.run(jobs)
-        self._prepare_next(algorithm, states, cohort, round, replies.whole_stacks)
+        if isinstance(algorithm, Method):
+            self._prepare_next(context, cohort, replies.whole_stacks)
         return Received(replies, downlink.nbytes())
 
-    def _prepare_next(
-        self,
-        algorithm: Algorithm,
-        states: ClientStates,
-        training: list[int],
-        round: int,
-        tables: bool,
-    ) -> None:
+    def _prepare_next(self, context: Context, training: list[int], tables: bool) -> None:
         """Prepare the round after this one while a GPU trains this one; a CPU has no time to spare.
 
         Args:
-            algorithm: What is trained; nothing is prepared beside a stage.
-            states: The clients' states.
+            context: The states and the number of this round; the last one is followed by none.
             training: The clients of this round.
-            round: Number of this round; the last one is followed by none.
             tables: Whether to make tables of the next round's batches, for a stack of all clients.
         """
-        if isinstance(algorithm, Stage):
-            return
-        goes_on = round < self.task.rounds
+        states, following = context.states, context.round + 1
+        goes_on = context.round < self.task.rounds
         if isinstance(states, HostStates):
-            states.prefetch(self.cohort(round + 1) if goes_on and states.hold_tensors else [], training)
+            states.prefetch(self.cohort(following) if goes_on and states.hold_tensors else [], training)
         if self.device.type == "cuda":
-            self.clients.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, tables)
+            self.clients.draw_ahead(self.cohort(following) if goes_on else [], following, tables)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""
@@ -201,20 +191,14 @@ class Simulation(Transport[ClientStates]):
         return ForwardExecutor() if self.device.type == "cuda" else Loop()
 
     def evaluate(
-        self,
-        algorithm: Algorithm,
-        server: Tree,
-        states: ClientStates,
-        round: int,
-        deliver: bool = False,
-        metrics: Mapping[str, Metric] = NO_METRICS,
+        self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
         """Test every client's own model, and those of the states on the way of a stage."""
         if self.clients.federation.client_test is None:
             return None
-        steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        on_the_way = {name: self._tests(step, server, states, round) for name, step in steps.items()}
-        each = self._tests(algorithm, server, states, round, metrics)
+        steps = context.algorithm.steps() if isinstance(context.algorithm, Stage) else {}
+        on_the_way = {name: self._tests(replace(context, algorithm=step), NO_METRICS) for name, step in steps.items()}
+        each = self._tests(context, metrics)
         return evaluation.client_tests(
             each,
             [len(rows) for rows in self.clients.federation.client_test],
@@ -227,34 +211,27 @@ class Simulation(Transport[ClientStates]):
         assert rows is not None, "asked only where clients have validation samples"
         return self.clients.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
 
-    def validate(
-        self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
-    ) -> Row | None:
+    def validate(self, context: Context) -> Row | None:
         """Measure the global model on all validation samples, and the clients' own where their own are tested too."""
-        rows = self.clients.federation.validation
+        rows, metrics = self.clients.federation.validation, self.experiment.metrics
         if rows is None:
             return None
         pool, bf16 = self._validation_pool, self.clients.bf16
-        found = evaluate_global_model(algorithm, server, self.task, pool, bf16, metrics)
+        found = evaluate_global_model(context.algorithm, context.server, self.task, pool, bf16, metrics)
         tests = None
         if self.clients.federation.client_test is not None or found["test_loss"] is None:
-            each = self._tests(algorithm, server, states, round, metrics, (rows, self.clients.pool))
+            each = self._tests(context, metrics, (rows, self.clients.pool))
             tests = evaluation.client_tests(each, [len(own) for own in rows], {})
         return evaluation.validation_row(found, tests, metrics)
 
     def _tests(
-        self,
-        algorithm: Algorithm,
-        server: Tree,
-        states: ClientStates,
-        round: int,
-        metrics: Mapping[str, Metric] = NO_METRICS,
-        samples: tuple[list[Rows], Pool] | None = None,
+        self, context: Context, metrics: Mapping[str, Metric], samples: tuple[list[Rows], Pool] | None = None
     ) -> list[ClientTest | None]:
         local = (samples or self.clients.test_rows)[0]
         tested = [k for k in self.clients.holders if len(local[k])]
-        downlink = make_downlink(algorithm, server, tested, self.clients.task_of)
-        found = client_model_tests(self.clients, algorithm, downlink, states, round, self.executor, metrics, samples)
+        downlink = make_downlink(context.algorithm, context.server, tested, self.clients.task_of)
+        work = (context.algorithm, downlink, context.states, context.round)
+        found = client_model_tests(self.clients, *work, self.executor, metrics, samples)
         return [found.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------

@@ -26,6 +26,16 @@ from fedhead.samplers.uniform import UniformSampler
 
 
 @dataclass(frozen=True)
+class Context:
+    """Algorithm, states and round of an exchange or a test."""
+
+    algorithm: Algorithm  # a method or a stage
+    server: Tree  # the server's state
+    states: Any  # the clients' states, as the transport holds them
+    round: int  # number of the round
+
+
+@dataclass(frozen=True)
 class Received:
     """What came back from an exchange."""
 
@@ -95,6 +105,10 @@ class Transport(ABC, Generic[S]):
         """What is run."""
         return self.clients.experiment
 
+    def context(self, round: int) -> Context:
+        """Return the method and the present states, for a round."""
+        return Context(self.experiment.method, self.server, self.states, round)
+
     def report(self) -> ExecutorReport:
         """Return how long training has waited for compiling, and whether the last round's steps were compiled."""
         return ExecutorReport()
@@ -153,36 +167,25 @@ class Transport(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def exchange(self, algorithm: Algorithm, server: Tree, states: S, cohort: list[int], round: int) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Let the clients of a cohort work, and return what came back; writes to no state."""
 
-    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+    def schema(self, context: Context, client: int) -> Schema | None:
         """Return what a client's reply must look like; None: like that of the first client."""
         return None
 
-    def validate(
-        self, algorithm: Algorithm, server: Tree, states: S, round: int, metrics: Mapping[str, Metric]
-    ) -> Row | None:
+    def validate(self, context: Context) -> Row | None:
         """Measure the models on the clients' validation samples; None where there are none."""
         return None
 
     @abstractmethod
     def evaluate(
-        self,
-        algorithm: Algorithm,
-        server: Tree,
-        states: S,
-        round: int,
-        deliver: bool = False,
-        metrics: Mapping[str, Metric] = NO_METRICS,
+        self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
         """Test the clients' own models on their own test samples.
 
         Args:
-            algorithm: The method or the stage whose `personal_model` is tested.
-            server: The server's state.
-            states: The clients' states.
-            round: The number of the round that was just finished.
+            context: The method or the stage whose `personal_model` is tested, after the round that it names.
             deliver: Whether these models are final, so that clients on other machines store theirs.
             metrics: Further metrics, by name.
 

@@ -27,7 +27,7 @@ from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
 from fedhead.engine.clients.server import Downlink, initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
-from fedhead.engine.rounds.transport import Quorum, Received, Transport
+from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.flower.server import messaging
 from fedhead.flower.server.dry_run import DryRun
@@ -205,48 +205,39 @@ class FlowerTransport(Transport[SiteStates]):
             self.log(moved or f"site {response.site} is here with {response.samples} samples")
 
     # -- exchanges --------------------------------------------------------------------------------
-    def exchange(
-        self, algorithm: Algorithm, server: Tree, states: SiteStates, cohort: list[int], round: int
-    ) -> Received:
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Send each site of a cohort its work, and wait for the responses."""
-        label = self._label(algorithm)
-        downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
+        label = self._label(context.algorithm)
+        downlink, outgoing = self._outgoing("work", context, cohort)
         outgoing = {
-            k: replace(message, expected={"send": self.dry_run.reply(algorithm, k, server)})
-            for k, message in self._outgoing("work", downlink, states, round, label).items()
+            k: replace(message, expected={"send": self.dry_run.reply(context.algorithm, k, context.server)})
+            for k, message in outgoing.items()
         }
         answers, refused = self._ask(outgoing)
         replies: dict[int, ClientReply] = {}
         for k, (response, trees) in answers.items():
             loss = None if response.train_loss is None else torch.tensor(response.train_loss, dtype=torch.float64)
-            kept = round if label == TRAIN else label
+            kept = context.round if label == TRAIN else label
             replies[k] = ClientReply(trees["send"], kept, float(response.samples), response.left_out, loss)
         return Received(ReplySet.of(replies), downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
 
-    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+    def schema(self, context: Context, client: int) -> Schema | None:
         """Return what the site's reply must look like, from the dry run."""
-        return schema(self.dry_run.reply(algorithm, client, server))
+        return schema(self.dry_run.reply(context.algorithm, client, context.server))
 
     def evaluate(
-        self,
-        algorithm: Algorithm,
-        server: Tree,
-        states: SiteStates,
-        round: int,
-        deliver: bool = False,
-        metrics: Mapping[str, Metric] = NO_METRICS,
+        self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
         """Have the sites test their own models, and store them at the end."""
-        label = self._label(algorithm)
+        label = self._label(context.algorithm)
         asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
-        downlink = make_downlink(algorithm, server, asked, self.clients.task_of)
-        outgoing = self._outgoing("test", downlink, states, round, label, deliver)
+        _, outgoing = self._outgoing("test", context, asked, deliver)
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
         answers, refused = self._ask(outgoing)
         for k, why in refused.items():
-            self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {why}")
+            self.log(f"{_where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
         for k, (response, _) in answers.items():
             samples[k] = response.tests
             if samples[k]:
@@ -259,30 +250,26 @@ class FlowerTransport(Transport[SiteStates]):
         return replace(tests, notes=tests.notes | not_at_sites(metrics))
 
     def _outgoing(
-        self,
-        kind: Literal["work", "test"],
-        downlink: Downlink,
-        states: SiteStates,
-        round: int,
-        label: str,
-        deliver: bool = False,
-    ) -> dict[int, Outgoing]:
+        self, kind: Literal["work", "test"], context: Context, clients: list[int], deliver: bool = False
+    ) -> tuple[Downlink, dict[int, Outgoing]]:
+        """Return what clients receive, and the message to each of them."""
+        downlink = make_downlink(context.algorithm, context.server, clients, self.clients.task_of)
         made = {}
         for k, own in downlink.per_client.items():
-            kept = states[k]
+            kept = context.states[k]
             request = Request(
                 kind,
                 self.spec,
                 self.timeouts.round_seconds,
-                round,
-                label,
+                context.round,
+                self._label(context.algorithm),
                 accepted=kept if isinstance(kept, int) else 0,
                 staged=isinstance(kept, str),
                 deliver=deliver,
             )
             trees = {"broadcast": downlink.broadcast, "per_client": own}
             made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
-        return made
+        return downlink, made
 
     def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
         """Send requests to sites; return the answers that fit them, and why the others are missing or do not."""
