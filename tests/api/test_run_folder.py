@@ -20,7 +20,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import federation as recipe_federation
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG
+from fedhead.runs.run_folder_schema import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,8 @@ def test_runs_of_a_pattern_are_loaded_and_compared_by_seed(tmp_path: Path) -> No
     found = fh.compare([*one, *other], metric="personal", baseline="local").table
     assert found.loc["fedavg"].item() == pytest.approx(one.table["personal"].mean())
     assert one.table["seed"].tolist() == [0, 1]
-    assert "2 runs" in one._repr_html_()
     with pytest.raises(BadInput, match="there is no run folder"):
         fh.load_all(tmp_path / "nothing-*")
-    (tmp_path / "fedavg-0" / CONFIG).write_text("dataset: <script>\nrounds: 1\n")
-    assert "<script>" not in fh.load_all(tmp_path / "fedavg-*")._repr_html_()
 
 
 def test_the_record_is_readable(tmp_path: Path) -> None:

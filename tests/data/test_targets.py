@@ -89,7 +89,6 @@ def test_a_saved_federation_is_the_same(objective: str, y: Any, tmp_path: Path) 
         assert (again.objective, again.outputs, again.sizes) == (objective, made.outputs, made.sizes)
         torch.testing.assert_close(again.train.y, made.train.take(np.sort(np.concatenate(_all(made)))).y)
     assert repr(made)
-    assert made._repr_html_()
 
 
 def _all(made: fh.Federation) -> list[Any]:

@@ -59,7 +59,7 @@ def test_runs_in_folders_are_compared_and_those_that_do_not_count_are_named(own_
     assert "newer can't be read and does not count" in notes
     assert str(folders / "empty") not in notes  # no run began there: it is passed over
     assert found.results["pairs"].dropna().tolist() == [2, 2]
-    assert "scaffold" in found._repr_html_()
+    assert "scaffold" in repr(found)
 
 
 def test_a_run_whose_split_is_gone_does_not_count(own_folders: Path) -> None:

@@ -54,10 +54,8 @@ def calibrate(
     >>> x, y = torch.randn(20, 4), torch.arange(20) % 2
     >>> calibrated = calibrate(model, statistics_of(model, x, y), "ccvr(samples=10, epochs=1)")
     """
-    require(
-        isinstance(model, SplitModel),
-        f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')",
-    )
+    kind = type(model).__name__
+    require(isinstance(model, SplitModel), f"model is {kind}: wrap it first, fedhead.split(model, classifier='…')")
     chosen, w = _stage(stage), weights(model)
     merged, parts = _merged(chosen, statistics)
     if isinstance(chosen, CCVR):
@@ -138,10 +136,7 @@ def _new_classifier(
 ) -> Tree:
     """Return the new entries of the classifier, by full name, from raw statistics."""
     if isinstance(stage, CCVR):
-        require(
-            stage.tukey != "real",
-            "tukey=real needs statistics of transformed features, which only a run's stage collects",
-        )
+        require(stage.tukey != "real", "tukey=real needs statistics that only a run's stage collects: use both")
         return stage.calibrate(model, head, merged, seed)
     found = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
     return Tree({f"classifier.{name}": t for name, t in found.items()})

@@ -113,9 +113,6 @@ class MethodComparison:
         """Show the means."""
         return f"{type(self).__name__} of {self.numbers.metric}\n{self.table.round(2)}"
 
-    def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables())
-
 
 Given = str | PathLike[str] | RecordedResult
 

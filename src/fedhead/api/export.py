@@ -168,10 +168,8 @@ def _check(path: Path, read: Callable[..., Tensor], inputs: tuple[Tensor, ...], 
     """Refuse a file that gives other scores, for all samples at once or for one alone."""
     for count in (SAMPLES, 1):
         worst = _distance(read(*(t[:count] for t in inputs)), expected[:count])
-        require(
-            worst <= TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"],
-            f"{path} was not written: its scores differ from predict's by {worst:.1e}",
-        )
+        limit = TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]
+        require(worst <= limit, f"{path} was not written: its scores differ from predict's by {worst:.1e}")
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

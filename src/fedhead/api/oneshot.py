@@ -36,7 +36,7 @@ QUICK_SIDE = 64  # pixels of images up to which features take little time on a C
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OneShot:
     """Heads on the same features: what each reaches, and what it costs.
 
@@ -56,12 +56,9 @@ class OneShot:
     result: Result | None
     title: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return the table as Markdown."""
         return self.table().markdown()
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def table(self) -> Table:
         """Return the rows as a table."""
@@ -182,10 +179,8 @@ def _federation(
         if unused := [name for name, there in given.items() if there]:
             raise BadInput(f"{unused[0]} would have no effect: the federation has its clients and their samples")
         return data
-    require(
-        isinstance(data, str | PathLike),
-        f"data is {type(data).__name__}: give a federation, a data set's name, or a path",
-    )
+    kind = type(data).__name__
+    require(isinstance(data, str | PathLike), f"data is {kind}: give a federation, a data set's name, or a path")
     more: dict[str, Any] = {} if missing == "refuse" else {"missing": missing}
     if wanted.encode is not None and is_path(data) and Path(data).is_file():
         more["encode"] = wanted.encode

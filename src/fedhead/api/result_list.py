@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedhead.api.result import Result
-from fedhead.core.system import html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +45,3 @@ class Results(list[Result]):
         from fedhead.report.page.inline import Report
 
         return Report([result.record for result in self])
-
-    def _repr_html_(self) -> str:
-        table = self.table
-        return html.table(f"{len(self)} runs", list(table.columns), table.to_numpy().tolist())

@@ -282,9 +282,8 @@ def run(
 def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume: Any) -> None:
     """Refuse arguments of other kinds, before they fail somewhere inside, and what names no run to resume."""
     if not isinstance(federation, Federation):
-        raise BadInput(
-            f"federation is {type(federation).__name__}: make one first, fedhead.Federation.from_arrays(x, y)"
-        )
+        kind = type(federation).__name__
+        raise BadInput(f"federation is {kind}: make one first, fedhead.Federation.from_arrays(x, y)")
     if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):

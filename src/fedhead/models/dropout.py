@@ -83,10 +83,6 @@ class Dropout(nn.Module):
             raise BadInput("dropout in training has no key: call the model inside models.dropout.dropout_key(key)")
         return _drop(x, self.p, self.channels)
 
-    def extra_repr(self) -> str:
-        """Return the settings shown when the module is printed."""
-        return f"p={self.p}" + (", channels=True" if self.channels else "")
-
 
 def _drop(x: Tensor, p: float, channels: bool) -> Tensor:
     """Zero units, or whole channels, by the next mask of the active key."""

@@ -55,9 +55,8 @@ class ChosenHead(NamedTuple):
             made = self.builder(features, classes, **{**given, **self.parameters})
         require(isinstance(made, nn.Module), f"head {self.name} made {type(made).__name__}, not a torch module")
         outputs = getattr(made, "out_features", classes)
-        require(
-            outputs == classes, f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many"
-        )
+        fits = outputs == classes
+        require(fits, f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
             if not hasattr(made, word):
                 setattr(made, word, value)

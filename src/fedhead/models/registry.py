@@ -213,10 +213,7 @@ def build(
         odd = "dim" if dim is not None else "projected"
         has = "linear" if chosen is None else chosen.name
         raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {has!r}")
-    require(
-        dim is None or projected,
-        f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension",
-    )
+    require(dim is None or projected, f"dim={dim} needs the projection layer: leave out dim, or projected=False")
     with seeded(random.key(seed, "init")):
         made = entry.make(input_shape, classes, params)
         if isinstance(made, SplitModel):
@@ -273,10 +270,8 @@ def _body(model: SplitModel) -> FeatureExtractor:
 
 
 def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
-    require(
-        model.classes == classes,
-        f"model {name!r} has {model.classes} classes, the data has {classes}: let it take `classes`",
-    )
+    own = model.classes
+    require(own == classes, f"model {name!r} has {own} classes, the data has {classes}: let it take `classes`")
     return model
 
 

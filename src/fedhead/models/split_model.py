@@ -113,9 +113,8 @@ def _logits_of(out: Any, module: nn.Module) -> Tensor:
     """Return the logits of an output object, such as those of Hugging Face's models."""
     found = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
     if not isinstance(found, Tensor):
-        raise BadInput(
-            f"{type(module).__name__} returns {type(out).__name__}: return a tensor, or an object with .logits"
-        )
+        names = (type(module).__name__, type(out).__name__)
+        raise BadInput(f"{names[0]} returns {names[1]}: return a tensor, or an object with .logits")
     return found
 
 

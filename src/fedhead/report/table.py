@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedhead.core.system import html
 from fedhead.metrics.averages import mean_and_deviation
 
 _LATEX = {
@@ -100,9 +99,6 @@ class Table:
                 "",
             ]
         )
-
-    def _repr_html_(self) -> str:
-        return html.table(self.title, self.head, [[cell.text for cell in row] for row in self.cells()])
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -104,7 +104,7 @@ def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | N
 def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str, seed: int) -> tuple[Samples, Samples]:
     """Split samples into training and test samples, by a share of each class or by a mask."""
     if isinstance(share, float):
-        kept, chosen = stratified_share(strata(train, objective), share, seed)
+        kept, chosen = stratified_share(targets.strata(train.y, objective), share, seed)
     else:
         kept, chosen = np.flatnonzero(~share), np.flatnonzero(share)
     return train.take(kept), train.take(chosen)
@@ -120,14 +120,8 @@ def partition_rows(
         f"partition: {rule} distributes classes, and objective={objective} has none: use iid, groups (natural "
         "clients), or a function of your own",
     )
-    y = train.y.numpy() if isinstance(rule, FromFunction) else strata(train, objective)
+    y = train.y.numpy() if isinstance(rule, FromFunction) else targets.strata(train.y, objective)
     return rule.split(y, classes, CLIENTS if clients is None else clients, seed)
-
-
-def strata(train: Samples, objective: str) -> NDArray[np.int64]:
-    """Return the class of each sample, by which shares are stratified; 0 where there are no classes."""
-    has_classes = targets.objective_of(objective).has_classes
-    return train.y.numpy() if has_classes else np.zeros(len(train.y), np.int64)
 
 
 def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:

@@ -214,10 +214,7 @@ class Federation(FederationData):
         if part.groups is not None:
             given |= {"groups": part.groups, "group_names": part.group_names}
         if mark is not None:
-            require(
-                part.mark is not None,
-                f"test: {mark!r} names a column or a part, which a torch Dataset does not have",
-            )
+            require(part.mark is not None, f"test: {mark!r} names a column or a part, a torch Dataset has none")
             held = to_mask(part.mark, f"column {mark!r}")
         if held is not None and not isinstance(held, int | float | tuple | np.ndarray):
             test_part = reader.read(held, "the test data", is_test=True)
@@ -263,25 +260,19 @@ class Federation(FederationData):
         Raises:
             BadInput: If the clients' data is empty or inconsistent.
         """
-        require(
-            isinstance(clients, Iterable),
-            f"clients is {type(clients).__name__}: give a list or dictionary of the clients' data",
-        )
+        kind = type(clients).__name__
+        require(isinstance(clients, Iterable), f"clients is {kind}: give a list or dictionary of the clients' data")
         named = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
-        require(
-            len(set(map(str, named))) == len(named),
-            f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own",
-        )
+        unique = len(set(map(str, named))) == len(named)
+        require(unique, f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own")
         options = ArrayOptions(**settings)
         split = {f"client {name}": library_datasets.split(source, f"client {name}") for name, source in named.items()}
         missing = preprocessing.allows_missing(options.missing)
         reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
         tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
-        require(
-            not tests or (test is None and client_test is None),
-            "test and client_test: these clients have their own test sets, leave both out",
-        )
+        clear = not tests or (test is None and client_test is None)
+        require(clear, "test and client_test: these clients have their own test sets, leave both out")
         pair, share = builders.pair_or_share(test)
         known = next((part.layout for part in parts.values() if part.layout is not None), None)
         class_names = next((part.names for part in parts.values() if part.names is not None), None)
@@ -407,10 +398,7 @@ class Federation(FederationData):
             return preprocessing.prepare(made.with_client_test(settings["client_test"], seed), "refuse", *transform)
         if isinstance(rule, Natural):
             groups, group_names = contents.column(rule.column)
-            require(
-                groups is not None,
-                f"partition {rule}: it has no array {rule.column!r} that names each sample's client",
-            )
+            require(groups is not None, f"partition {rule}: no array {rule.column!r} names each sample's client")
             settings |= {"groups": groups, "group_names": group_names}
         chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
         given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
@@ -435,10 +423,8 @@ class Federation(FederationData):
         """
         require(0 <= client < len(self), f"there is no client {client} to leave out: they are 0 … {len(self) - 1}")
         others = [k for k in range(len(self)) if k != client]
-        require(
-            any(self.sizes[k] for k in others),
-            f"client {client} can't be left out: no other client has samples to train on",
-        )
+        others_train = any(self.sizes[k] for k in others)
+        require(others_train, f"client {client} can't be left out: no other client has samples to train on")
         test = self.samples_of(client)
         require(len(test.y), f"client {client} can't be left out for a test: it has no samples")
         validation, names = self.validation, self.client_names
@@ -463,9 +449,7 @@ class Federation(FederationData):
         Raises:
             BadInput: If it does not, or there is no such folder.
         """
-        require(
-            Path(path).suffix == ".npz", f"{path}: a federation is saved as an .npz file; give a name that ends in .npz"
-        )
+        require(Path(path).suffix == ".npz", f"{path}: a federation is an .npz file; give a name that ends in .npz")
         require(Path(path).absolute().parent.is_dir(), f"{path}: there is no such folder; make it first")
         federation_file.save(Path(path), self)
 

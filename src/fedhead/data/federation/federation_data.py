@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.core.components.parameters import check
-from fedhead.core.system import html
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
 from fedhead.core.tree.inputs import describe, map_inputs, model_types, shape_of, type_of
@@ -57,17 +56,6 @@ class FederationData:
             f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
             f"of shape {shape}, {self.classes} {_NOUNS[self.objective]}, {test:,} test samples)"
         )
-
-    def _repr_html_(self) -> str:
-        """Show each client's samples by class, in notebooks."""
-        classes = [str(c) for c in range(self.classes)] if self.names is None else list(self.names)
-        names = range(len(self.rows)) if self.client_names is None else self.client_names
-        if not self.has_classes:
-            return html.table(
-                repr(self), ["client", "samples"], [list(each) for each in zip(names, self.sizes, strict=True)]
-            )
-        body = [[name, int(own.sum()), *own[: html.MOST]] for name, own in zip(names, self.counts(), strict=True)]
-        return html.table(repr(self), ["client", "samples", *classes[: html.MOST]], body)
 
     def __post_init__(self) -> None:
         targets.objective_of(self.objective)
@@ -130,7 +118,7 @@ class FederationData:
     @property
     def strata(self) -> NDArray[np.int64]:
         """Class of each training sample, by which shares are stratified; 0 where there are no classes."""
-        return self.train.y.numpy() if self.has_classes else np.zeros(len(self.train.y), np.int64)
+        return targets.strata(self.train.y, self.objective)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -164,10 +152,7 @@ class FederationData:
             return replace(self, rows=train_rows, client_test=test_rows, client_test_from="train")
         if self.test is None:
             raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
-        require(
-            self.has_classes,
-            "client_test: matched needs classes; give a share of each client's samples, such as 0.3",
-        )
+        require(self.has_classes, "client_test: matched needs classes; give a share of each client's samples: 0.3")
         y, counts = self.test.y.numpy(), self.counts()
         test_rows = [rule.draw(count, int(counts.sum()), y, seed, k) for k, count in enumerate(counts)]
         return replace(self, client_test=test_rows, client_test_from="test")
@@ -194,10 +179,8 @@ class FederationData:
             size = min(int(share * len(rows)), max(len(rows) - 1, 0))  # at least one sample is kept for training
             train_rows.append(np.sort(rows[order[size:]]))
             validation.append(np.sort(rows[order[:size]]))
-        require(
-            any(map(len, validation)),
-            f"validation: {share:g} of the largest client's {max(self.sizes)} samples is none",
-        )
+        most = max(self.sizes)
+        require(any(map(len, validation)), f"validation: {share:g} of the largest client's {most} samples is none")
         return replace(self, rows=train_rows, validation=validation)
 
     def subset(self, n: int, seed: int = 0) -> Self:

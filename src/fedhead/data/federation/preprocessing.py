@@ -81,18 +81,11 @@ def standardize(federation: F) -> F:
         BadInput: If the samples are tokens, or were filled up to one length.
     """
     x = _training(federation)
-    require(
-        not all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)),
-        "normalize: standard is for numbers, the samples are tokens",
-    )
+    tokens = all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x))
+    require(not tokens, "normalize: standard is for numbers, the samples are tokens")
     padded = isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point()
     require(not padded, "normalize: standard would count what samples were filled up with; normalize them first")
     return replace(federation, transform=transform_each(x, _standard, federation.transform))
-
-
-def is_fitted(federation: FederationData) -> bool:
-    """Return whether the transform or the filling of missing values was computed from the clients' samples."""
-    return bool(federation.missing) or _is_standardized(federation)
 
 
 def refit(before: FederationData, made: F) -> F:

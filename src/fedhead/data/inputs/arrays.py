@@ -167,10 +167,8 @@ def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
         tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
         if not tensor.is_floating_point():
             low, high = int(tensor.min()), int(tensor.max())
-            require(
-                low >= 0 and high <= 255,
-                f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them first, or give floats",
-            )
+            fits = low >= 0 and high <= 255
+            require(fits, f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them, or give floats")
             return tensor.to(torch.uint8).contiguous()
     elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
         logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
@@ -230,10 +228,8 @@ def to_tensor(value: Any, what: str) -> Tensor:
         return tensor
     array = to_array(value, what)
     kind = array.dtype.kind
-    require(
-        kind in "uif",
-        f"{what} can't be read as an array of numbers (its dtype is {array.dtype}): give integers or floats",
-    )
+    fix = f"(its dtype is {array.dtype}): give integers or floats"
+    require(kind in "uif", f"{what} can't be read as an array of numbers {fix}")
     if kind == "f" and array.dtype.itemsize > 8:
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
             array = array.astype(np.float64)  # torch has no long double

@@ -55,9 +55,8 @@ def convert(
     tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
     given = {**parts, **tests, **({} if public is None else {"public": public})}
     for name, pair in given.items():
-        require(
-            isinstance(pair, tuple | list) and len(pair) == 2, f"{name} is {type(pair).__name__}: give a pair (x, y)"
-        )
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        require(is_pair, f"{name} is {type(pair).__name__}: give a pair (x, y)")
     has_classes = targets.objective_of(objective).has_classes
     ys: dict[str, Any] = {
         name: labels.read(y, f"{name} y") if has_classes else targets.read(y, objective, f"{name} y")
@@ -124,8 +123,6 @@ def _check_binary(found: Classes, objective: str) -> None:
 def _find_classes(
     ys: Sequence[Any], names: Sequence[Any] | None, classes: int | None, others: Sequence[Any]
 ) -> Classes:
-    require(
-        len({y.dtype.kind == "U" for y in ys}) <= 1,
-        "some clients have words as labels, others numbers: give all the same labels",
-    )
+    one_kind = len({y.dtype.kind == "U" for y in ys}) <= 1
+    require(one_kind, "some clients have words as labels, others numbers: give all the same labels")
     return Classes.find(labels.union(ys), names, classes, others)

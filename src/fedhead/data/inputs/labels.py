@@ -90,9 +90,7 @@ class Classes:
         if words is not None or count is not None:
             return cls(count or len(words or ()), words)
         found = np.unique(y)
-        require(
-            len(found) <= MOST, f"y holds {len(found):,} different labels, at most {MOST:,} classes can be told apart"
-        )
+        require(len(found) <= MOST, f"y holds {len(found):,} different labels, there can be {MOST:,} classes")
         everything = np.unique(np.concatenate([y, *(o for o in others if o.dtype.kind == "i")]))
         if np.array_equal(everything, np.arange(len(everything))):
             return cls(len(everything))
@@ -112,10 +110,8 @@ class Classes:
         """
         words, known_words = y.dtype.kind == "U", self.values is not None and self.values.dtype.kind == "U"
         kinds = ("words", "numbers") if words else ("numbers", "words")
-        require(
-            words == known_words or not len(y),
-            f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels",
-        )
+        fits = words == known_words or not len(y)
+        require(fits, f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
         if not len(y):
             return torch.zeros(0, dtype=torch.int64)
         if self.values is None:
@@ -163,13 +159,8 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
         f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
         "state objective=multilabel or objective=regression",
     )
-    if array.dtype.kind == "O":
-        array = _objects(array, what)
-    if array.dtype.kind == "S":
-        try:
-            array = np.char.decode(array, "utf-8")
-        except UnicodeDecodeError:
-            raise BadInput(f"{what} holds bytes that are no UTF-8 text: give words or numbers") from None
+    if array.dtype.kind in "OS":
+        array = _objects(array.astype(object), what)
     if array.dtype.kind in "fu":
         return _whole(array, what)
     require(array.dtype.kind in "biU", f"{what} holds {array.dtype}: give class indices or names")

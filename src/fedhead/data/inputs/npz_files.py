@@ -18,6 +18,8 @@ from fedhead.core.system.errors import BadInput, Unreadable, require
 from fedhead.core.system.special_files import refuse_special
 
 _LONGEST_HEADER = 10_000  # characters of a header
+# what numpy raises for a header that is damaged
+_DAMAGED = (SyntaxError, TokenError, TypeError, LookupError, OverflowError, RecursionError, MemoryError, EOFError)
 
 
 def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
@@ -43,10 +45,8 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
             with zipfile.ZipFile(file) as archive:
                 entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
                 size = sum(entry.file_size for entry in entries.values())
-                require(
-                    size <= _memory(),
-                    f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory",
-                )
+                gib = size / 2**30
+                require(size <= _memory(), f"{path}: its arrays take {gib:,.0f} GiB, more than this machine's memory")
                 wanted = entries if only is None else {name: entries[name] for name in entries if name == only}
                 return {name: _member(archive, entry) for name, entry in wanted.items()}
     except MemoryError:
@@ -94,16 +94,7 @@ def read_npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool
         # the last two differ in the encoding of field names, which arrays of numbers and words have none of
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, _LONGEST_HEADER)
-    except (
-        SyntaxError,
-        TokenError,
-        TypeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-        MemoryError,
-        EOFError,
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(f"the header of an array is damaged ({type(error).__name__})") from None
     if dtype.hasobject:
         raise ValueError("an array holds Python objects, which could run code")

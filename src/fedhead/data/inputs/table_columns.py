@@ -177,10 +177,8 @@ def _categories(
                 "categories, or leave it out by inputs=[…]"
             )
         values = list(dict.fromkeys(every))
-        require(
-            len({isinstance(value, str) for value in values}) <= 1,
-            f"column {name!r} holds both words and numbers: give one kind",
-        )
+        mixed = len({isinstance(value, str) for value in values}) > 1
+        require(not mixed, f"column {name!r} holds both words and numbers: give one kind")
         values.sort()
     require(
         len(values) <= MOST,

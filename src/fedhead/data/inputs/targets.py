@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require, require_known
@@ -44,18 +45,20 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
             raise BadInput(f"{what} holds {kind}: objective={objective} needs numbers") from None
     found = to_tensor(array.astype(np.uint8) if array.dtype == bool else array, what).double()
     axes, needs = ((2,), "0 or 1 for each label, [N, L]") if objective == "multilabel" else ((1, 2), NUMBERS)
-    require(
-        found.ndim in axes and 0 not in found.shape[1:],
-        f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}",
-    )
+    fits = found.ndim in axes and 0 not in found.shape[1:]
+    require(fits, f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}")
     found = found.reshape(len(found), -1)
     if len(bad := (~found.float().isfinite()).nonzero()):
-        raise BadInput(
-            f"{what} holds {_word(found[tuple(bad[0])])} in {_place(bad[0], found)}: leave samples without a target out"
-        )
+        value, place = _word(found[tuple(bad[0])]), _place(bad[0], found)
+        raise BadInput(f"{what} holds {value} in {place}: leave samples without a target out")
     if objective == "multilabel" and len(odd := ((found != 0) & (found != 1)).nonzero()):
         raise BadInput(f"{what} holds {found[tuple(odd[0])]:g} in {_place(odd[0], found)}: labels are 0 or 1")
     return found.float().contiguous()
+
+
+def strata(y: Tensor, objective: str) -> NDArray[np.int64]:
+    """Return the class of each sample, by which shares are stratified; 0 where there are no classes."""
+    return y.numpy() if objective_of(objective).has_classes else np.zeros(len(y), np.int64)
 
 
 def blank(count: int, classes: int, objective: str) -> Tensor:

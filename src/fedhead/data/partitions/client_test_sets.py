@@ -105,9 +105,7 @@ def parse(text: str | float | ClientTest | None) -> ClientTest | None:
         return Matched(**call.arguments("client_test", parameters(Matched)))
     if call.name == "stratified":
         return Fraction(**call.arguments("client_test", {"share": SHARE}, ["share"]), stratified=True)
-    raise BadInput(
-        f"client_test {text!r} is unknown: write a share such as 0.3, stratified(0.3), matched or matched(500)"
-    )
+    raise BadInput(f"client_test {text!r} is unknown: write a share such as 0.3, stratified(0.3) or matched")
 
 
 def _number(text: str) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import labels
@@ -29,11 +30,8 @@ def rows_of_groups(
     Raises:
         BadInput: If the groups do not fit the samples or the number of clients.
     """
-    require(
-        groups is not None, "partition natural: this data names no clients; give groups, or use iid or dirichlet(alpha)"
-    )
-    read = labels.read(groups, "groups")
-    require(len(read) == samples, f"groups has {len(read)} entries, there are {samples} samples: they must match")
+    require(groups is not None, "partition natural: the data names no clients; give groups, or use iid or dirichlet")
+    read = _read(groups, "groups", samples, "samples")
     found = Classes.find(read, names, None)
     require(
         clients is None or clients == found.count,
@@ -59,12 +57,15 @@ def test_rows_of_groups(
     Raises:
         BadInput: If the groups do not fit the samples, or name a client that has no training samples.
     """
-    read = labels.read(groups, "test_groups")
-    require(
-        len(read) == samples, f"test_groups has {len(read)} entries, there are {samples} test samples: they must match"
-    )
+    read = _read(groups, "test_groups", samples, "test samples")
     place = {str(k) if names is not None else name: k for k, name in enumerate(client_names)}
     if strange := next((value for value in map(str, read) if value not in place), None):
         raise BadInput(f"test_groups holds {strange!r}, which is none of the clients {', '.join(client_names[:8])} …")
     index = np.array([place[str(value)] for value in read], np.int64)
     return [np.flatnonzero(index == k) for k in range(len(client_names))]
+
+
+def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
+    read = labels.read(groups, what)
+    require(len(read) == samples, f"{what} has {len(read)} entries, there are {samples} {noun}: they must match")
+    return read

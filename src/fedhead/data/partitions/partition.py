@@ -42,9 +42,8 @@ class Partition(Checked):
         """
         y = np.asarray(y)
         check("clients", clients, Annotated[int, AtLeast(1)])
-        require(
-            clients <= len(y), f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients"
-        )
+        samples = len(y)
+        require(clients <= samples, f"clients: {clients} clients can't share {samples} samples; use at most {samples}")
         if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
@@ -241,9 +240,8 @@ def checked_rows(assigned: Sequence[Any], samples: int, clients: int, rule: Part
     Raises:
         BadInput: If not every sample was assigned to exactly one client.
     """
-    require(
-        len(assigned) == clients, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}"
-    )
+    fits = len(assigned) == clients
+    require(fits, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
     rows = [np.sort(np.asarray(own)) for own in assigned]
     odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
     require(odd is None, f"partition {rule}: the rows of client {odd} are no list of whole numbers")

@@ -124,9 +124,8 @@ def _dirichlet(
     """Return one of five partitions by the Dirichlet distribution."""
     if form == "capped":
         return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
-    require(
-        minimum is None, f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)"
-    )
+    fix = f"dirichlet({alpha}, capped, …)"
+    require(minimum is None, f"partition dirichlet: minimum={minimum} needs the form capped: {fix}")
     return {"plain": Dirichlet, "equal": EqualDirichlet, "moon": MoonDirichlet, "fedetf": FedETFDirichlet}[form](alpha)
 
 

@@ -27,10 +27,7 @@ def read_bytes(path: Path, md5: str | None = None) -> bytes:
         if whole[:2] == b"\x1f\x8b":
             with gzip.open(path) as file:
                 whole = file.read(_UNPACKED + 1)
-            require(
-                len(whole) <= _UNPACKED,
-                f"{path}: more than {_UNPACKED >> 30} GiB when unpacked; no data set of this format is",
-            )
+            require(len(whole) <= _UNPACKED, f"{path}: over {_UNPACKED >> 30} GiB when unpacked, it is no data set")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path}: truncated or corrupt ({error}); delete it and fetch it again") from None
     except OSError as error:

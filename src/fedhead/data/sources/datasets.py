@@ -90,14 +90,10 @@ class Dataset:
         data: Samples = dataset_cache.read((self.name, root, part), lambda: self.read(root, part, download))
         count = len(data.y)
         expected = count if self.sizes is None else self.sizes[part == "test"]
-        require(
-            count == expected,
-            f"{self.name}: {count} {part} samples under {root}, {expected} expected: files are missing",
-        )
-        require(
-            shape_of(data.x) == self.shape,
-            f"{self.name}: samples under {root} have shape {shape_of(data.x)}, not {self.shape}",
-        )
+        known = count == expected
+        require(known, f"{self.name}: {count} {part} samples under {root}, {expected} expected: files are missing")
+        shape = shape_of(data.x)
+        require(shape == self.shape, f"{self.name}: samples under {root} have shape {shape}, not {self.shape}")
         return data
 
 
@@ -170,9 +166,8 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     """Return the data set of a user's function, which is called once."""
     with user_code(f"dataset {name}"):
         made = function()
-    require(
-        isinstance(made, tuple) and len(made) == 4, f"dataset {name}: the function must return (x, y, x_test, y_test)"
-    )
+    four = isinstance(made, tuple) and len(made) == 4
+    require(four, f"dataset {name}: the function must return (x, y, x_test, y_test)")
     try:
         found = convert({"training": made[:2]}, test=made[2:], layout=getattr(function, "layout", None))
     except BadInput as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.log import logger
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.npz_files import read_npz
@@ -57,8 +57,8 @@ def decode_list(
     """Read image files and their classes as samples; see `decode`."""
     require(listed, f"{root}: no PNG, JPEG or WebP images in its class folders")
     files = [images.Source(str(path), path) for path, _ in listed]
-    with _progress(f"decoding {root.name}", len(listed)) as advance:
-        x = images.decode(files, size, channels, advance)
+    logger.info("decoding %d images of %s", len(listed), root)
+    x = images.decode(files, size, channels)
     return Samples(torch.from_numpy(x), torch.tensor([c for _, c in listed], dtype=torch.int64))
 
 
@@ -78,17 +78,3 @@ def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int |
         with atomic(cache) as draft, draft.open("wb") as file:
             np.savez(file, x=tensors_of(data.x)[0].numpy(), y=data.y.numpy())
     return data
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr, for long work only."""
-    if total < 2000:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)

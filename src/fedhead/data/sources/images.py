@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -44,16 +44,13 @@ def decode(
     sources: Sequence[Source],
     size: int | None = None,
     channels: int | None = None,
-    advance: Callable[[], None] = lambda: None,
 ) -> NDArray[np.uint8]:
     """Decode images to one array.
-
 
     Args:
         sources: The images.
         size: Resizes them to size × size; without it all must have the same size.
         channels: 1 or 3; by default 1 if all images are gray.
-        advance: Called after each image.
 
     Returns:
         Images, [N, channels, height, width].
@@ -73,7 +70,6 @@ def decode(
         with _opened(source) as picture:
             pixels = _pixels(picture, size, channels)
         x[i] = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-        advance()
     return x
 
 

@@ -72,10 +72,7 @@ class Reader:
     def __post_init__(self, training: Sequence[Any]) -> None:
         self.names = [self.inputs] if isinstance(self.inputs, str) else list(self.inputs or ())
         require(self.inputs is None or self.names, "inputs is an empty list: name at least one column, or leave it out")
-        require(
-            self.label not in self.names,
-            f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out",
-        )
+        require(self.label not in self.names, f"inputs: {self.label!r} is the column of the labels; leave it out")
         self.table: TableColumns | None = None
         frames = [source for source in training if is_frame(source)]
         if frames and self.encode is None:
@@ -173,9 +170,7 @@ def _texts(values: Sequence[Any], name: str) -> list[str]:
     """Return a column of texts, or raise `BadInput` if a cell holds something else."""
     others = [(row, type(value).__name__) for row, value in enumerate(values) if not isinstance(value, str)]
     for row, kind in others[:1]:
-        raise BadInput(
-            f"column {name!r} holds {kind} in row {row}, where the others are texts: fill it, or leave the sample out"
-        )
+        raise BadInput(f"column {name!r} holds {kind} in row {row}, others texts: fill it, or leave the sample out")
     return list(values)
 
 

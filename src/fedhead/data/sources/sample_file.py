@@ -72,10 +72,8 @@ class Contents:
         if name not in self.arrays:
             return None, None
         found = self.arrays[name]
-        require(
-            found.shape == (len(self.y),),
-            f"{self.where}: {name} has shape {found.shape}, there are {len(self.y)} samples",
-        )
+        count = len(self.y)
+        require(found.shape == (count,), f"{self.where}: {name} has shape {found.shape}, there are {count} samples")
         return found, names_of(self.arrays, f"{name}_names")
 
     def mask(self, name: str) -> NDArray[np.bool_]:

@@ -223,10 +223,8 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
-    require(
-        x.ndim == 3 and y.ndim == 1 and (len(x) == len(y)),
-        f"{where}: images {x.shape} and labels {y.shape} do not belong together",
-    )
+    paired = x.ndim == 3 and y.ndim == 1 and len(x) == len(y)
+    require(paired, f"{where}: images {x.shape} and labels {y.shape} do not belong together")
     return Samples(inputs(x, "nhw"), torch.from_numpy(y.astype(np.int64)))
 
 

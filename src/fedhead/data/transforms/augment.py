@@ -117,18 +117,13 @@ class Transform(Checked):
         return cls(mean, std, steps(augment))
 
     def replace(
-        self,
-        augment: str | None = None,
-        normalize: str | None = None,
-        dtype: torch.dtype | None = None,
-        resize: int | None = None,
+        self, augment: str | None = None, normalize: str | None = None, *, resize: int | None = None
     ) -> Transform:
         """Return a copy with other settings.
 
         Args:
             augment: Named augmentation, or steps joined by `+`; None: as it is.
             normalize: Named normalization; None: as it is.
-            dtype: Type of the result; None: as it is.
             resize: Height and width of the result; None: as it is.
 
         Returns:
@@ -139,7 +134,7 @@ class Transform(Checked):
             self.mean if normalize is None else other.mean,
             self.std if normalize is None else other.std,
             self.augment if augment is None else other.augment,
-            dtype or self.dtype,
+            self.dtype,
             self.resize if resize is None else resize,
         )
 
@@ -163,14 +158,10 @@ class Transform(Checked):
         Raises:
             BadInput: If they can't.
         """
-        require(
-            not self.augment or len(shape) == 3,
-            f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}",
-        )
-        require(
-            self.resize is None or len(shape) == 3,
-            f"resize: {self.resize} is for images, the samples have shape {shape}; leave it out",
-        )
+        images, steps = len(shape) == 3, "+".join(self.augment)
+        require(images or not steps, f"augmentation {steps} is for images, the samples have shape {shape}")
+        side = self.resize
+        require(images or side is None, f"resize: {side} is for images, the samples have shape {shape}; leave it out")
         require(
             len(self.mean) <= 1 or (shape and shape[0] == len(self.mean)),
             f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}",
