@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ from fedhead.executors.stack.stack import by_steps
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.samplers.uniform import UniformSampler
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
 EPOCHS = (1, 3, 1, 1, 5)  # the largest client does least, the smallest most
@@ -262,27 +260,6 @@ def test_what_can_not_be_done_is_refused_before_anything_is_computed(
     with pytest.raises(BadInput, match=says):
         fh.run(federation(), network("group"), rounds=1, out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
-
-
-class Counting(UniformSampler):
-    """Counts how often it is asked."""
-
-    asked: ClassVar[list[int]] = []
-
-    def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """Select as usual."""
-        self.asked.append(round)
-        return super().select(round, count, sizes, seed)
-
-
-def test_a_cohort_that_was_drawn_ahead_is_not_drawn_again() -> None:
-    simulation = made(fh.FedAvg(), participation=0.5, sampler=Counting())
-    Counting.asked.clear()
-    ahead = simulation.cohort(2)
-    again = simulation.draw_cohort(2, simulation.sizes(simulation.present()))
-    assert again.clients == ahead
-    assert Counting.asked == [2]
-    assert simulation.draw_cohort(2, {ahead[0]: 5}).clients == ahead[:1], "others are present"
 
 
 def test_what_batches_are_drawn_from_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

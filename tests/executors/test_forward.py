@@ -33,6 +33,7 @@ from fedhead.executors import forward
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
 from fedhead.executors.forward import ForwardExecutor
+from fedhead.executors.lanes.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import map_clients
 from fedhead.executors.stack.map_clients import MemoryBudget
@@ -387,3 +388,11 @@ def test_a_cpu_tests_as_many_samples_at_once_as_fit_its_caches() -> None:
     pool = simulate("fedavg", [network("group")], rounds=0).clients.pool
     assert map_clients.samples_at_once(pool) == 1024
     assert MemoryBudget.for_testing(pool).samples == 256
+
+
+def test_clients_are_stacked_by_a_stack_and_on_a_gpu_without_lanes() -> None:
+    assert map_clients.use_stacks(torch.device("cpu"), Stack())
+    assert not map_clients.use_stacks(torch.device("cpu"), Loop())
+    assert map_clients.use_stacks(torch.device("cuda"), Loop())
+    assert not map_clients.use_stacks(torch.device("cuda"), Lanes())
+    assert MemoryBudget.on(torch.device("cuda")).samples > MemoryBudget.on(torch.device("cpu")).samples

@@ -141,7 +141,7 @@ class SendsNumber(fh.Method):
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_a_reply_holds_only_tensors(executor: str) -> None:
-    with pytest.raises(fh.BadInput, match=r"SendsNumber\.finish returned a float in send, under 'loss'"):
+    with pytest.raises(fh.BadInput, match=r"SendsNumber\.finish returned a float under 'loss': a tree holds tensors"):
         fh.run(federation(), network(), SendsNumber(), rounds=1, executor=executor)
 
 
@@ -161,10 +161,14 @@ class StartsFromNumber(fh.Method):
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 @pytest.mark.parametrize(
-    ("kind", "what"), [(StartsFromDict, "a dict"), (StartsFromNumber, "a float under 'classifier.bias'")]
+    ("kind", "what"),
+    [
+        (StartsFromDict, "a dict: return the weights"),
+        (StartsFromNumber, "a float under 'classifier.bias': a tree holds tensors"),
+    ],
 )
 def test_a_method_starts_from_weights(kind: type[fh.Method], what: str, executor: str) -> None:
-    with pytest.raises(fh.BadInput, match=rf"{kind.__name__}\.start returned {what}: return the weights"):
+    with pytest.raises(fh.BadInput, match=rf"{kind.__name__}\.start returned {what}"):
         fh.run(federation(), network(), kind(), rounds=1, executor=executor)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from fedhead.algorithm.task import LocalTraining
 from fedhead.bench.memory_floor import copy_bandwidth, floor_bytes
 from fedhead.bench.timing import fastest, seconds
-from fedhead.core.system.errors import unknown
+from fedhead.core.system.errors import require_known
 from fedhead.core.training.optimizers import SGD
 from fedhead.data.federation.federation import Federation
 from fedhead.data.transforms.augment import Transform
@@ -174,10 +174,10 @@ def check_names(workloads: Sequence[str], executors: Sequence[str], precisions: 
     Raises:
         BadInput: For an unknown one.
     """
-    for kind, names, known in (("workload", workloads, WORKLOADS), ("precision", precisions, PRECISIONS)):
-        for name in names:
-            if name not in known:
-                raise unknown(kind, name, known)
+    for name in workloads:
+        require_known("workload", name, WORKLOADS)
+    for name in precisions:
+        require_known("precision", name, PRECISIONS)
     for name in executors:
         select.EXECUTORS.find(name)
 

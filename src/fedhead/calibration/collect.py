@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.core.system.errors import BadInput, unknown
+from fedhead.core.system.errors import BadInput, require_known
 from fedhead.core.tree.digest import digest_text
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.transforms.named_transforms import AnyTransform
@@ -59,8 +59,7 @@ def statistics_of(
     """
     if not isinstance(model, SplitModel):
         raise BadInput(f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-    if kind not in get_args(Kind):
-        raise unknown("kind of statistics", kind, get_args(Kind))
+    require_known("kind of statistics", kind, get_args(Kind))
     if chunk < 1 or min_class_count < 1:
         raise BadInput(f"chunk is {chunk} and min_class_count {min_class_count}: both must be at least 1")
     inputs: Inputs = map_inputs(torch.as_tensor, x)

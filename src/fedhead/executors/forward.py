@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhead.algorithm.client import INPUT_DIMS, ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, map_inputs
-from fedhead.core.tree.tree import Weights, stack, unstack
+from fedhead.core.tree.tree import unstack
 from fedhead.core.tree.tree_check import check_rows
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
@@ -29,7 +28,6 @@ from fedhead.executors.stack.map_clients import (
     retry_with_smaller_batches,
     vectorized,
 )
-from fedhead.models.split_model import SplitModel
 
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch
 
@@ -69,35 +67,6 @@ def personal_scores(
         return lambda _, batch: reduce(own_scores(inputs, _first(batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
-
-
-def client_features(
-    model: SplitModel, weights: Sequence[Weights], pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None
-) -> list[Tensor]:
-    """Compute the features z of each client's rows with the client's own weights.
-
-    Args:
-        model: Architecture of the clients.
-        weights: Weights of each client.
-        pool: Samples.
-        rows: Rows of each client in the pool.
-        budget: Stacks the models if given.
-
-    Returns:
-        Features [n, d] per client.
-    """
-
-    def z(w: Weights, x: Inputs) -> Tensor:
-        return cast(Tensor, functional_call(model.eval(), dict(w), (x,)).z)
-
-    def stacked(places: list[int]) -> BatchFunction:
-        w, features = stack([weights[k] for k in places]), vectorized(z, pool.device, (0, 0))
-        return lambda width, batch: features(w.map(lambda t: t[:width]), batch.x)
-
-    def single(k: int) -> BatchFunction:
-        return lambda _, batch: z(weights[k], _first(batch.x))[None]
-
-    return map_clients(pool, rows, stacked, single, budget, "the clients' features")
 
 
 @dataclass

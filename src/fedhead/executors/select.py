@@ -13,7 +13,7 @@ from torch import nn
 
 from fedhead.algorithm.task import Task
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import BadInput, first_line, unknown
+from fedhead.core.system.errors import BadInput, first_line, require_known, unknown
 from fedhead.core.system.log import warn_once
 from fedhead.core.training import per_client_counts
 from fedhead.executors.client.base import Executor
@@ -85,14 +85,8 @@ COMPILE = {
 
 
 def check_compile(name: str) -> str:
-    """Return the name, if it is one of `COMPILE`.
-
-    Raises:
-        BadInput: It is not.
-    """
-    if name not in COMPILE:
-        raise unknown("compile", name, COMPILE)
-    return name
+    """Return the name, if it is one of `COMPILE`."""
+    return require_known("compile", name, COMPILE)
 
 
 # Architectures that have more different convolutions together are not tried as stacks, whose kernels are compiled for

@@ -19,15 +19,13 @@ from torch import Tensor
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.log import warn_once
-from fedhead.core.training import global_generators, random
+from fedhead.core.training import global_generators
 from fedhead.core.training.batch import Batch, Output
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.client.client_round import PhaseRun, phase_runs
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
-from fedhead.models.dropout import KeyedDropout, dropout_key
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on
 TOLERANCE = 1e-4  # relative; what a loss does with equal numbers is equal to rounding
@@ -39,10 +37,9 @@ class PaddingCheck:
 
     def __init__(self) -> None:
         self._tried: set[tuple[str, int, int]] = set()
-        self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
     def __call__(self, job: Job, group: int) -> None:
-        """Raise `BadInput` for a loss of this job that padding rows change; warn of batches that have no variance.
+        """Raise `BadInput` for a loss of this job that padding rows change.
 
         Args:
             job: The work of some clients of one architecture, with its batches drawn.
@@ -56,16 +53,6 @@ class PaddingCheck:
                 check(job, k, padded)
                 self._tried |= {(name, group, number) for number in padded}
                 untried -= padded
-        normalizes = job.program.task.model.may_normalize_batches
-        if normalizes and group not in self._told and (lone := _lone_sample(job)) is not None:
-            self._told.add(group)
-            if _has_no_variance(job, lone):
-                warn_once(
-                    f"client {job.clients[lone]}: a batch of one sample has no variance, so BatchNorm normalizes it by "
-                    f"its running statistics and leaves them as they are, where plain PyTorch raises an error (unless "
-                    f"the loss joins several views of it): drop_last=true leaves such a batch out if the client has "
-                    f"others"
-                )
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:
@@ -99,28 +86,6 @@ def _padded_phases(job: Job, k: int) -> set[int]:
         for number, (phase, schedule) in enumerate(zip(phases, job.schedules[k], strict=True))
         if size[phase.data] > 1 and not schedule.weight.all()
     }
-
-
-def _lone_sample(job: Job) -> int | None:
-    """The place of the first client that has a batch of one sample."""
-    tables = {id(schedule.weight): schedule.weight for mine in job.schedules for schedule in mine}
-    lone = {name for name, weight in tables.items() if (weight.sum(1) == 1).any()}
-    found = (k for k, mine in enumerate(job.schedules) for schedule in mine if id(schedule.weight) in lone)
-    return next(found, None)
-
-
-def _has_no_variance(job: Job, k: int) -> bool:
-    """Whether plain PyTorch refuses a batch of one sample, since some BatchNorm layer gets one value per channel."""
-    model, pool = job.program.task.model, job.program.pool
-    x = pool.view(torch.from_numpy(job.rows[k][:1]).to(pool.device), None)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
-    key = torch.zeros((), dtype=torch.int64, device=pool.device)
-    try:
-        with torch.no_grad(), random.global_generator(0), dropout_key(key), KeyedDropout():
-            torch.func.functional_call(model.train(), buffers, (x,))
-    except ValueError as error:
-        return "more than 1 value per channel" in str(error)
-    return False
 
 
 def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:

@@ -69,19 +69,19 @@ class Simulation(Transport[ClientStates]):
         device, executor = select.device(compute.device), compute.executor
         bf16 = set_precision(compute.precision, device)
         self._clients = Clients(experiment, federation, device, dtype=dtype, bf16=bf16)
-        self.test = self._clients.test
+        self.test = self.clients.test
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest and self.task.rounds:
             warn_once(
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
                 f"batch_size={largest} trains alike in less time"
             )
-        self.server = initial_server(experiment.method, self._clients.initial[0], self.task)
-        self.states = ClientStates(self._clients.initial_state)
+        self.server = initial_server(experiment.method, self.clients.initial[0], self.task)
+        self.states = ClientStates(self.clients.initial_state)
         if device.type == "cuda":
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
             if experiment.cohort_size(len(federation)) < len(federation):
-                self.states = HostStates(self._clients.initial_state, device)  # the others' would only fill its memory
+                self.states = HostStates(self.clients.initial_state, device)  # the others' would only fill its memory
         self._wanted, self._compile = executor, select.check_compile(compute.compile)
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
@@ -104,12 +104,12 @@ class Simulation(Transport[ClientStates]):
     @property
     def device(self) -> torch.device:
         """Where the clients compute."""
-        return self._clients.device
+        return self.clients.device
 
     @property
     def task(self) -> Task:
         """The task, for what does not depend on the architecture."""
-        return self._clients.task
+        return self.clients.task
 
     def report(self) -> ExecutorReport:
         """Return the executor's report."""
@@ -150,11 +150,7 @@ class Simulation(Transport[ClientStates]):
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return how many training samples each of these clients has."""
-        return self._sizes if present == self.clients.holders else {k: self.task.sizes[k] for k in present}
-
-    @cached_property
-    def _sizes(self) -> dict[int, int]:
-        return {k: self.task.sizes[k] for k in self.clients.holders}
+        return {k: self.task.sizes[k] for k in present}
 
     def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""

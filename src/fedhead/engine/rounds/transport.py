@@ -87,7 +87,6 @@ class Transport(ABC, Generic[S]):
     remote: bool = False  # whether clients on other machines hold their states, and store their final models
     portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
     compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
-    _drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
     quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
 
     @property
@@ -152,14 +151,11 @@ class Transport(ABC, Generic[S]):
             round: Number of the round, from 1.
             sizes: Training samples of each client that can take part, by its number.
         """
-        if self._drawn is not None and self._drawn[:2] == (round, sizes):  # ahead, while the round before it trained
-            return self._drawn[2]
         experiment, seed = self.experiment, self.experiment.schedule.seed
         count = experiment.cohort_size(self.clients.task.clients)
         cohort = sampling.draw(experiment.sampler or UniformSampler(), round, count, sizes, seed)
         if experiment.stragglers is not None:
             cohort = sampling.drop_late(cohort, experiment.stragglers, round, seed)
-        self._drawn = (round, sizes, cohort)
         return cohort
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:

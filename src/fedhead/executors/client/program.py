@@ -26,6 +26,7 @@ from fedhead.core.training.batch import Batch
 from fedhead.core.training.losses import mean
 from fedhead.core.training.optimizers import Optimizer, clip_norm
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.pool import Pool
 
 
@@ -71,14 +72,16 @@ class ClientProgram:
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
         w: Any = self.algorithm.start(self.client(inputs))
-        if not self.algorithm.phases(self.task) or (
-            isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
-        ):
-            return w  # type: ignore[no-any-return]  # without phases it is only handed on to finish
-        raise BadInput(
-            f"{type(self.algorithm).__name__}.start returned {_described(w)}: return the weights of a model, such as "
-            'client.received["model"] or a copy of it by replace(…)'
-        )
+        hook = f"{type(self.algorithm).__name__}.start"
+        if not self.algorithm.phases(self.task):
+            return w  # type: ignore[no-any-return]  # it is only handed on to finish
+        if not isinstance(w, Weights):
+            raise BadInput(
+                f"{hook} returned a {type(w).__name__}: return the weights of a model, such as "
+                'client.received["model"] or a copy of it by replace(…)'
+            )
+        checked_tree(w, hook)
+        return w
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
@@ -140,22 +143,11 @@ class ClientProgram:
         )
 
 
-def _described(w: Any) -> str:
-    """What a method starts from in place of weights, in words."""
-    odd = {name: t for name, t in w.items() if not isinstance(t, Tensor)} if isinstance(w, Weights) else {}
-    return next((f"a {type(t).__name__} under {name!r}" for name, t in odd.items()), f"a {type(w).__name__}")
-
-
 def _checked(reply: Any, algorithm: Algorithm) -> Reply:
     """Refuse what is no reply, before it fails somewhere inside."""
     if isinstance(reply, Reply) and isinstance(reply.send, Tree) and isinstance(reply.keep, Tree):
-        for part, tree in (("send", reply.send), ("keep", reply.keep)):
-            for name, value in tree.leaves().items():
-                if not isinstance(value, Tensor):
-                    raise BadInput(
-                        f"{type(algorithm).__name__}.finish returned a {type(value).__name__} in {part}, under "
-                        f"{name!r}: a reply holds tensors and trees of tensors; use torch.tensor(…) or fh.Tree(…)"
-                    )
+        for tree in (reply.send, reply.keep):
+            checked_tree(tree, f"{type(algorithm).__name__}.finish")
         return reply
     found = type(reply).__name__
     if isinstance(reply, Reply):

@@ -17,14 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedhead.core.system.errors import BadInput, first_line
 from fedhead.core.system.log import warn_once
 from fedhead.core.training.batch import Batch
-from fedhead.core.tree.inputs import Inputs, device_of, tensors_of
 from fedhead.core.tree.transfer import to_device
-from fedhead.core.tree.tree import Weights, stack
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
@@ -261,33 +258,4 @@ def map_clients(
             one,
             budget,
             activity,
-        )
-
-
-def map_models(
-    function: Callable[[Weights, Any], T], weights: Sequence[Weights], x: Inputs, budget: MemoryBudget | None = None
-) -> list[T]:
-    """Apply `function(w, x)` with each of several weights to the same samples.
-
-    Args:
-        function: Returns named tensors or a tuple of tensors.
-        weights: Weights of each model.
-        x: Samples, [B, ...].
-        budget: Stacks the models if given.
-
-    Returns:
-        One result per model.
-    """
-
-    def stacked(places: list[int]) -> list[T]:
-        out = vectorized(function, device_of(x), (0, None))(stack([weights[k] for k in places]), x)
-        return [pytree.tree_map(lambda t, i=i: t[i], out) for i in range(len(places))]
-
-    count = len(tensors_of(x)[0])
-    with torch.no_grad():
-        if budget is None:
-            return [function(w, x) for w in weights]
-        budget.clients = max(1, min(budget.clients, budget.samples // count))
-        return map_in_stacks(
-            [count] * len(weights), stacked, lambda k: function(weights[k], x), budget, "comparing models"
         )

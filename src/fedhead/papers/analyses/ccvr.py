@@ -42,9 +42,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
         models = client_models.local_models(simulation, run.executor, run.round + 1)
         rows = embed.sample_rows(test.y, options.samples or len(test), options.seed)
         batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
-        found[name] = cka.similarity(
-            simulation.task.model, models, batches, budget=client_models.budget(run.simulation, run.executor)
-        )
+        found[name] = cka.similarity(simulation.task.model, models, batches)
     first = next(iter(found.values()))
     shown = list(first.layers)
     shown = [shown[0], shown[len(shown) // 2], shown[-1]] if len(shown) > 3 else shown

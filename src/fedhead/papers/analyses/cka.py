@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedhead.core.tree.tree import Weights
-from fedhead.executors.stack.map_clients import MemoryBudget, map_models
 from fedhead.models.layers import activations
 from fedhead.models.split_model import SplitModel
 
@@ -121,7 +120,6 @@ def similarity(
     weights: Mapping[int, Weights],
     batches: Iterable[Tensor],
     kernel_samples: int = 1000,
-    budget: MemoryBudget | None = None,
 ) -> Similarity:
     """Compute the CKA between all pairs of clients' models in every layer, on the same inputs (CCVR, Fig. 1 and 2).
 
@@ -130,11 +128,11 @@ def similarity(
         weights: Weights of each client.
         batches: Inputs, in batches.
         kernel_samples: Number of samples for the widest layers.
-        budget: Stacks the clients' models if given.
     """
     sums: dict[str, Grams | Kernels] = {}
     for x in batches:
-        each = map_models(lambda w, x: activations(model, x, w), list(weights.values()), x, budget)
+        with torch.no_grad():
+            each = [activations(model, x, w) for w in weights.values()]
         if not sums:
             widths = {name: a[0].numel() for name, a in each[0].items()}
             sums = _plan(widths, len(weights), kernel_samples)

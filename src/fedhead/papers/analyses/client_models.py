@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
@@ -20,14 +21,15 @@ from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.clients.server import evaluate_global_model, global_model
 from fedhead.engine.rounds.rounds import train_round
-from fedhead.executors.forward import client_features
-from fedhead.executors.stack.map_clients import MemoryBudget, use_stacks
 from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
     from fedhead.data.pool import Pool
     from fedhead.engine.rounds.simulation import Simulation
     from fedhead.executors.client.base import Executor
+
+
+CHUNK = 1024  # samples per forward pass
 
 
 class Observer(Algorithm):
@@ -74,30 +76,21 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
     return {k: reply.send["model"] for k, reply in replies.items()}
 
 
-def budget(simulation: Simulation, executor: Executor) -> MemoryBudget | None:
-    """Return a memory budget if the clients' models are to be stacked, else None."""
-    return MemoryBudget() if use_stacks(simulation.device, executor) else None
-
-
-def own_features(
-    simulation: Simulation, models: Mapping[int, Weights], executor: Executor
-) -> dict[int, tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def own_features(simulation: Simulation, models: Mapping[int, Weights]) -> dict[int, tuple[Tensor, Tensor]]:
     """Compute the features z of each client's training samples (not augmented) with its own model.
 
     Returns:
         Features and labels per client.
     """
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    for group, task in enumerate(simulation.clients.tasks):
-        clients = [client for client in models if simulation.clients.assign[client] == group]
-        rows = [simulation.clients.federation.rows[client] for client in clients]
-        memory = simulation.clients.budgets[group] if use_stacks(simulation.device, executor) else None
-        each = client_features(
-            task.model, [models[client] for client in clients], simulation.clients.pool, rows, memory
-        )
-        for client, own, z in zip(clients, rows, each, strict=True):
-            found[client] = z, simulation.clients.pool.y[torch.from_numpy(own).to(simulation.device)]
-    return {client: found[client] for client in models}
+    pool = simulation.clients.pool
+    for client, w in models.items():
+        model = simulation.clients.task_of(client).model.eval()
+        rows = torch.from_numpy(simulation.clients.federation.rows[client]).to(simulation.device)
+        parts = [functional_call(model, dict(w), (pool.view(part, None),)).z for part in torch.split(rows, CHUNK)]
+        found[client] = torch.cat(parts), pool.y[rows]
+    return found
 
 
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:

@@ -85,6 +85,4 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
 
 def _outputs(run: Trained, models: Mapping[int, SplitModel], rows: Tensor) -> dict[int, Output]:
     """Return the outputs of every client's model on some rows of the test samples."""
-    simulation = run.simulation
-    memory = client_models.budget(simulation, run.executor)
-    return outputs(models, simulation.clients.assign, client_models.held_out_pool(simulation), rows, memory)
+    return outputs(models, client_models.held_out_pool(run.simulation), rows)

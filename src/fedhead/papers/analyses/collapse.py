@@ -133,7 +133,7 @@ def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalV
     models = local_models(simulation, executor, round)
     check_same_size([task.model.features for task in simulation.clients.tasks], "the run")
     means, held = [], []
-    for z, y in own_features(simulation, models, executor).values():
+    for z, y in own_features(simulation, models).values():
         own, counts = prototypes(z, y, simulation.task.classes)
         means.append(own)
         held.append(counts > 0)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhead.core.training.batch import PARTS, Output
-from fedhead.core.tree.tree import Weights
-from fedhead.executors.stack.map_clients import MemoryBudget, map_models
-from fedhead.models.split_model import SplitModel, load, weights
+from fedhead.models.split_model import SplitModel, load
 
 if TYPE_CHECKING:
     from fedhead.data.pool import Pool
@@ -33,40 +30,21 @@ def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]
     return dict(sorted(found.items()))
 
 
-def outputs(
-    models: Mapping[int, SplitModel],
-    assign: Sequence[int],
-    pool: Pool,
-    rows: Tensor,
-    budget: MemoryBudget | None,
-    chunk: int = 256,
-) -> dict[int, Output]:
+@torch.no_grad()
+def outputs(models: Mapping[int, SplitModel], pool: Pool, rows: Tensor, chunk: int = 256) -> dict[int, Output]:
     """Compute the outputs of each client's model on the same samples, not augmented.
 
     Args:
-        models: Model of each client.
-        assign: Index of each client's architecture.
+        models: Model of each client, in evaluation mode.
         pool: Samples.
         rows: Rows of the pool.
-        budget: Stacks models of one architecture if given.
         chunk: Samples per forward pass.
     """
     found: dict[int, Output] = {}
-    for group in sorted({assign[client] for client in models}):
-        clients = [client for client in models if assign[client] == group]
-        architecture = models[clients[0]].eval()
-
-        def forward(w: Weights, x: Tensor, model: SplitModel = architecture) -> Output:
-            return cast(Output, functional_call(model, dict(w), (x,)))
-
-        client_weights = [weights(models[client]) for client in clients]
-        parts = [
-            map_models(forward, client_weights, pool.view(part, None), budget)
-            for part in torch.split(rows.to(pool.device), chunk)
-        ]
-        for client, each in zip(clients, zip(*parts, strict=True), strict=True):
-            found[client] = Output(*(torch.cat(part) for part in zip(*each, strict=True)))
-    return {client: found[client] for client in models}
+    for client, model in models.items():
+        parts = [model(pool.view(part, None)) for part in torch.split(rows.to(pool.device), chunk)]
+        found[client] = Output(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return found
 
 
 def agreement(z: Tensor, y: Tensor, client: Tensor) -> float:
