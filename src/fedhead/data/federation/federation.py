@@ -26,10 +26,10 @@ from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of
 from fedhead.data.partitions.partition import Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
-from fedhead.data.sources import datasets, library_datasets, sample_file
+from fedhead.data.sources import datasets, library_datasets
 from fedhead.data.sources.datasets import Dataset, DatasetReader
 from fedhead.data.sources.library_datasets import Reader
-from fedhead.data.sources.sample_file import Contents, SampleReader
+from fedhead.data.sources.sample_file import Contents
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 _PREPARATION = ("client_test", "augment", "normalize", "resize")  # what can be changed of a saved federation
@@ -352,19 +352,12 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        reader: SampleReader
-        if datasets.is_path(source):
-            require(public is None, "public: this is for registered data sets; give public=(x, y) in from_arrays")
-            read = (settings.pop("size", None), settings.pop("encode", None), settings.get("layout"))
-            reader = sample_file.path_reader(Path(str(source)), *read)
-        else:
-            entry = datasets.get(source)  # type: ignore[arg-type]  # no path
-            other = [name for name in settings if name != "objective"]
-            require(not other, f"{', '.join(other)}: this is for files and folders, {source} is a registered data set")
-            parts = (seed, data_dir, download, with_test, subset, public, public_samples)
-            reader = DatasetReader(entry, settings.get("objective", "multiclass"), *parts)
-            subset = None
+        parts = (seed, data_dir, download, with_test, subset, public, public_samples)
+        reader = datasets.reader_of(source, settings, *parts)
+        known = isinstance(reader, DatasetReader)
+        require(known or public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
         contents = reader.read()
+        settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
             made = cls._of_contents(contents, partition, clients, seed, **settings)
@@ -372,7 +365,7 @@ class Federation(FederationData):
             raise BadInput(f"{contents.where}: {str(error).removeprefix(f'{contents.where}: ')}") from None
         if not with_test:
             made = replace(made, test=None, client_test=None)
-        return made if subset is None else made.subset(subset, seed)
+        return made if subset is None or known else made.subset(subset, seed)
 
     @classmethod
     def _of_contents(

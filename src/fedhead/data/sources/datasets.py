@@ -7,7 +7,7 @@ function's attribute `layout`, if it has one, states what the axes of x mean, as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
@@ -25,7 +25,7 @@ from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import convert
 from fedhead.data.partitions.allocation import stratified
 from fedhead.data.sources import dataset_cache
-from fedhead.data.sources.sample_file import Contents, SampleReader
+from fedhead.data.sources.sample_file import Contents, SampleReader, path_reader
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
 Part = Literal["train", "test"]
@@ -153,6 +153,26 @@ class DatasetReader(SampleReader):
             f"public_samples: {self.public_samples} leaves no training samples of {other.name} for the clients",
         )
         return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
+
+
+def reader_of(
+    source: str | PathLike[str] | Dataset | Callable[[], Any], settings: Mapping[str, Any], *parts: Any
+) -> SampleReader:
+    """Return the reader of a file, a folder or a registered data set.
+
+    Args:
+        source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
+        settings: Further arguments of `Federation.load`.
+        *parts: Fields of `DatasetReader`, for a registered data set.
+
+    Raises:
+        BadInput: If there is no such data set, or a setting is not for this kind of source.
+    """
+    if isinstance(source, PathLike) or is_path(source):
+        return path_reader(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))
+    other = ", ".join(name for name in settings if name != "objective")
+    require(not other, f"{other}: this is for files and folders, {source} is a registered data set")
+    return DatasetReader(get(source), settings.get("objective", "multiclass"), *parts)
 
 
 def _checked(found: Any, name: str) -> Dataset:
