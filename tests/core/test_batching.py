@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,15 +66,14 @@ def test_numbers_are_spread_evenly_over_0_to_1_without_1() -> None:
     assert abs(counts - 1000).max() < 150  # 5 standard deviations
 
 
-@pytest.mark.parametrize("seeded", [random.global_generator, global_generators.seeded])
-def test_global_generators_are_lent_to_one_thread_at_a_time_and_left_as_they_were(seeded: Any) -> None:
+def test_global_generators_are_lent_to_one_thread_at_a_time_and_left_as_they_were() -> None:
     before = global_generators.states()
-    with random.global_generator(5):
+    with global_generators.seeded(5):
         alone, others = torch.rand(3), np.random.rand()  # noqa: NPY002 (as a user's model may)
         lent = threading.Event()
 
         def borrow() -> None:
-            with seeded(6):
+            with global_generators.seeded(6):
                 lent.set()
 
         other = threading.Thread(target=borrow)
@@ -84,7 +82,7 @@ def test_global_generators_are_lent_to_one_thread_at_a_time_and_left_as_they_wer
     other.join()
     assert lent.is_set()
     assert global_generators.states() == before
-    with random.global_generator(5):
+    with global_generators.seeded(5):
         assert torch.equal(torch.rand(3), alone)
         assert np.random.rand() == others  # noqa: NPY002 (as a user's model may)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
-from fedhead.core.training import random
+from fedhead.core.training import global_generators
 from fedhead.models.check import require_runnable
 from fedhead.models.dropout import Dropout, KeyedDropout, calls_dropout, dropout_key
 from fedhead.models.split_model import SplitModel
@@ -121,7 +121,7 @@ class Functional(nn.Module):
     ],
 )
 def test_functions_draw_by_key_the_same_on_every_executor(draw: Callable[[Tensor, bool], Tensor]) -> None:
-    with random.global_generator(0):
+    with global_generators.seeded(0):
         model = split(Functional(draw))
         plain = split(Functional(lambda x, training: x))
 

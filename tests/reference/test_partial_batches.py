@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.training import random
+from fedhead.core.training import global_generators
 from fedhead.core.training.optimizers import SGD
 from fedhead.data.federation.federation import Federation, Samples
 from fedhead.data.transforms.augment import Transform
@@ -67,7 +67,7 @@ class Net(nn.Module):
 
 
 def own() -> SplitModel:
-    with random.global_generator(0):
+    with global_generators.seeded(0):
         return split(Net(), classifier="fc").double()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from small import CLASSES, network
 from torch import nn
 
-from fedhead.core.training import random
+from fedhead.core.training import global_generators
 from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
 from fedhead.recipes.recipe import Recipe
@@ -30,7 +30,7 @@ RECIPE = Recipe(
 
 def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> SplitModel:
     """A network without convolutions and normalization layers."""
-    with random.global_generator(1):
+    with global_generators.seeded(1):
         net = nn.Sequential(
             nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, features), nn.Linear(features, classes, bias=bias)
         )

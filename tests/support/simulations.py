@@ -17,7 +17,7 @@ from fedhead.engine.experiment.experiment import Experiment, Schedule
 from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.observer import FinishedRun, Observer, RoundFunction, Snapshot
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.rounds.transport import Transport
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def simulate(
 
 
 def run(
-    transport: AnyTransport,
+    transport: Transport,
     stages: Sequence[Stage] = (),
     *,
     resume: Snapshot | None = None,

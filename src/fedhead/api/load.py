@@ -26,7 +26,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model
 from fedhead.engine.experiment.experiment import Experiment
-from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.rounds.transport import Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors import select
 from fedhead.metrics.records import StageResult
@@ -106,7 +106,7 @@ def _trained(folder: RunFolder, record: read_runs.Run, given: _Given) -> Trained
     experiment = _experiment(folder, record.environment, given)
     device = select.device(given.device)
 
-    def with_data() -> AnyTransport:
+    def with_data() -> Transport:
         needed = ("federation", "upload", "optimizer")
         stored: Objects = record.environment.get("objects", {})
         objects = {name: line for name, line in stored.items() if name.split(" ")[0] in needed}

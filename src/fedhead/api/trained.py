@@ -26,7 +26,7 @@ from fedhead.data.inputs.table_columns import is_frame
 from fedhead.engine.clients import global_model_tests
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model, make_downlink
-from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.rounds.transport import Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import SplitModel, load
@@ -54,7 +54,7 @@ class TrainedState:
     round: int
     stages: dict[str, StageResult]
     algorithms: dict[str, Stage]
-    with_data: Callable[[], AnyTransport]
+    with_data: Callable[[], Transport]
 
     def after(self, stage: str | None, client: int | None = None) -> StateAfter:
         """Return the state after a stage; None: after the last round."""

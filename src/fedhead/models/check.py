@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedhead.core.system.errors import require
-from fedhead.core.training import random
+from fedhead.core.training import global_generators, random
 from fedhead.core.training.batch import Output
 from fedhead.core.tree.inputs import Inputs
 from fedhead.models.dropout import KeyedDropout, dropout_key
@@ -36,7 +36,7 @@ def require_runnable(
     """
     training = model.training
     try:
-        with random.global_generator(0), warnings.catch_warnings():
+        with global_generators.seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error states the problem
             problem = next(_problems(model.train(), input_shape, classes, largest_token), None)
     finally:

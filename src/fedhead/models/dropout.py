@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, Below
 from fedhead.core.system.errors import BadInput
-from fedhead.core.training import random
+from fedhead.core.training import global_generators, random
 from fedhead.core.tree.inputs import Inputs, device_of
 
 
@@ -144,7 +144,7 @@ def calls_dropout(model: nn.Module, x: Inputs) -> bool:
     buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
     key = torch.zeros((), dtype=torch.int64, device=device_of(x))
     try:
-        with torch.no_grad(), random.global_generator(0), dropout_key(key), mode:
+        with torch.no_grad(), global_generators.seeded(0), dropout_key(key), mode:
             torch.func.functional_call(model.train(), buffers, (x,))
     except Exception:  # what is wrong with the model shows when it is trained, with a better message
         return False

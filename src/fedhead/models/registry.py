@@ -19,7 +19,7 @@ from fedhead.core.components.parameters import check, check_all, parameters
 from fedhead.core.components.ranges import Above, AtLeast, Below
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, require, user_code
-from fedhead.core.training import random
+from fedhead.core.training import global_generators, random
 from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
 from fedhead.models.repair import fix
 from fedhead.models.split_model import SplitModel
@@ -278,7 +278,7 @@ def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Draw initial weights from a key, on the CPU, without changing the global generators."""
-    with random.global_generator(key), torch.device("cpu"):
+    with global_generators.seeded(key), torch.device("cpu"):
         yield
 
 

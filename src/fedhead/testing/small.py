@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.training import random
+from fedhead.core.training import global_generators
 from fedhead.data.federation.federation import Federation, Samples
 from fedhead.data.transforms.augment import Transform
 from fedhead.models.registry import with_head
@@ -60,14 +60,14 @@ def small_model(norm: str = "group", head: str | None = None) -> SplitModel:
         head: The head that a method needs; None: a linear one.
     """
     layer = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}[norm]
-    with random.global_generator(0):
+    with global_generators.seeded(0):
         model = split(_Net(layer), classifier="fc", projection="hidden")
     return model if head is None else with_head(model, head)
 
 
 def small_perceptron(head: str | None = None) -> SplitModel:
     """Make a network without convolutions and normalization layers for `small_federation`: another architecture."""
-    with random.global_generator(1):
+    with global_generators.seeded(1):
         net = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, 8), nn.Linear(8, CLASSES))
     model = split(net, classifier="4")
     return model if head is None else with_head(model, head)

@@ -8,15 +8,12 @@ vectorized step).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from fedhead.core.training.global_generators import seeded
 
 _GOLDEN, _M1, _M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -62,19 +59,6 @@ def _hashes(key: np.uint64 | NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
 def generator(key: int) -> torch.Generator:
     """Return a torch generator on the CPU seeded with the key (for initial weights and the like)."""
     return torch.Generator().manual_seed(key)
-
-
-@contextmanager
-def global_generator(key: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside this context, and restore their states afterwards.
-
-    For layers that can only draw from these. All threads share them, so only one thread at a time may enter. Those of
-    GPUs are seeded too, and not restored.
-    """
-    with seeded(key):
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(key)
-        yield
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:

@@ -38,12 +38,12 @@ from fedhead.engine.rounds.reply_selection import (
     find_inconsistent_replies,
     without_outliers,
 )
-from fedhead.engine.rounds.transport import AnyTransport, Context, Quorum
+from fedhead.engine.rounds.transport import Context, Quorum, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.metrics.records import Row
 
 
-def exchange(transport: AnyTransport, context: Context, select: Callable[[list[int]], Cohort]) -> tuple[Tree, Row]:
+def exchange(transport: Transport, context: Context, select: Callable[[list[int]], Cohort]) -> tuple[Tree, Row]:
     """Send the server's state to a cohort, check the replies and aggregate them.
 
     The clients' states are written last, so that a failure leaves no trace.
@@ -119,7 +119,7 @@ def _merged(counted: ReplySet, fresh: ReplySet) -> ReplySet:
     return ReplySet.of({**counted, **fresh}) if counted else fresh
 
 
-def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
+def _adds_up(transport: Transport, algorithm: Algorithm) -> bool:
     """Whether replies are added up as they arrive: nothing is to be found out about single ones later."""
     experiment = transport.experiment
     exact = upload.exact(experiment.uploads, algorithm, algorithm.sums)
@@ -127,7 +127,7 @@ def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
 
 
 def request_replies(
-    transport: AnyTransport, context: Context, asked: list[int], total: Tree | None
+    transport: Transport, context: Context, asked: list[int], total: Tree | None
 ) -> tuple[ReplySet, dict[int, FedheadError], int, Tree | None]:
     """Ask clients, and check their replies; with a total, add them to it portion by portion.
 
@@ -153,7 +153,7 @@ def request_replies(
     return passed, failed, down, total
 
 
-def _added(transport: AnyTransport, algorithm: Algorithm, total: Tree, replies: ReplySet) -> tuple[Tree, ReplySet]:
+def _added(transport: Transport, algorithm: Algorithm, total: Tree, replies: ReplySet) -> tuple[Tree, ReplySet]:
     """Return the total with some replies, and a digest of each of these."""
     assert isinstance(algorithm, Stage), "methods don't add up"
     digests: dict[int, ClientReply] = {}
@@ -165,7 +165,7 @@ def _added(transport: AnyTransport, algorithm: Algorithm, total: Tree, replies: 
 
 
 def _aggregate(
-    transport: AnyTransport,
+    transport: Transport,
     algorithm: Algorithm,
     server: Tree,
     replies: ReplySet,
@@ -196,7 +196,7 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
     return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
 
 
-def _skipped(transport: AnyTransport, where: str, cohort: Cohort) -> Row:
+def _skipped(transport: Transport, where: str, cohort: Cohort) -> Row:
     """Return the record of an exchange in which no client takes part, or too few for the aggregator."""
     why = "no client takes part" if not cohort.clients else f"only {len(cohort.clients)} clients are not late"
     why += ", the model stays as it is"
@@ -205,7 +205,7 @@ def _skipped(transport: AnyTransport, where: str, cohort: Cohort) -> Row:
 
 
 def _record(
-    transport: AnyTransport,
+    transport: Transport,
     replies: ReplySet,
     failed: dict[int, FedheadError],
     absent: dict[int, str],
@@ -225,7 +225,7 @@ def _record(
     return record
 
 
-def _train_losses(transport: AnyTransport, replies: ReplySet) -> Row:
+def _train_losses(transport: Transport, replies: ReplySet) -> Row:
     """Return the losses of local training, of each client and their means; nothing where no client has trained."""
     # a client without a single step has no loss, which is NaN here
     losses = {k: value if math.isfinite(value) else None for k, value in replies.losses().items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.clients.server import global_model
-from fedhead.engine.rounds.transport import AnyTransport
+from fedhead.engine.rounds.transport import Transport
 from fedhead.metrics.records import Row, RunMetrics, StageResult
 
 
@@ -69,7 +69,7 @@ class FinishedRun(RunMetrics):
         confusion: Global test samples by true and predicted class, after the rounds.
     """
 
-    transport: AnyTransport = field(repr=False)
+    transport: Transport = field(repr=False)
     rows: list[Row] = field(repr=False)
     executor: str = ""
     stages: dict[str, StageResult] = field(repr=False, default_factory=dict)

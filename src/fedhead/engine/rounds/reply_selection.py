@@ -12,12 +12,12 @@ from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.policies import outliers, reply_check
 from fedhead.engine.policies.outliers import Outlier
-from fedhead.engine.rounds.transport import AnyTransport, Context, Received
+from fedhead.engine.rounds.transport import Context, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 
 
 def check_replies(
-    transport: AnyTransport, context: Context, received: Received, first: Schema | None = None
+    transport: Transport, context: Context, received: Received, first: Schema | None = None
 ) -> tuple[ReplySet, dict[int, FedheadError], Schema | None]:
     """Return the replies that are as expected, why the others are not, and what the first one looked like.
 
@@ -51,7 +51,7 @@ def check_replies(
     return received.replies.without(failed), failed, first
 
 
-def _form_of_all(transport: AnyTransport, context: Context, received: Received) -> Schema | None:
+def _form_of_all(transport: Transport, context: Context, received: Received) -> Schema | None:
     """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
     replies = received.replies
     if not replies or received.failures or transport.experiment.uploads:
@@ -65,7 +65,7 @@ def _form_of_all(transport: AnyTransport, context: Context, received: Received) 
     return replies.sent.schema()
 
 
-def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) -> bool:
+def is_checked_after_aggregation(transport: Transport, algorithm: Algorithm) -> bool:
     """Whether nobody looks at single replies before they are aggregated, and one that is not finite ends the run.
 
     The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
@@ -93,7 +93,7 @@ def _seen(reply: ClientReply) -> list[Tree]:
     return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
 
 
-def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
+def _check_possible(transport: Transport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
     """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
     uploads, task = transport.experiment.uploads, transport.clients.task_of(client)
     if not upload.exact(uploads, algorithm, algorithm.class_rows):
@@ -104,9 +104,7 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
         raise reply_check.Impossible(f"client {client}: {error}") from error
 
 
-def find_inconsistent_replies(
-    transport: AnyTransport, algorithm: Algorithm, replies: ReplySet
-) -> dict[int, FedheadError]:
+def find_inconsistent_replies(transport: Transport, algorithm: Algorithm, replies: ReplySet) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
     if not isinstance(algorithm, Stage) or not algorithm.class_rows:
         return {}
@@ -120,7 +118,7 @@ def find_inconsistent_replies(
 
 
 def without_outliers(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: ReplySet
+    transport: Transport, algorithm: Algorithm, server: Tree, replies: ReplySet
 ) -> tuple[ReplySet, dict[int, FedheadError], dict[int, Outlier]]:
     """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
     policy = transport.experiment.outliers
@@ -135,7 +133,7 @@ def without_outliers(
     return replies.without(odd), odd, {}
 
 
-def decoded(transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
+def decoded(transport: Transport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
     """Return what clients sent, as it was before it passed the uploads."""
     uploads, task_of = transport.experiment.uploads, transport.clients.task_of
     return {k: upload.decode(uploads, algorithm, r.send, task_of(k)) for k, r in replies.items()}

@@ -31,13 +31,13 @@ from fedhead.engine.policies.sampling import Cohort
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated
 from fedhead.engine.rounds.exchange import exchange
 from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
-from fedhead.engine.rounds.transport import AnyTransport, Context
+from fedhead.engine.rounds.transport import Context, Transport
 from fedhead.metrics.records import Row, StageResult
 from fedhead.metrics.registry import NO_METRICS, Metric, measure_clients
 
 
 # -- the run ------------------------------------------------------------------------------------------
-def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Snapshot | None = None) -> FinishedRun:
+def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapshot | None = None) -> FinishedRun:
     """Train a federation, then run the stages.
 
     Args:
@@ -121,7 +121,7 @@ def run(transport: AnyTransport, observers: Sequence[Observer] = (), resume: Sna
 
 
 def train_round(
-    transport: AnyTransport, number: int, *, evaluated: bool = False, deliver: bool = False, final: bool = False
+    transport: Transport, number: int, *, evaluated: bool = False, deliver: bool = False, final: bool = False
 ) -> Row:
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
     clock = _Clock(transport)
@@ -142,7 +142,7 @@ def train_round(
     return row
 
 
-def _confusion(transport: AnyTransport) -> list[list[int]] | None:
+def _confusion(transport: Transport) -> list[list[int]] | None:
     """Return the confusion matrix of the trained global model, where there is one and it can be tested."""
     clients = transport.clients
     test = (transport.test, clients.bf16)
@@ -150,7 +150,7 @@ def _confusion(transport: AnyTransport) -> list[list[int]] | None:
     return row.get("confusion")
 
 
-def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
+def run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
     """Carry out one stage on top of a trained federation, which stays as it is.
 
     It has the number of the round after those that led to the present states, whether or not more were planned.
@@ -176,14 +176,14 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))
 
 
-def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
+def _say_what_is_not_robust(transport: Transport, stage: Stage) -> None:
     """An aggregator is for the rounds: tell the operator of a stage that has its own rule."""
     rule = transport.experiment.aggregator
     if rule is not None and type(stage).aggregate is not Stage.aggregate:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 
 
-def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Context, Row]:
+def _stage_exchange(transport: Transport, stage: Stage, server: Tree) -> tuple[Context, Row]:
     """Exchange with all clients that are present, on a copy of their states; return the states after it."""
     context = Context(stage, server, transport.states.copy(), transport.round + 1)
     server, record = exchange(transport, context, Cohort)
@@ -191,7 +191,7 @@ def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tupl
 
 
 def evaluate(
-    transport: AnyTransport, context: Context, metrics: Mapping[str, Metric], deliver: bool = False, final: bool = False
+    transport: Transport, context: Context, metrics: Mapping[str, Metric], deliver: bool = False, final: bool = False
 ) -> Row:
     """Test the global model and every client's own, and return the entries of a record.
 
@@ -217,7 +217,7 @@ def evaluate(
 class _Clock:
     """Seconds since it was made, less those in which the transport compiled."""
 
-    def __init__(self, transport: AnyTransport):
+    def __init__(self, transport: Transport):
         self._transport = transport
         self._begin, self._prepared = time.perf_counter(), transport.report().preparing
 

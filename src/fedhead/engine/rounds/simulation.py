@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
 
 
-class Simulation(Transport[ClientStates]):
+class Simulation(Transport):
     """All clients of a federation with the server beside them; the transport that asks an executor.
 
     Args:
@@ -77,7 +77,7 @@ class Simulation(Transport[ClientStates]):
                 f"batch_size={largest} trains alike in less time"
             )
         self.server = initial_server(experiment.method, self.clients.initial[0], self.task)
-        self.states = ClientStates(self.clients.initial_state)
+        self.states: ClientStates = ClientStates(self.clients.initial_state)
         if device.type == "cuda":
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
             if experiment.cohort_size(len(federation)) < len(federation):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
@@ -52,36 +52,14 @@ class Quorum:
     attempts: int = 1
 
 
-class States(Protocol):
-    """What the clients keep, as a transport holds it: the states themselves, or where they are stored."""
-
-    @property
-    def kept(self) -> MutableMapping[int, Any]:
-        """What each client that took part has kept."""
-
-    def __setitem__(self, client: int, kept: Any, /) -> None: ...
-
-    def keep(self, clients: Sequence[int], kept: Any, /) -> None:
-        """Replace what these clients have kept."""
-
-    def clear(self) -> None:
-        """Let every client have its initial state again."""
-
-    def copy(self) -> Self:
-        """Return the same states, to be written to without touching these."""
-
-
-S = TypeVar("S", bound=States)
-
-
-class Transport(ABC, Generic[S]):
+class Transport(ABC):
     """A federation that can be trained: the server's state, and a way to the clients.
 
     It moves trees and says who is there; what is asked, what counts and what is recorded is the round loop's.
     """
 
     server: Tree  # the server's present state
-    states: S  # the clients' present states
+    states: Any  # the clients' present states: themselves, or where sites store them; as `ClientStates`
     round: int = 0  # after which server and clients have these states; 0: before the first one
     test: Pool | None  # the global test set
     remote: bool = False  # whether clients on other machines hold their states, and store their final models
@@ -116,17 +94,17 @@ class Transport(ABC, Generic[S]):
         """Return what failures call a client."""
         return str(client)
 
-    def log(self, line: str) -> None:
+    def log(self, line: str) -> None:  # noqa: B027 (optional)
         """Tell the operator of a run, where there is one, what has just happened."""
 
     @abstractmethod
     def check(self, stage: Stage) -> None:
         """Raise `BadInput` for a stage that can't be run here."""
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 (optional)
         """Get ready for the first exchange, after all checks."""
 
-    def end_rounds(self) -> None:
+    def end_rounds(self) -> None:  # noqa: B027 (optional)
         """Release what was prepared for a round that does not come, as after a run was stopped; stages may follow."""
 
     def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
@@ -188,6 +166,3 @@ class Transport(ABC, Generic[S]):
         Returns:
             What the tests gave, or None where no client has test samples.
         """
-
-
-AnyTransport = Transport[Any]

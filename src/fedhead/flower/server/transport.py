@@ -65,7 +65,7 @@ class SiteStates(dict[int, int | str]):
         return SiteStates(self)
 
 
-class FlowerTransport(Transport[SiteStates]):
+class FlowerTransport(Transport):
     """Sites behind a Flower grid.
 
     Args:
