@@ -118,10 +118,8 @@ def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tupl
         if isinstance(statistics, Statistics):
             raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
         statistics = parts = list(statistics)
-        require(
-            all(len(part.members) <= 1 for part in parts),
-            "fedcof needs the statistics of each site: one of these is the sum of several, give its parts",
-        )
+        single = all(len(part.members) <= 1 for part in parts)
+        require(single, "fedcof needs the statistics of each site: one is the sum of several, give its parts")
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(map(with_members, statistics))
     return statistics_check.check(merged, "the statistics"), parts
 

@@ -190,9 +190,8 @@ def _tracing(path: Path, exporter: str, instead: str) -> Iterator[None]:
         while inner.__cause__ is not None:
             inner = inner.__cause__
         why = first_line(inner)[:200]
-        raise BadInput(
-            f"{path}: {exporter} can't express this model ({why}); write a {instead} file instead"
-        ) from error
+        fix = f"write a {instead} file instead"
+        raise BadInput(f"{path}: {exporter} can't express this model ({why}); {fix}") from error
 
 
 @contextmanager

@@ -308,9 +308,8 @@ def _optimizer(asked: Any, numbers: Recipe) -> Optimizer:
     if not isinstance(asked, SGD | Adam):
         kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
         names = ", ".join(repr(name) for name in OPTIMIZERS)
-        raise BadInput(
-            f"optimizer is {kind}: give a name, {names}, or fedhead.SGD(…), fedhead.Adam(…), fedhead.AdamW(…)"
-        )
+        objects = "fedhead.SGD(…), fedhead.Adam(…), fedhead.AdamW(…)"
+        raise BadInput(f"optimizer is {kind}: give a name, {names}, or {objects}")
     plain = Recipe()
     for name in ("lr", "momentum", "nesterov", "betas", "weight_decay"):
         if getattr(numbers, name) != getattr(plain, name):

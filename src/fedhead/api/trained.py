@@ -102,9 +102,8 @@ class StateAfter:
         if client is None:
             found = global_model(self.algorithm, self.server, self.clients.task)
             if found is None:
-                raise BadInput(
-                    f"{self.algorithm.name} leaves no global model, every client has its own: name one, client=0"
-                )
+                name = self.algorithm.name
+                raise BadInput(f"{name} leaves no global model, every client has its own: name one, client=0")
             return found
         with torch.no_grad():
             return self.algorithm.personal_model(self._client(client))
@@ -184,10 +183,8 @@ def model_inputs(data: Federation, x: Any) -> Inputs:
     like, layout = named_inputs.prepare_like(x, known, stated, "x")
     found = fill_inputs(named_inputs.convert(like, layout, "x", missing=True), data.missing)
     if (shape_of(found), type_of(found)) != (shape_of(known), type_of(known)):
-        raise BadInput(
-            f"x holds samples {describe(found)}, the run's are {describe(known)}: give samples like those it was "
-            "trained on"
-        )
+        given, own = describe(found), describe(known)
+        raise BadInput(f"x holds samples {given}, the run's are {own}: give samples like those it was trained on")
     for part in tensors_of(found):
         if part.is_floating_point() and (empty := part.isnan().flatten(1).any(1)).any():
             fix = (

@@ -189,10 +189,8 @@ def load(model: nn.Module, weights: Tree) -> None:
         raise BadInput(f"weights of a different architecture: {side} {different[0]!r} ({len(different)} names differ)")
     for name, target in targets.items():
         if target.shape != weights[name].shape:
-            raise BadInput(
-                f"weights of a different architecture: {name!r} is {tuple(weights[name].shape)}, "
-                f"the model needs {tuple(target.shape)}"
-            )
+            shapes = f"{tuple(weights[name].shape)}, the model needs {tuple(target.shape)}"
+            raise BadInput(f"weights of a different architecture: {name!r} is {shapes}")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(weights[name])

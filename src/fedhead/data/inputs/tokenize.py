@@ -36,10 +36,8 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
 
 def _some(found: list[Any]) -> list[Any]:
     """Return the ids of all texts, of which one must have some."""
-    require(
-        not found or any(len(ids) for ids in found),
-        "encode: the tokenizer returns no token for any text; it must return the ids of the tokens",
-    )
+    some = not found or any(len(ids) for ids in found)
+    require(some, "encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
     return found
 
 

@@ -33,10 +33,9 @@ def rows_of_groups(
     require(groups is not None, "partition natural: the data names no clients; give groups, or use iid or dirichlet")
     read = _read(groups, "groups", samples, "samples")
     found = Classes.find(read, names, None)
-    require(
-        clients is None or clients == found.count,
-        f"clients: the data has {found.count} groups, not {clients}; set clients={found.count} ({DEFAULT})",
-    )
+    count = found.count
+    known = clients in (None, count)
+    require(known, f"clients: the data has {count} groups, not {clients}; set clients={count} ({DEFAULT})")
     index = found.encode(read, "groups").numpy()
     order = np.argsort(index, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])

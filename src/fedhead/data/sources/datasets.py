@@ -148,10 +148,8 @@ class DatasetReader(SampleReader):
             count = min(self.public_samples or 3000, len(shared.y))
             return train, shared.take(stratified(shared.y.numpy(), count, self.seed))
         held = stratified(train.y.numpy(), self.public_samples or max(1, len(train.y) // 5), self.seed)
-        require(
-            len(held) != len(train.y),
-            f"public_samples: {self.public_samples} leaves no training samples of {other.name} for the clients",
-        )
+        left = f"leaves no training samples of {other.name} for the clients"
+        require(len(held) != len(train.y), f"public_samples: {self.public_samples} {left}")
         return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
 
 
@@ -220,7 +218,5 @@ def check_objective(entry: Dataset, objective: str) -> None:
         f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "
         "Python by Federation.from_arrays",
     )
-    require(
-        objective != "binary" or entry.classes == 2,
-        f"objective=binary is for 2 classes, {entry.name} has {entry.classes}: use objective=multiclass",
-    )
+    two, held = objective != "binary" or entry.classes == 2, f"{entry.name} has {entry.classes}"
+    require(two, f"objective=binary is for 2 classes, {held}: use objective=multiclass")

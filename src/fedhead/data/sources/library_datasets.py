@@ -128,10 +128,8 @@ class Reader:
     def _chosen(self, known: list[str], what: str) -> list[str]:
         names = self.names or self._others(known)
         if self.inputs is None and len(names) != 1:
-            raise BadInput(
-                f"{what} has the columns {', '.join(known)}: say which are inputs, as in inputs={known[0]!r} or "
-                "inputs=[…]"
-            )
+            fix = f"say which are inputs, as in inputs={known[0]!r} or inputs=[…]"
+            raise BadInput(f"{what} has the columns {', '.join(known)}: {fix}")
         return names
 
     def _others(self, known: Sequence[Any]) -> list[str]:

@@ -187,10 +187,8 @@ class NpzFile(SampleReader):
             return x, arrays.check_layout(str(held["layout"]), f"{self.path}: ")
         if "scale" in held:
             scale = held["scale"]
-            require(
-                x.ndim > 1 and scale.shape == x.shape[1:2],
-                f"{self.path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}",
-            )
+            fits, found = x.ndim > 1 and scale.shape == x.shape[1:2], f"scale has shape {scale.shape}"
+            require(fits, f"{self.path}: {found}, it needs one number per channel of x {x.shape}")
             factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
             return x.astype(np.float32) * factor, "features"
         named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers

@@ -152,10 +152,8 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
     found = [_find(places, name) for name in names]
     if None in found:
-        require(
-            not (root / UNION).is_file() or download,
-            f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union",
-        )
+        only_union = (root / UNION).is_file() and not download
+        require(not only_union, f"emnist-letters is not under {root}, {UNION} is: use dataset=emnist-letters-union")
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
         found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
     x, y = (dataset_files.idx(path) for path in found if path is not None)

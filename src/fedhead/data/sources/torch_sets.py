@@ -53,10 +53,8 @@ def _selected(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequen
 
 def _rows(source: Any, what: str) -> Iterable[Any]:
     """Return the single samples of a data set."""
-    require(
-        not isinstance(source, DataLoader),
-        "a DataLoader shuffles, drops and collates for training: give its Dataset, as in loader.dataset",
-    )
+    fix = "give its Dataset, as in loader.dataset"
+    require(not isinstance(source, DataLoader), f"a DataLoader shuffles, drops and collates for training: {fix}")
     if isinstance(source, IterableDataset):
         return iter(source)
     require(

@@ -48,10 +48,8 @@ class NamedTransforms:
         """
         if augment is None and normalize is None and resize is None:
             return self
-        require(
-            self.parts or augment == "none",
-            "augment, normalize and resize are for images, and none of the named inputs holds such",
-        )
+        known = self.parts or augment == "none"
+        require(known, "augment, normalize and resize are for images, and none of the named inputs holds such")
         return NamedTransforms(
             {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
         )

@@ -82,10 +82,8 @@ def resnet18(
     `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
     With that stem the initial weights are torchvision's too.
     """
-    require(
-        stem != "3x3" or strides == (2, 2),
-        f"model resnet18: strides: {list(strides)} would have no effect with stem=3x3: set stem=7x7",
-    )
+    used = stem != "3x3" or strides == (2, 2)
+    require(used, f"model resnet18: strides: {list(strides)} would have no effect with stem=3x3: set stem=7x7")
     channels, _, _ = image("resnet18", shape, least=8 if stem == "3x3" else 16)
     if stem == "3x3":
         first = nn.Sequential(conv_norm(channels, 64, 3, norm=norm), nn.ReLU())

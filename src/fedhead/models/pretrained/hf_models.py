@@ -33,10 +33,8 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
         ) from error
     path = Path(name).expanduser()
     is_path = name.startswith((".", "/", "~")) or name.endswith(".json")
-    require(
-        path.exists() or not is_path,
-        f"model hf:{name}: there is no such folder or file; give a model's folder, or its config.json",
-    )
+    there, fix = path.exists() or not is_path, "give a model's folder, or its config.json"
+    require(there, f"model hf:{name}: there is no such folder or file; {fix}")
     where = str(path) if path.exists() else name
 
     def build(shape: Shape | Mapping[str, Shape], classes: int, pretrained: bool = True) -> SplitModel:
