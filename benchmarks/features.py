@@ -48,9 +48,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     images, pixels = asked.images, asked.pixels
-    federation = fh.Federation.load(
-        "digits", "iid", clients=4, subset=images, test_samples=16, normalize="imagenet-gray", resize=pixels
-    )
+    federation = fh.Federation.load("digits", "iid", clients=4, subset=images, normalize="imagenet-gray", resize=pixels)
     once, accuracy = seconds_per_epoch(federation, cached=True)
     through, same = seconds_per_epoch(federation, cached=False)
     facts = {"images": images, "pixels": pixels, "through": through, "once": once, "ratio": through / once}

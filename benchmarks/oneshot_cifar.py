@@ -38,7 +38,6 @@ def features(dataset: str, options: argparse.Namespace) -> tuple[fh.Federation, 
         normalize=options.normalize,
         resize=options.resize,
         subset=options.limit,
-        test_samples=options.limit and max(100, options.limit // 5),
     )
     begin = time.perf_counter()
     found = fh.extract_features(

@@ -42,7 +42,7 @@ class _Look(fh.Upload):
 @cache
 def _federation() -> fh.Federation:
     return fh.Federation.load(
-        "digits", "iid", clients=2, subset=60, test_samples=20, client_test=0.2, public="digits", public_samples=30
+        "digits", "iid", clients=2, subset=60, client_test=0.2, public="digits", public_samples=30
     )
 
 
