@@ -15,6 +15,7 @@ from fedhead.core.training.optimizers import SGD, Adam
 from fedhead.core.tree.tree import Weights
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
@@ -36,6 +37,13 @@ def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LO
     for number in range(1, rounds + 1):
         train_round(simulation.using(executor), number)
     return simulation
+
+
+@pytest.mark.parametrize("executor", sorted(select.BUILT_IN.keys() - {"loop", "lanes"}))  # lanes need a GPU: tests/gpu
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_every_executor_equals_the_loop(name: str, executor: str) -> None:
+    found = simulate(name, "batch", select.BUILT_IN[executor]())
+    assert_same(found.server, simulate(name, "batch", Loop()).server, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])

@@ -31,7 +31,7 @@ from fedhead.executors.stack.vectorize import VmapVectorizer
 
 EXECUTORS = Registry.of(Executor, needs=["train"])
 """The executors by name."""
-BUILT_IN = {"loop": Loop, "stack": Stack, "lanes": Lanes}
+BUILT_IN: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 for _name, _executor in BUILT_IN.items():
     EXECUTORS.register(_name, _executor)
 
@@ -133,10 +133,10 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
 
 
 def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor:
-    if name == "loop":
-        return Loop()
     if name == "lanes":
         return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
+    if name != "stack":
+        return BUILT_IN[name]()
     if isinstance(compile, bool):
         return Stack(graphs=Graphs(compile=compile))
     return _stack(simulation.device, compile, lambda: pays_to_compile(simulation))

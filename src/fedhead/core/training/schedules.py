@@ -35,7 +35,7 @@ class Schedule(Checked):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Float16Upload a cosine from 1 down to `end`, as `CosineAnnealingLR` with `T_max` the number of rounds."""
+    """Half a cosine from 1 down to `end`, as `CosineAnnealingLR` with `T_max` the number of rounds."""
 
     end: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     needs_rounds = True

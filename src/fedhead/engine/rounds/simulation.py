@@ -14,7 +14,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
-from fedhead.core.system.log import warn_once
+from fedhead.core.system.log import logger, warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
@@ -126,7 +126,7 @@ class Simulation(Transport):
 
     def log(self, line: str) -> None:
         """Warn of it."""
-        warn_once(line)
+        logger.warning(line)
 
     def begin(self) -> None:
         """Select the executor."""
