@@ -76,6 +76,7 @@ def test_labels_of_every_kind(y, found):
         (np.array([0, 1, 10**400, 1], object), "too large"),
         ([0, 1, 0.5, 1], "0.5, labels must be whole"),
         (np.array([1, 2, 3, 4], "datetime64[D]"), "give class indices or names"),
+        (np.array([b"\xff"] * 4), "no UTF-8 text"),
         ([[0], [1, 2], [0], [1]], "differ in shape"),
     ],
 )

@@ -133,7 +133,7 @@ FAULTS = {
     DrawsFromItsOwn: r"^DrawsFromItsOwn: the same round of the same client sends something else each time",
     MutatesReceived: r"^MutatesReceived writes into client\.received\['model'\]\['classifier\.bias'\], ",
     MutatesReplies: r"^MutatesReplies\.aggregate writes into replies\.sent\[0\]\['model'\]\['extra'\], .* compute",
-    SendsNumber: r"^SendsNumber\.finish returned a float in send, under 'steps': a reply holds tensors",
+    SendsNumber: r"^SendsNumber\.finish returned a float under 'steps': a tree holds tensors",
     SendsDict: r"^SendsDict\.finish returned Reply\(send=dict, keep=Tree\): return fh\.Reply",
     ChangesSchema: r"^ChangesSchema\.finish does not send for client \d, round 2 what it sent for client \d, .*'late'",
     KeepsAnother: r"^KeepsAnother\.finish does not keep what init_client made \(.*'last/.*\): ",
