@@ -141,5 +141,5 @@ def test_what_is_no_statistics_of_the_model_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match="nobody is added twice"):
         calibrate(model, [own, own], "ridge")
     other = statistics_of(model, torch.randn(9, 4), y, kind="pooled")
-    with pytest.raises(BadInput, match="one of these is the sum of several"):
+    with pytest.raises(BadInput, match="one is the sum of several"):
         calibrate(model, [add(own, other)], "fedcof")
