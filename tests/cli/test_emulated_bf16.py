@@ -30,6 +30,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "WORKLOADS", {"small": Workload("MLPs, FedAvg", ("mlp(hidden=[2])",), "fedavg")})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("words", [[*BENCH, "--precisions"], RUN])
 def test_a_command_says_it_once_and_torch_not_at_all(

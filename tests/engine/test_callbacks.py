@@ -220,6 +220,7 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     recipe = load(
         "digits",

@@ -87,7 +87,7 @@ SMALL = {"samples": 20, "epochs": 2, "iterations": 2}  # in place of a paper's s
 ORACLES = {name for name, stage in STAGES.items() if stage.oracle}
 
 
-@pytest.mark.parametrize("name", sorted(STAGES.keys() - ORACLES))
+@pytest.mark.parametrize("name", quick(sorted(STAGES.keys() - ORACLES), "ccvr", "finetune", "ridge"))
 def test_every_stage(name: str, tmp_path: Path) -> None:
     fields = {f.name for f in dataclasses.fields(STAGES[name])}
     stage = STAGES[name](**{word: value for word, value in SMALL.items() if word in fields})
@@ -110,7 +110,7 @@ def test_an_oracle_is_refused_by_name_before_any_site_is_asked(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedclassavg", "local", "fedproto", "ktpfl"])
+@pytest.mark.parametrize("name", quick(["fedclassavg", "local", "fedproto", "ktpfl"], "fedproto"))
 def test_two_architectures(name: str, tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS[name]()
     assign = [0, 1, 0, 1, 0]
@@ -135,7 +135,7 @@ def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednh"])
+@pytest.mark.parametrize("name", quick(["fedavg", "scaffold", "fednh"], "fednh"))
 def test_uploads(name: str, tmp_path: Path) -> None:
     model, method, stages = model_for(name), METHODS[name](), [STAGES["finetune"]()]
     if method.head is None:
@@ -220,6 +220,7 @@ def test_equality_can_fail(tmp_path: Path) -> None:
         compare(world, other, [])
 
 
+@pytest.mark.slow
 def test_named_inputs(tmp_path: Path) -> None:
     fed, model, settings = named_federation(normalize="standard"), named_model(), {**SETTINGS, "participation": 1.0}
     world = make_world(fed, {"own": model}, METHODS["fedavg"](), settings, tmp_path, [STAGES["ccvr"]()])

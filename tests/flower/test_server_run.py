@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from tiers import quick
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
@@ -64,7 +65,7 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
     assert {path.name for path in (made.path / "run").iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("name", quick(["fedavg", "scaffold"], "scaffold"))
 def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
     first = build_experiment(load("digits", ["seed=7"])).models[0]
     save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
@@ -81,7 +82,7 @@ def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
     assert all(len(row["client_metrics"]["f1"]) == 3 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["moon", "ditto", "fedrep"])
+@pytest.mark.parametrize("name", quick(["moon", "ditto", "fedrep"], "moon"))
 def test_first_weights_that_sites_would_need_are_refused(name: str, tmp_path: Path) -> None:
     first = build_experiment(load("digits", ["seed=7"])).models[0]
     save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
@@ -106,6 +107,7 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure",
     [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],

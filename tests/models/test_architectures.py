@@ -209,7 +209,7 @@ def agree(model: SplitModel, shape: tuple[int, ...], batch: int) -> None:
 
 
 # seconds each; the quick tier has their count and their siblings
-SLOW = {"wrn56_4", "densenet121", "mobilenetv2", "efficientnetb0", "googlenet"}
+SLOW = {"wrn56_4", "densenet121", "mobilenetv2", "efficientnetb0", "googlenet", "resnet18", "resnet56"}
 
 
 @pytest.mark.parametrize(

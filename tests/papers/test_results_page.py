@@ -60,6 +60,7 @@ def test_two_values_of_one_stage_have_its_time_once(tmp_path: Path) -> None:
     assert count(tmp_path, r"their stages in (.*?) on") == ["10.0 min"]
 
 
+@pytest.mark.slow
 def test_rows_that_no_cell_has_now_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
     page = results_page.write(tmp_path).read_text(encoding="utf-8")
