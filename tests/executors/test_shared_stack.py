@@ -21,6 +21,7 @@ from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
+from fedhead.executors.stack import shared_stack
 from fedhead.executors.stack.shared_stack import SharedStack
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
@@ -102,6 +103,16 @@ def test_a_job_that_fails_in_a_common_stack_ends_its_own_run_alone() -> None:
     errors = train_shared([good, bad], Refusing())
     assert [str(error) for error in errors.values()] == ["rate 0.01"]
     assert_same(good.server, train(simulation(0), Stack()), 1e-10, 1e-10)
+
+
+def test_runs_that_can_t_be_compared_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(a: object, b: object) -> bool:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(shared_stack, "_are_alike", fail)
+    stack = Recording()
+    assert train_shared([simulation(0), simulation(1)], stack) == {}
+    assert stack.jobs == [[4]] * (2 * ROUNDS)
 
 
 def test_a_run_that_is_behind_catches_up_first() -> None:

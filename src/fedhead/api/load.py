@@ -177,8 +177,9 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     def make_models(head: str | None) -> Sequence[SplitModel]:
         models = [copy.deepcopy(model) for model in given.models] or architectures(recipe, inputs, head)
         freeze(models, recipe.freeze)
-        for model, w in zip(models, folder.initial_weights() or (), strict=False):
-            load_weights(model, w)
+        if (initial := folder.initial_weights()) is not None:
+            for model, w in zip(models, initial, strict=True):
+                load_weights(model, w)
         return models
 
     assign = json.loads(stored.get("assign", "null"))

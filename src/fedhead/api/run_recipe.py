@@ -70,7 +70,7 @@ def run_recipe(
         FedheadError: No run has a result.
         RunInterrupted: Ctrl-C; it says where the run stopped.
     """
-    require(not resume or out is not None, "--resume needs --out: name the run folder that is to go on")
+    require(not resume or out is not None, "--resume needs --out (resume needs out): name the run folder to continue")
     wanted = load(str(recipe), assignments)
     compute = Compute(
         None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -67,8 +68,7 @@ def call(arguments: Sequence[str]) -> int:
     except FedheadError as error:
         return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
     except Stopped as error:
-        more = [] if error.resume is None else [word for word in error.resume if word not in arguments]
-        again = "" if error.resume is None else f"; go on with: {shlex.join(['fedhead', *arguments, *more])}"
+        again = "" if error.out is None else f"; go on with: {shlex.join(_resumed(arguments, error.out))}"
         print(f"{error}{again}", file=sys.stderr)
         return error.code
     except (KeyboardInterrupt, typer.Abort):
@@ -135,6 +135,14 @@ def _log_lines() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagated
+
+
+def _resumed(arguments: Sequence[str], out: Path) -> list[str]:
+    """Return the command line that continues an interrupted run."""
+    words = ["fedhead", *arguments]
+    if not any(word == "--out" or word.startswith("--out=") for word in words):
+        words += ["--out", str(out)]
+    return words if "--resume" in words else [*words, "--resume"]
 
 
 def _fail(message: str, code: int) -> int:

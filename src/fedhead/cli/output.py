@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError, machine_fault
@@ -57,12 +58,12 @@ class Stopped(Exception):
     Args:
         message: For the user.
         code: The exit code of the command.
-        resume: The words that the command line needs besides to go on; None: the message says all.
+        out: The folder of the run that was interrupted; None: the message says all.
     """
 
-    def __init__(self, message: str, code: int, resume: Sequence[str] | None = None):
+    def __init__(self, message: str, code: int, out: Path | None = None):
         super().__init__(message)
-        self.code, self.resume = code, resume
+        self.code, self.out = code, out
 
 
 class _Terminated(KeyboardInterrupt):
@@ -77,9 +78,7 @@ def interruptible(message: str = "stopped") -> Iterator[None]:
             yield
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error.__cause__ or error, _Terminated) else signal.SIGINT
-        folder = getattr(error, "out", None)  # of a `RunInterrupted`
-        resume = None if folder is None else ["--out", str(folder), "--resume"]
-        raise Stopped(str(error) or message, 128 + number, resume) from None
+        raise Stopped(str(error) or message, 128 + number, getattr(error, "out", None)) from None  # `RunInterrupted`
 
 
 @contextmanager

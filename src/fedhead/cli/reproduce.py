@@ -125,6 +125,8 @@ def reproduce(
 
     part = None if shard is None else read_shard(shard)
     runs = make_engine(engine, 1, 0, "cell")
+    if devices is not None and engine == "shared":
+        raise BadInput("--devices shares runs among processes, --engine shared takes many at once: leave one out")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
         "scale": scale,

@@ -91,6 +91,8 @@ def sweep(
     part = None if shard is None else read_shard(shard)
     if devices is not None and engine == "ray":
         raise BadInput("--devices are those of this machine: leave --engine ray out")
+    if devices is not None and engine == "shared":
+        raise BadInput("--devices shares runs among processes, --engine shared takes many at once: leave one out")
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     table = plan(recipe, given)
     options: dict[str, Any] = {

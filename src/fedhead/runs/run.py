@@ -142,7 +142,7 @@ def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Comput
         if asked not in ("auto", begun_with) and not (name == "precision" and asked == "fp32"):
             raise BadInput(
                 f"{run.out} was begun with {name} {begun_with}, and another one rounds differently: "
-                f"leave --{name} out to resume, or start a new run"
+                f"leave --{name} (and --engine shared) out to resume, or start a new run"
             )
     if begun["device"] == "cuda" and device.type != "cuda":
         device = select.device("cuda")  # refuses where there is none

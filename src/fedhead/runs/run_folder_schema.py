@@ -16,7 +16,7 @@ from typing import Any
 from fedhead.core.system.errors import BadInput, Unreadable
 from fedhead.core.system.special_files import read_text
 
-SCHEMA = 2  # raise it with every change of a run folder's files
+SCHEMA = 3  # raise it with every change of a run folder's files
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"

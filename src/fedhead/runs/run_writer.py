@@ -42,7 +42,7 @@ class RunWriter(Observer):
         resume: Continue the run that was stopped there, if there is one.
         compute: Its executor may be the user's own, whose code is recorded.
         loggers: Loggers besides those of the recipe.
-        objects: What was given in Python and no recipe can hold (`objects.described`); None: the recipe says all.
+        objects: What was given in Python and no recipe can hold; None: the recipe says all.
 
     Attributes:
         recipe: The recipe, which finds the user's own code also where it was when the run began.

@@ -20,7 +20,7 @@ RUNS_AT_ONCE = 64  # of a shared engine, each of which holds its own copy of the
 
 
 class LocalEngine:
-    """Runs jobs one after another in this process."""
+    """Engine that runs jobs one after another in this process."""
 
     def device(self, settings: Compute) -> torch.device:
         """Return where jobs will train."""
@@ -33,7 +33,7 @@ class LocalEngine:
 
 
 class SharedEngine(LocalEngine):
-    """Runs jobs at once in this process; runs that differ in seeds and partitions alone train in one stack."""
+    """Engine that runs jobs at once; runs that differ in seeds and partitions alone train in one stack."""
 
     def device(self, settings: Compute) -> torch.device:
         """Return where jobs will train; refuse an executor that is no stack."""
@@ -51,8 +51,8 @@ class SharedEngine(LocalEngine):
             for job in jobs:
                 job.at_once = len(jobs)
             errors = stack.run({number: partial(_run, queue, job) for number, job in enumerate(jobs)})
-            for error in errors.values():
-                raise error
+            if errors:
+                raise next(iter(errors.values()))
 
 
 def check_minutes(minutes: float | None, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from fedhead.core.system.special_files import refuse_special
 from fedhead.core.tree.digest import digest_json, digest_of
 from fedhead.core.tree.tree import Tree, Weights
 
-_FORMAT = "fedhead-tree-2"
+_FORMAT = "fedhead-tree-3"
 _CORRUPT = "it is corrupt, truncated or not a fedhead file"
 
 

@@ -210,9 +210,11 @@ class NpzFile(SampleReader):
 
 
 def _cached(path: Path, files: Sequence[Path], reader: SampleReader, read: Callable[[], Contents]) -> Contents:
-    stamps = tuple((file, file.lstat().st_mtime_ns, file.lstat().st_size) for file in files)
-    made: Contents = dataset_cache.read((path.absolute(), stamps, reader), read)
-    return made
+    if callable(getattr(reader, "encode", None)):  # a tokenizer, which may not be hashable
+        return read()
+    stamps = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    contents: Contents = dataset_cache.read(((path.absolute(), stamps, reader),), read)
+    return contents
 
 
 def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -58,7 +58,6 @@ class Clients:
         dtype: Of the models' weights.
         bf16: Whether models compute in bfloat16.
         all_here: Whether the data of all clients is here; a real site knows neither the others' sizes nor their data.
-        shared: What this run shares with others on the same data.
     """
 
     def __init__(

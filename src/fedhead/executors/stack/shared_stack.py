@@ -42,7 +42,7 @@ class _Request:
 
 
 class SharedStack:
-    """Trains the clients of several runs in common stacks.
+    """Stack that trains the clients of several runs together.
 
     Runs that differ in their seeds and partitions alone share a stack. Each client gets the same numbers as in a run of
     its own, up to rounding: the broadcast of each run becomes part of what its clients receive.
@@ -133,18 +133,14 @@ class SharedStack:
 
     def _train_requests(self, requests: list[_Request]) -> None:
         """Train the clients of several runs; if that fails, each run by itself, so that only those that fail end."""
-        groups: list[list[_Request]] = []
-        for request in requests:
-            group = next((group for group in groups if self._share(group[0].job, request.job)), None)
-            if group is None:
-                groups.append(group := [])
-            group.append(request)
         try:
+            groups = self._grouped(requests)
             stacks = self._stack.train_all([merge_jobs([request.job for request in group]) for group in groups])
         except Exception as error:  # a user's own code may raise anything
             if len(requests) == 1:
                 requests[0].outcome = error
-            for request in requests if len(requests) > 1 else ():
+                return
+            for request in requests:
                 self._train_requests([request])
             return
         for group, replies in zip(groups, stacks, strict=True):
@@ -155,6 +151,17 @@ class SharedStack:
                     request.outcome = replies.take(places)
                 else:
                     request.outcome = [replies[place] for place in places]
+
+    def _grouped(self, requests: Sequence[_Request]) -> list[list[_Request]]:
+        """Group the requests whose clients can share a stack."""
+        groups: list[list[_Request]] = []
+        for request in requests:
+            group = next((group for group in groups if self._share(group[0].job, request.job)), None)
+            if group is None:
+                groups.append([request])
+            else:
+                group.append(request)
+        return groups
 
     def _share(self, a: Job, b: Job) -> bool:
         """Return whether the clients of two jobs do the same work on the same data."""
@@ -177,7 +184,9 @@ class _Member(Executor):
         algorithm = jobs[0].program.algorithm
         if len(jobs) > 1 or not (isinstance(algorithm, Method) and algorithm.is_built_in):
             return self._shared.train_alone(jobs)
-        return ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
+        replies = ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
+        replies.whole_stacks = False  # tables made ahead are of one run, a merged job makes its own
+        return replies
 
     def report(self) -> ExecutorReport:
         """Return the report of the shared stack."""
@@ -205,7 +214,7 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
 
 def _are_alike(a: ClientProgram, b: ClientProgram) -> bool:
     """Return whether clients of two programs do the same work on the same data; seeds and sizes may differ."""
-    settings, others = (
+    first, second = (
         (
             program.algorithm,
             program.uploads,
@@ -216,7 +225,7 @@ def _are_alike(a: ClientProgram, b: ClientProgram) -> bool:
         )
         for program in (a, b)
     )
-    return settings == others and _hold_the_same(a.pool, b.pool) and _hold_the_same(a.public, b.public)
+    return first == second and _hold_the_same(a.pool, b.pool) and _hold_the_same(a.public, b.public)
 
 
 def _hold_the_same(a: Pool | None, b: Pool | None) -> bool:
