@@ -314,7 +314,10 @@ BROKEN = {
     "def A(y, k, rng): return [[0]] * k": ("partition=own.py:A", "row 0 went to 10 clients"),
     "def A(y, k, rng): return []": ("partition=own.py:A", "it assigned rows to 0 clients, there are 10"),
     "def A(y, k, rng, x: float = 1): ...": ("partition=own.py:A(1, 2)", "2 values are too many, own.py:A takes x"),
-    "def A(a, b): ...": ("metrics=[own.py:A]", "own.py:A takes (a, b), a metric is called with (confusion)"),
+    "def A(a, b): ...": (
+        "metrics=[own.py:A]",
+        "own.py:A takes (a, b): name its arguments after what it needs",
+    ),
     "class A: ...": ("stages=[own.py:A]", "own.py:A is no stage: let A inherit from fedhead.Stage"),
     "B = 1": ("method=own.py:A", "unknown name in own.py 'A'"),
 }

@@ -220,9 +220,10 @@ def _value(where: str, name: str, text: str) -> Any:
     whole = hint in (int, int | None)
     try:
         number = int(text) if whole else float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+        is_finite = math.isfinite(number)
+    except (ValueError, OverflowError):
+        is_finite = False
+    if not is_finite:
         raise BadInput(f"{where}, column {name}: {text!r} is not a {'whole ' if whole else ''}number; {_FIX}")
     return number
 
