@@ -12,6 +12,7 @@ from same_trees import assert_same
 from simulations import make_simulation
 from small import federation, network
 
+import fedhead as fh
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
@@ -139,6 +140,24 @@ def test_a_method_of_the_users_own_trains_alone() -> None:
     stack = Recording()
     assert train_shared(made, stack) == {}
     assert stack.jobs == [[4]] * (2 * ROUNDS)
+
+
+def test_an_upload_of_the_users_own_trains_alone() -> None:
+    class BySeed(fh.Upload):
+        """Adds a number that follows from the run's seed."""
+
+        def encode(self, send: Tree, client: fh.Client) -> Tree:
+            model = send["model"]
+            return send.replace(model=model.replace({name: t + client.task.seed for name, t in model.params.items()}))
+
+    def made(seed: int) -> Simulation:
+        local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
+        settings = {"rounds": ROUNDS, "local": local, "seed": seed, "uploads": [BySeed()], "dtype": torch.float64}
+        return make_simulation(federation(), [network("batch")], FedAvg(), **settings)
+
+    together = [made(0), made(1)]
+    assert train_shared(together, Stack()) == {}
+    assert_same(together[1].server, train(made(1), Stack()), 1e-10, 1e-10)
 
 
 def test_an_interrupt_ends_every_run_and_reaches_the_caller() -> None:

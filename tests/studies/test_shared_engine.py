@@ -11,6 +11,7 @@ from tiny_table import rows, tiny
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.engine.experiment.compute import Compute
+from fedhead.executors.stack import shared_stack
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.runs import environment
 from fedhead.studies.engines import SharedEngine
@@ -19,7 +20,7 @@ from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
 
 STACK = Compute(executor="stack", device="cpu")
-TINY = {"clients": 3, "local_epochs": 1, "subset": 60, "model.hidden": [[6]]}
+TINY = {"clients": 3, "local_epochs": 1, "model.hidden": [[6]]}  # subsets would differ by seed, and not be joined
 AXES = {"method": ["fedavg", "scaffold"], "partition": ["dirichlet(0.1)", "dirichlet(0.5)"], **TINY, "rounds": 3}
 
 
@@ -28,11 +29,14 @@ def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_commit", lambda: None)  # asking git takes longer than these runs
 
 
-def test_runs_end_as_those_of_the_local_engine(tmp_path: Path) -> None:
-    table = plan("digits", AXES)
+def test_runs_end_as_those_of_the_local_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, merged = plan("digits", AXES), []
+    merge = shared_stack.merge_jobs
+    monkeypatch.setattr(shared_stack, "merge_jobs", lambda jobs: merged.append(len(jobs)) or merge(jobs))
     run_sweep(table, tmp_path / "local", seeds=2, settings=STACK)
     result = run_sweep(table, tmp_path / "shared", seeds=2, settings=STACK, engine=SharedEngine())
     assert [(row.finished, row.runs) for row in result.rows] == [(2, 2)] * 4
+    assert merged == [4, 4] * 3  # a stack per method and round, of two partitions and seeds
     for cell in sweep_cells(table, 2):
         for path in cell.runs:
             assert_same_runs(tmp_path / "local" / path, tmp_path / "shared" / path)

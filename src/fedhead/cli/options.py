@@ -49,7 +49,7 @@ TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or w
 
 Engine = Annotated[
     Literal["local", "shared"],
-    typer.Option(help="Run after run; or all at once, runs of other seeds and splits in one stack (fills a GPU)."),
+    typer.Option(help="local: run after run; shared: at once, other seeds and splits in one stack, which fills a GPU."),
 ]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"],

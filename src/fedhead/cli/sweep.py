@@ -51,7 +51,9 @@ def sweep(
     shard: Shard = None,
     engine: Annotated[
         Literal["local", "shared", "ray"],
-        typer.Option(help="As of reproduce: run after run, or in shared stacks; or the machines of a Ray cluster."),
+        typer.Option(
+            help="local: run after run; shared: at once, other seeds and splits in one stack; ray: a Ray cluster."
+        ),
     ] = "local",
     cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,

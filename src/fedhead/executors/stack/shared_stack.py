@@ -23,6 +23,7 @@ from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor, ExecutorReport
+from fedhead.executors.client.hook_check import is_built_in
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.reply_set import ReplyRows, ReplySet
@@ -180,9 +181,13 @@ class _Member(Executor):
         self._shared, self._number = shared, number
 
     def run(self, jobs: Sequence[Job]) -> ReplySet:
-        """Train with the other runs; stages, users' methods and several architectures train alone."""
-        algorithm = jobs[0].program.algorithm
-        if len(jobs) > 1 or not (isinstance(algorithm, Method) and algorithm.is_built_in):
+        """Train with the other runs; stages, users' methods and uploads, and several architectures train alone.
+
+        A merged job has the task of its first run. No built-in component looks at what differs, seed and sizes.
+        """
+        program = jobs[0].program
+        built_in = all(is_built_in(part) for part in (program.algorithm, *program.uploads))
+        if len(jobs) > 1 or not (built_in and isinstance(program.algorithm, Method)):
             return self._shared.train_alone(jobs)
         replies = ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
         replies.whole_stacks = False  # tables made ahead are of one run, a merged job makes its own
