@@ -111,8 +111,8 @@ def test_the_command_line_runs_each_site_and_prints_a_table(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     x, y, owner = arrays(3)
-    np.savez("sites.npz", x=x, y=y, site=owner, site_names=np.array(["a", "b", "c"]))
-    words = ["dataset=sites.npz", "partition=natural", "clients=3", "test=leave-one-site-out", "rounds=1"]
+    np.savez("sites.npz", x=x, y=y, site=owner, site_names=np.array(["a", "b", "c", "without samples"]))
+    words = ["dataset=sites.npz", "partition=natural", "clients=4", "test=leave-one-site-out", "rounds=1"]
     words += ["model.hidden=[8]", "stages=[lda]", "client_test=null", "--out", "run", "--quiet"]
     assert call(["run", "digits", *words]) == 0, capsys.readouterr().err
     lines = capsys.readouterr().out.splitlines()

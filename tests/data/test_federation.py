@@ -390,3 +390,9 @@ def test_samples_take_rows():
 def test_what_is_no_dataset_is_refused() -> None:
     with pytest.raises(BadInput, match=r"the data is int: give a pair .* a torch Dataset"):
         Federation.from_dataset(3)
+
+
+def test_a_mask_of_test_samples_has_one_boolean_per_sample() -> None:
+    x, y = np.zeros((10, 2), np.float32), np.arange(10) % 2
+    with pytest.raises(BadInput, match=r"test has shape \(4,\), there are 10 samples: give one boolean per sample"):
+        Federation.from_arrays(x, y, clients=2, test=np.array([True, False, False, False]))

@@ -145,11 +145,16 @@ def _planned(recipe: Recipe, out: Path, compute: Compute) -> list[_Planned]:
     if recipe.test == leave_one_out.ALL:
         require(not recipe.seeds, f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
         whole = recipe_data.federation(recipe.override(["test=null"]), compute.data)
-        each = [recipe.override([f"test={leave_one_out.ALL}({k})"]) for k in range(len(whole))]
         names = whole.client_names or tuple(f"site{k}" for k in range(len(whole)))
         return [
-            _Planned(out / f"site{k}", each[k], f"seed {recipe.seed} without client {k}", names[k])
-            for k in range(len(whole))
+            _Planned(
+                out / f"site{k}",
+                recipe.override([f"test={leave_one_out.ALL}({k})"]),
+                f"seed {recipe.seed} without client {k}",
+                name,
+            )
+            for k, name in enumerate(names)
+            if len(whole.rows[k])  # else there is nothing to test on
         ]
     if not recipe.seeds:
         return [_Planned(out, recipe)]

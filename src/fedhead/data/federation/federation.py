@@ -138,6 +138,11 @@ class Federation(FederationData):
         pair, share = builders.pair_or_share(test)
         converted = options.convert({"training": (x, y)}, pair)
         train, held, client_names = converted.parts[0], converted.test, None
+        if isinstance(share, np.ndarray):
+            require(
+                share.shape == (len(train.y),),
+                f"test has shape {share.shape}, there are {len(train.y)} samples: give one boolean per sample",
+            )
         rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
         if isinstance(rule, Natural):
             rows, client_names = rows_of_groups(groups, group_names, len(train.y), clients)
