@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import succeed
@@ -40,9 +41,15 @@ def test_python_blocks_run(page: str, tmp_path: Path) -> None:
     run_script(script, tmp_path)
 
 
-@pytest.mark.slow
+def shell_pages() -> list[Any]:
+    """The pages with commands; those of the papers take minutes."""
+    papers = {"docs/ccvr.md", "docs/fedetf.md", "docs/fedclassavg.md"}
+    pages = [page for page in PAGES if blocks(page, "sh") and page not in ELSEWHERE]
+    return [pytest.param(page, marks=pytest.mark.long if page in papers else pytest.mark.slow) for page in pages]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh") and page not in ELSEWHERE])
+@pytest.mark.parametrize("page", shell_pages())
 def test_shell_blocks_run(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "sh"):
         succeed(["bash", "-euo", "pipefail", "-c", block], tmp_path)
