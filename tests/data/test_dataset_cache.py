@@ -65,7 +65,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(sample_file, "read_npz", lambda path: calls.append(path) or real(path))
     np.savez(path, x=np.zeros((6, 2)), y=[0, 1, 0, 1, 0, 1])
     first = Federation.load(path, clients=2)
-    first.train.x.fill_(7.0)  # what a federation holds is its own copy
+    first.train.x.fill_(7.0)  # a federation holds its own copy
     assert (Federation.load(path, clients=3).train.x == 0).all()
     assert len(calls) == 1
     np.savez(path, x=np.ones((8, 2)), y=[0, 1, 0, 1, 0, 1, 0, 1])

@@ -77,9 +77,9 @@ def run_recipe(
     )
     folder = _new_folder(recipe, wanted) if out is None else Path(out)
     runs = _planned(wanted, folder, compute)
-    if resume:  # what was asked for is wrong: refused before any of them is run
+    if resume:  # refuse another recipe before the first run starts
         for one in runs:
-            with suppress(DamagedRun):  # which the run itself will name
+            with suppress(DamagedRun):  # the run itself reports it
                 if RunFolder.holds_run(one.folder):
                     RunFolder.open(one.folder).check_continued_by(one.recipe)
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)

@@ -24,7 +24,7 @@ class Progress:
         console: Where the bar is shown; None: the standard error.
 
     Attributes:
-        bar: The bar of rich; None where there is none.
+        bar: Progress bar of rich, or None.
         task: Its one task.
     """
 

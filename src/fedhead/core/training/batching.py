@@ -18,7 +18,7 @@ from fedhead.core.training import random
 
 
 class DrawArguments(NamedTuple):
-    """What the batches of one client in one phase are drawn from.
+    """Source of the batches of one client in one phase.
 
     Attributes:
         n: Number of samples of the client.

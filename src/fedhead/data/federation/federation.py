@@ -32,7 +32,7 @@ from fedhead.data.sources.library_datasets import Reader
 from fedhead.data.sources.sample_file import Contents
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-_PREPARATION = ("client_test", "augment", "normalize", "resize")  # what can be changed of a saved federation
+_PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ from those of a saved federation
 
 
 class Federation(FederationData):

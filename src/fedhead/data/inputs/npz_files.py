@@ -18,7 +18,7 @@ from fedhead.core.system.errors import BadInput, Unreadable, require
 from fedhead.core.system.special_files import refuse_special
 
 _LONGEST_HEADER = 10_000  # characters of a header
-# what numpy raises for a header that is damaged
+# errors that numpy raises for a damaged header
 _DAMAGED = (SyntaxError, TokenError, TypeError, LookupError, OverflowError, RecursionError, MemoryError, EOFError)
 
 
