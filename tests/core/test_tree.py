@@ -33,7 +33,7 @@ def test_a_prefix_ends_at_a_dot() -> None:
 
 def test_sizes_and_finiteness_are_those_of_all_tensors_on_all_levels() -> None:
     tree = Tree(a=torch.zeros(2, 3), deep=Tree(n=torch.tensor(1), b=torch.zeros(4, dtype=torch.float64)))
-    assert (tree.numel, tree.nbytes) == (6 + 1 + 4, 24 + 8 + 32)
+    assert (tree.numel(), tree.nbytes) == (6 + 1 + 4, 24 + 8 + 32)
     assert tree.finite()
     for bad in (torch.nan, torch.inf):
         assert not tree.replace(deep=Tree(b=torch.tensor([0.0, bad]))).finite()

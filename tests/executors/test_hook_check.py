@@ -321,7 +321,7 @@ def test_a_model_that_draws_is_refused() -> None:
 def test_a_real_site_may_draw() -> None:
     (job,) = simulation(FedAvg()).jobs_of_round(1)
     job = replace(job, program=replace(job.program, algorithm=Draws()))
-    check_client_hooks(job, trains=True, draws=False)
+    check_client_hooks(job, trains=True, refuse_draws=False)
     with pytest.raises(BadInput, match="draws from torch"):
         check_client_hooks(replace(job, program=replace(job.program, algorithm=Draws())), trains=True)
 

@@ -148,8 +148,8 @@ def test_every_model_is_covered() -> None:
 def test_parameters_and_features(form: tuple[str, tuple[int, ...], dict[str, Any], int, int]) -> None:
     name, shape, params, count, features = form
     model = build(name, shape, 7, **params)
-    assert weights(model).params.without("classifier").numel == count
-    assert weights(model).params.part("classifier").numel == biased(features, 7)
+    assert weights(model).params.without("classifier").numel() == count
+    assert weights(model).params.part("classifier").numel() == biased(features, 7)
     assert (model.features, model.classes) == (features, 7)
     out = model.eval()(torch.zeros(2, *shape))
     assert out.z.shape == (2, features)
@@ -250,7 +250,7 @@ def test_feature_layer_lets_architectures_share_a_classifier() -> None:
         assert (out.h < 0).any()
         assert torch.equal(out.z, out.h.relu())
     # FedClassAvg's AlexNet: 2304 -> 512 -> ReLU -> 512
-    extractor = weights(models[1]).params.part("extractor").numel
+    extractor = weights(models[1]).params.part("extractor").numel()
     convolutions = biased(1, 64, 3) + biased(64, 128, 3) + biased(128, 256, 3)
     assert extractor == convolutions + biased(2304, 512) + biased(512, 512)
 

@@ -65,6 +65,11 @@ def test_batchnorm_is_fixed(caplog: pytest.LogCaptureFixture) -> None:
     torch.testing.assert_close(alone, together)  # evaluation does not depend on the batch
 
 
+def test_batchnorm_over_several_processes_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"extractor.2: SyncBatchNorm mixes the batches .*; use nn.BatchNorm2d"):
+        require_runnable(fix(wrap(nn.Linear(4, 6), nn.SyncBatchNorm(6))), (4,), 3)
+
+
 def test_mixed_precision_is_fixed() -> None:
     model = wrap(nn.Linear(4, 6), nn.ReLU())
     model.classifier.double()

@@ -64,6 +64,11 @@ def test_rows_of_a_table_say_how_many_runs_shared_their_time(tmp_path: Path) -> 
     result = reproduce(tiny(), tmp_path, settings=Compute(device="cpu"), results=tmp_path, engine=SharedEngine())
     assert not result.failures
     assert {row["together"] for row in rows(tmp_path)} == {"8"}  # two methods on two partitions, two seeds each
+    entered = sorted((row["cell"], row["seed"], row["training_seconds"]) for row in rows(tmp_path))
+    (tmp_path / "results.csv").unlink()
+    reproduce(tiny(), tmp_path, settings=Compute(device="cpu"), results=tmp_path)  # enters the runs that are there
+    assert {row["together"] for row in rows(tmp_path)} == {"8"}
+    assert sorted((row["cell"], row["seed"], row["training_seconds"]) for row in rows(tmp_path)) == entered
 
 
 def test_an_executor_that_is_no_stack_and_a_time_limit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

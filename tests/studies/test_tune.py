@@ -25,7 +25,7 @@ from fedhead.core.system.errors import machine_fault
 from fedhead.data.sources.datasets import Dataset
 from fedhead.data.transforms.augment import Transform
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Inputs
+from fedhead.engine.experiment.experiment import InputSpec
 from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.recipes.experiment import build_experiment
@@ -131,7 +131,7 @@ def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: 
     found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none")
     federation = search_federation(recipe, 0.15)
     for trial in found.trials:
-        alone = build_experiment(with_values(recipe, dict(trial.values)), Inputs.of(federation))
+        alone = build_experiment(with_values(recipe, dict(trial.values)), InputSpec.of(federation))
         result = rounds.run(Simulation(alone, federation, Compute(executor="stack", device="cpu")))
         assert result.test_loss == pytest.approx(trial.value, rel=1e-5)
 

@@ -12,7 +12,7 @@ from fedhead.core.training import per_client_counts
 from fedhead.core.training.objectives import Multiclass, Objective
 from fedhead.core.training.optimizers import SGD, Optimizer
 from fedhead.core.training.per_client_counts import Amount
-from fedhead.core.training.schedules import Schedule, learning_rate_factor
+from fedhead.core.training.schedules import LRSchedule, learning_rate_factor
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
 
@@ -43,7 +43,7 @@ class LocalTraining(Checked):
     batch_size: Annotated[int, AtLeast(1)] = 64
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
     lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: LRSchedule = field(default_factory=LRSchedule)
     warmup_rounds: Annotated[int, AtLeast(0)] = 0
     clip_norm: Annotated[float, Above(0)] | None = None
     drop_last: bool = False

@@ -34,7 +34,7 @@ from fedhead.models.split_model import SplitModel, freeze
 from fedhead.models.split_model import load as load_weights
 from fedhead.recipes import inputs_record, recipe_data
 from fedhead.recipes.experiment import architectures, build_experiment
-from fedhead.recipes.parts import PARTS, component
+from fedhead.recipes.parts import COMPONENT_KINDS, component
 from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs import python_components, read_runs, reopen
 from fedhead.runs.python_components import Objects
@@ -163,7 +163,7 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     reopen.check_code(folder, {"method", "stage", "model", "head", "upload", "aggregator", "sampler"} - held, objects)
     components: dict[str, Any] = {"optimizer": given.optimizer, "callbacks": ()}  # which no finished run calls
     components["metrics"] = [name for name in recipe.metrics if f"metric {name}" not in stored]
-    for part in PARTS:
+    for part in COMPONENT_KINDS:
         if part.key in ("aggregator", "sampler", "uploads"):
             texts = part.listed(getattr(recipe, part.key))
             known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in stored]

@@ -25,7 +25,7 @@ from fedhead.data.federation.federation import Federation
 from fedhead.engine.clients.features import MEMORY
 from fedhead.engine.experiment.callbacks import Callback
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Inputs
+from fedhead.engine.experiment.experiment import InputSpec
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.engine.rounds import rounds as rounds_loop
@@ -161,7 +161,8 @@ def run(
         assign: The number of each client's model in the list `model`.
         evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
         last_rounds: Over how many of the last rounds `Result.accuracy_mean` is taken.
-        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, an executor or its class: how clients are computed.
+        executor: How clients are computed: `"auto"` (the fastest in a short trial), a name that `fedhead ls executors`
+            lists, an executor or its class.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
         compile: When the steps of a stack are compiled on a GPU, where the run is long enough: `"auto"` while training
@@ -240,7 +241,7 @@ def run(
             freeze_parameters(models, numbers.freeze)
         return models
 
-    inputs = Inputs.of(federation)
+    inputs = InputSpec.of(federation)
     experiment = build_experiment(numbers, inputs, given=given, make_models=make_models, assign=assign)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
     recipe, objects = described(experiment, numbers, federation, texts)

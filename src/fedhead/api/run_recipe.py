@@ -54,7 +54,7 @@ def run_recipe(
         allow_changed_code: Continue although your own code has changed since.
         data: The folder of the data sets; None: the default one.
         device: `"auto"`, `"cpu"` or `"cuda"`.
-        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, or your own by name.
+        executor: `"auto"`, a name that `fedhead ls executors` lists, or your own by name.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
         compile: When steps are compiled on a GPU, as in `fedhead.run`.
         threads: CPU threads; None: by the model's size.

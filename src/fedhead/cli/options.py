@@ -30,7 +30,7 @@ Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, or
 ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
 ExecutorName = Annotated[
     str,
-    typer.Option(help="loop: clients one by one; stack: all at once; lanes: one GPU stream each; auto; or your own."),
+    typer.Option(help="auto: the fastest in a short trial; one that `fedhead ls executors` lists; or your own."),
 ]
 Minutes = Annotated[
     float | None, typer.Option(min=0, max=1e7, help="Begin no run that is not likely to end in this time.")

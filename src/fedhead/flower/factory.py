@@ -19,7 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.data.sources import datasets
 from fedhead.data.transforms.augment import Transform
 from fedhead.engine.clients.clients import Clients
-from fedhead.engine.experiment.experiment import Experiment, Inputs
+from fedhead.engine.experiment.experiment import Experiment, InputSpec
 from fedhead.executors import select
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.server.dry_run import DryRun
@@ -243,4 +243,4 @@ def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None =
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
     x = spec.blank()
     shape: Any = spec.transform().output_shape(shape_of(x))
-    return build_experiment(recipe, Inputs(shape, spec.classes, model_types(x), spec.objective))
+    return build_experiment(recipe, InputSpec(shape, spec.classes, model_types(x), spec.objective))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhead.core.system.errors import require
@@ -49,6 +49,9 @@ def _problems(model: SplitModel, shape: Any, classes: int, largest_token: Any) -
     if model.classes != classes:
         outputs = f"it has {model.classes} outputs, the data needs {classes}"
         yield f"classifier: {outputs}; build it with {classes} outputs"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            yield f"{name}: SyncBatchNorm mixes the batches of several processes; use nn.BatchNorm2d"
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors_of(model) if t.is_floating_point()})
     if len(dtypes) > 1:
         yield f"model: its weights have several dtypes ({', '.join(dtypes)}); call fix(model)"

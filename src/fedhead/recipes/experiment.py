@@ -24,13 +24,13 @@ from fedhead.core.training.schedules import make_schedule
 from fedhead.core.tree.inputs import blank, to_dtype
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment import compatibility, training_objective
-from fedhead.engine.experiment.experiment import Experiment, Inputs, Schedule
+from fedhead.engine.experiment.experiment import Experiment, InputSpec, Schedule
 from fedhead.metrics import registry
 from fedhead.models import MODELS, Architecture
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
 from fedhead.recipes import initial_weights, recipe_data
-from fedhead.recipes.parts import PARTS
+from fedhead.recipes.parts import COMPONENT_KINDS
 from fedhead.recipes.recipe import Recipe
 
 BuiltModels = dict[str, tuple[SplitModel, ...]]
@@ -39,7 +39,7 @@ MakeModels = Callable[[str | None], Sequence[SplitModel]]  # from the head that 
 
 def build_experiment(
     recipe: Recipe,
-    inputs: Inputs | None = None,
+    inputs: InputSpec | None = None,
     *,
     given: Mapping[str, Any] | None = None,
     make_models: MakeModels | None = None,
@@ -63,7 +63,7 @@ def build_experiment(
     inputs = inputs or recipe_data.inputs(recipe)
     parts = {
         part.key: part.build(given[part.key], recipe.folders) if part.key in given else part.of(recipe)
-        for part in PARTS
+        for part in COMPONENT_KINDS
     }
     training = local(recipe, given.get("optimizer"))
     metrics = registry.find(given.get("metrics", recipe.metrics), recipe.folders, inputs.objective)
@@ -97,14 +97,14 @@ def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment,
         BadInput: Something does not go with the rest, or with the data.
     """
     federation = recipe_data.federation(recipe, data) if recipe_data.is_path(recipe.dataset) else None
-    inputs = recipe_data.inputs(recipe) if federation is None else Inputs.of(federation)
+    inputs = recipe_data.inputs(recipe) if federation is None else InputSpec.of(federation)
     experiment = build_experiment(recipe, inputs)
     return experiment, federation or recipe_data.federation(recipe, data)
 
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
     """Return the recipe's method and stages; refuses stages that do not go with it."""
-    method, stages = (part.of(recipe) for part in PARTS[:2])
+    method, stages = (part.of(recipe) for part in COMPONENT_KINDS[:2])
     return method, bind(stages, method)
 
 
@@ -129,7 +129,7 @@ def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
     )
 
 
-def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> list[SplitModel]:
+def architectures(recipe: Recipe, inputs: InputSpec, head: str | None = None) -> list[SplitModel]:
     """Build the recipe's models, client i having model i mod n; its seed decides their weights.
 
     `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
@@ -170,7 +170,7 @@ def model_settings(recipe: Recipe) -> list[tuple[Architecture, dict[str, Any]]]:
     return checked
 
 
-def _cached_models(recipe: Recipe, inputs: Inputs, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:
+def _cached_models(recipe: Recipe, inputs: InputSpec, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:
     """Return the recipe's models from the cache, or build them."""
     decides = (recipe.model, recipe.model_parameters, recipe.seed, recipe.weights, recipe.freeze, recipe.folders)
     key = repr((decides, inputs, head))
@@ -179,7 +179,7 @@ def _cached_models(recipe: Recipe, inputs: Inputs, head: str | None, built: Buil
     return built[key]
 
 
-def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> None:
+def _forward(model: SplitModel, inputs: InputSpec, recipe: Recipe, client: int) -> None:
     """Pass one blank input through a model, so that a shape it can't take is refused before the data is read."""
     was = model.training
     try:

@@ -19,7 +19,7 @@ from fedhead.data.inputs.input_spec import NamedInput, spec_inputs
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
-from fedhead.engine.experiment.experiment import Inputs
+from fedhead.engine.experiment.experiment import InputSpec
 
 
 def describe(federation: Federation) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def describe(federation: Federation) -> dict[str, Any]:
     }
 
 
-def inputs(record: Mapping[str, Any]) -> Inputs:
+def inputs(record: Mapping[str, Any]) -> InputSpec:
     """Return what models are built for."""
     x = _one(record)
     shape: Any = _transform(record).output_shape(shape_of(x))
-    return Inputs(shape, int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
+    return InputSpec(shape, int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:

@@ -114,7 +114,7 @@ class Part:
         return f"{name}({', '.join(words)})" if words else str(name)
 
 
-PARTS = (
+COMPONENT_KINDS = (
     Part("method", Method, METHODS),
     Part("stages", Stage, STAGES, many=True, example="['ccvr']"),
     Part("uploads", Upload, UPLOADS, many=True, example="['clip(1.0)', 'half']"),

@@ -15,7 +15,7 @@ from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets
 from fedhead.data.sources.datasets import is_path as is_path
 from fedhead.data.transforms.named_transforms import check_kind
-from fedhead.engine.experiment.experiment import Inputs
+from fedhead.engine.experiment.experiment import InputSpec
 from fedhead.recipes import leave_one_out
 from fedhead.recipes.recipe import Recipe
 
@@ -103,7 +103,7 @@ def _reading(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in keys.items() if value is not None}
 
 
-def inputs(recipe: Recipe) -> Inputs:
+def inputs(recipe: Recipe) -> InputSpec:
     """Check a recipe's data set, split and transform against each other; only the user's own data is read.
 
     Returns:
@@ -113,7 +113,7 @@ def inputs(recipe: Recipe) -> Inputs:
         BadInput: Something does not go with the rest.
     """
     if is_path(recipe.dataset):
-        return Inputs.of(federation(recipe))
+        return InputSpec.of(federation(recipe))
     client_test_sets.parse(recipe.client_test)  # refuses
     rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)
@@ -140,4 +140,4 @@ def inputs(recipe: Recipe) -> Inputs:
             f"others hold {recipe.dataset} of {entry.shape}: select a data set of the same shape"
         )
     shape: Any = transform.output_shape(entry.shape)
-    return Inputs(shape, entry.classes, objective=objective)
+    return InputSpec(shape, entry.classes, objective=objective)

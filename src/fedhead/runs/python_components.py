@@ -27,7 +27,7 @@ from fedhead.metrics import registry
 from fedhead.models.split_model import SplitModel
 from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.experiment import local
-from fedhead.recipes.parts import PARTS, Part, component
+from fedhead.recipes.parts import COMPONENT_KINDS, Part, component
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
@@ -52,7 +52,7 @@ def described(
     keys = numbers.flat()
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
     folders: list[Path] = []  # where the files of components are
-    for part in PARTS:
+    for part in COMPONENT_KINDS:
         components = part.listed(getattr(experiment, part.key))
         if part.registry is None:
             texts = [part.policy_text(one) for one in components]

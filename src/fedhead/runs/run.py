@@ -96,6 +96,7 @@ def run_in_folder(
     facts: dict[str, Any] = {}
     if "executor" not in run.environment:
         facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
+        facts["runs_at_once"] = simulation.report().runs
     with run.writing(facts, federation):
         run.folder.checkpoint.in_background = device.type == "cuda"  # a CPU has no time to spare
         run.save_initial_weights(experiment)

@@ -48,8 +48,6 @@ class SharedEngine(LocalEngine):
         while jobs := list(islice(iter(queue.next, None), RUNS_AT_ONCE)):
             settings = jobs[0].settings
             stack = select.shared_stack(self.device(settings), settings.compile)
-            for job in jobs:
-                job.at_once = len(jobs)
             errors = stack.run({number: partial(_run, queue, job) for number, job in enumerate(jobs)})
             if errors:
                 raise next(iter(errors.values()))

@@ -81,7 +81,6 @@ class RunJob(Job, Protocol):
     """A training, and everything that is computed from it; its result is why runs failed, by their names."""
 
     settings: Compute
-    at_once: int  # jobs that the engine runs beside each other, this one counted
 
     def run(self, executor: Executor | None = None) -> Any:
         """Do the work in this process, by this executor where one is given, and return its result."""
@@ -146,7 +145,7 @@ class RunQueue:
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the time that a training took, and which of its runs failed."""
         seconds = time.perf_counter() - self._times.pop(training_key(job.recipe))
-        self._budget.record(job.recipe, seconds / job.at_once)
+        self._budget.record(job.recipe, seconds)
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
             self._claims.fail(name, reason)

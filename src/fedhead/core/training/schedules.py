@@ -18,7 +18,7 @@ from fedhead.core.system.errors import require_known
 
 
 @dataclass(frozen=True)
-class Schedule(Checked):
+class LRSchedule(Checked):
     """A constant learning rate; the base of the others."""
 
     needs_rounds = False  # whether the factor depends on how many rounds there are
@@ -34,7 +34,7 @@ class Schedule(Checked):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(LRSchedule):
     """Half a cosine from 1 down to `end`, as `CosineAnnealingLR` with `T_max` the number of rounds."""
 
     end: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
@@ -46,7 +46,7 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class Step(Schedule):
+class Step(LRSchedule):
     """Multiplied by `gamma` every `size` rounds, as `StepLR`."""
 
     size: Annotated[int, AtLeast(1)]
@@ -57,10 +57,10 @@ class Step(Schedule):
         return float(self.gamma ** (round // self.size))
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType({"constant": Schedule, "cosine": Cosine, "step": Step})
+SCHEDULES: Mapping[str, type[LRSchedule]] = MappingProxyType({"constant": LRSchedule, "cosine": Cosine, "step": Step})
 
 
-def make_schedule(text: str | None) -> Schedule:
+def make_schedule(text: str | None) -> LRSchedule:
     """Make a schedule of a text.
 
     Args:
@@ -81,7 +81,7 @@ def make_schedule(text: str | None) -> Schedule:
     return kind(**call.arguments("lr_schedule", parameters(kind), required(kind)))
 
 
-def learning_rate_factor(schedule: Schedule, warmup: int, round: int, rounds: int) -> float:
+def learning_rate_factor(schedule: LRSchedule, warmup: int, round: int, rounds: int) -> float:
     """Return the factor of a round: rising evenly for `warmup` rounds, then as the schedule for those that are left.
 
     As `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the schedule. Stages, which
@@ -93,7 +93,7 @@ def learning_rate_factor(schedule: Schedule, warmup: int, round: int, rounds: in
         round: Number of the round, from 0.
         rounds: How many rounds there are.
 
-    >>> [round(learning_rate_factor(Schedule(), 3, r, 10), 2) for r in range(5)]
+    >>> [round(learning_rate_factor(LRSchedule(), 3, r, 10), 2) for r in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
     if round >= rounds:

@@ -184,9 +184,8 @@ class Tree(dict[str, Any]):
         """Size of all tensors in bytes."""
         return sum(t.nbytes for t in self.tensors())
 
-    @property
     def numel(self) -> int:
-        """Number of elements in all tensors."""
+        """Return the number of elements in all tensors."""
         return sum(t.numel() for t in self.tensors())
 
     def finite(self) -> bool:

@@ -18,7 +18,7 @@ from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
 F = TypeVar("F", bound=FederationData)
-PARTS = ("train", "test", "public")  # a federation's samples
+SAMPLE_SETS = ("train", "test", "public")  # a federation's samples
 
 
 def allows_missing(missing: str) -> bool:
@@ -65,7 +65,7 @@ def fill_missing(federation: F) -> F:
     require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
     filled = {
         part: Samples(fill_inputs(samples.x, missing), samples.y)
-        for part in PARTS
+        for part in SAMPLE_SETS
         if (samples := getattr(federation, part)) is not None
     }
     return replace(federation, missing=missing, **filled)  # type: ignore[arg-type]  # samples alone
@@ -101,7 +101,7 @@ def refit(before: FederationData, made: F) -> F:
     if before.missing:
         unfilled = {
             part: Samples(unfill_inputs(samples.x, before.missing), samples.y)
-            for part in PARTS
+            for part in SAMPLE_SETS
             if (samples := getattr(made, part)) is not None
         }
         made = fill_missing(replace(made, missing={}, **unfilled))  # type: ignore[arg-type]  # samples alone

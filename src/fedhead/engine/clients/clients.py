@@ -211,7 +211,7 @@ class Clients:
                     tables=tables,
                 )
             )
-            check_client_hooks(jobs[-1], trains, draws=self._all_here)
+            check_client_hooks(jobs[-1], trains, refuse_draws=self._all_here)
             if trains:
                 self.padding_check(jobs[-1], group)
         return jobs

@@ -15,7 +15,8 @@ class Compute:
     Args:
         data: The folder of the data sets; None: the default one.
         device: `auto`, `cpu`, `cuda` or a GPU by its number.
-        executor: `auto` (the fastest of a short trial), `loop`, `stack`, `lanes`, your own by name, or an executor.
+        executor: `auto` (the fastest in a short trial), a name that `fedhead ls executors` lists, your own by name, or
+            an executor.
         precision: `fp32`, `tf32` (on a GPU) or `bf16`.
         threads: CPU threads; None: one for small models, torch's own choice for others.
         compile: When steps are compiled on a GPU, as in `select.COMPILE`.

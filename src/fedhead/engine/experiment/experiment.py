@@ -31,7 +31,7 @@ from fedhead.samplers.uniform import UniformSampler
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputSpec:
     """The shape of a model's inputs and its number of classes."""
 
     shape: Any  # by name where inputs have names
@@ -133,7 +133,7 @@ class Experiment:
         """Return how many clients take part in a round."""
         return sampling.cohort_size(clients, self.schedule.participation)
 
-    def check(self, inputs: Inputs, clients: int, validated: bool | None = None) -> None:
+    def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
         """Check that all parts go together; no data is needed.
 
         Args:

@@ -74,8 +74,10 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         cohort = select(present)
         inclusion |= cohort.inclusion
         asked = [k for k in cohort.clients if k not in counted]
-        if len({*asked, *counted}) < (fewest if cohort.dropped else 1):  # asking again would change nothing
-            return server, _skipped(transport, where, cohort)
+        taking_part = {*asked, *counted}
+        # Late clients are dropped again if they are asked again. Where nobody is late, too few replies are an error.
+        if not taking_part or (cohort.dropped and len(taking_part) < fewest):
+            return server, _skip(transport, where, len(taking_part), cohort.dropped)
         fresh, faults, received, total = request_replies(transport, context, asked, total)
         down += received
         unlike = find_inconsistent_replies(transport, algorithm, _merged(counted, fresh))
@@ -196,12 +198,12 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
     return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
 
 
-def _skipped(transport: Transport, where: str, cohort: Cohort) -> Row:
-    """Return the record of an exchange in which no client takes part, or too few for the aggregator."""
-    why = "no client takes part" if not cohort.clients else f"only {len(cohort.clients)} clients are not late"
-    why += ", the model stays as it is"
-    transport.log(f"{where}: {why}")
-    return _record(transport, ReplySet.of({}), {}, dict(cohort.dropped), {}, 0) | {"skipped": why}
+def _skip(transport: Transport, where: str, clients: int, dropped: Mapping[int, str]) -> Row:
+    """Return the record of a round that is left out, since no client takes part or too few are in time."""
+    reason = f"only {clients} clients are not late" if clients else "no client takes part"
+    reason += ", the model stays as it is"
+    transport.log(f"{where}: {reason}")
+    return _record(transport, ReplySet.of({}), {}, dict(dropped), {}, 0) | {"skipped": reason}
 
 
 def _record(

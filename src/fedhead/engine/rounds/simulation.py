@@ -24,7 +24,7 @@ from fedhead.engine.clients.evaluation import ClientTest, ClientTests
 from fedhead.engine.clients.server import evaluate_global_model, initial_server, make_downlink
 from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Experiment, Inputs
+from fedhead.engine.experiment.experiment import Experiment, InputSpec
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.rounds.transport import Context, Received, Transport
 from fedhead.engine.states.client_states import ClientStates
@@ -63,7 +63,7 @@ class Simulation(Transport):
         *,
         dtype: torch.dtype = torch.float32,
     ):
-        experiment.check(Inputs.of(federation), len(federation), federation.validation is not None)
+        experiment.check(InputSpec.of(federation), len(federation), federation.validation is not None)
         experiment.check_data(federation)
         compute = compute or Compute()
         device, executor = select.device(compute.device), compute.executor

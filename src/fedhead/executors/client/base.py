@@ -1,4 +1,4 @@
-"""Executors: what trains the clients of a round; the built-in ones are `loop`, `stack` and `lanes`."""
+"""The base of executors, which train the clients of a round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ class ExecutorReport(NamedTuple):
     Attributes:
         preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
         compiled: Whether the steps of the last jobs were compiled, all of them.
+        runs: How many runs the executor trains at once, this one counted; they share the time of a round.
     """
 
     preparing: float = 0.0
     compiled: bool = False
+    runs: int = 1
 
 
 class Executor:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.st
 _ROWS = 2  # samples that a personal model is tried on
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
-_checked: WeakValueDictionary[tuple[Any, ...], object] = WeakValueDictionary()  # components by hook and id
+_checked: dict[tuple[Any, ...], list[ref[object]]] = {}  # components by hook and ids
 
 
 def is_built_in(component: object) -> bool:
@@ -60,13 +60,22 @@ def check_once(
     Raises:
         BadInput: The hook is not pure.
     """
-    key = (hook, *map(id, components))
-    if key in _checked or all(map(is_built_in, components)):
+    if _is_checked(hook, components) or all(map(is_built_in, components)):
         yield
         return
     with checking(hook, components, given(), fix, device):
         yield
-    _checked[key] = components[0]
+    _note_checked(hook, components)
+
+
+def _is_checked(hook: str, components: Sequence[object]) -> bool:
+    known = _checked.get((hook, *map(id, components)), [])
+    # the id of an object that is gone may be another's
+    return [id(component()) for component in known] == [id(component) for component in components]
+
+
+def _note_checked(hook: str, components: Sequence[object]) -> None:
+    _checked[hook, *map(id, components)] = [ref(component) for component in components]
 
 
 @contextmanager
@@ -76,11 +85,11 @@ def checking(
     given: Mapping[str, Tree | Tensor],
     fix: str,
     device: torch.device | None,
-    draws: bool = True,
+    refuse_draws: bool = True,
 ) -> Iterator[None]:
     """Refuse hooks inside this context that change a component, draw from a global generator or write into `given`.
 
-    Arguments as of `check_once`; `draws` is False where draws are allowed.
+    Arguments as of `check_once` and `check_client_hooks`.
     """
     before, attributes = Unchanged(given), [attribute_digests(part) for part in components]
     generators = global_generators.states(device)
@@ -96,7 +105,7 @@ def checking(
                 "it follows from the component's fields"
             )
     for name, state in global_generators.states(device).items():
-        if draws and state != generators[name]:
+        if refuse_draws and state != generators[name]:
             raise BadInput(
                 f"{hook} draws from {name}'s global generator, which the run's seed does not decide: draw by key, "
                 "fh.random.uniform(batch.key), at the server with generator=fh.random.generator(fh.random.key(…)), "
@@ -125,32 +134,32 @@ def _digest(value: Any) -> Any:
 
 
 # -- clients' hooks -----------------------------------------------------------------------------------
-def check_client_hooks(job: Job, trains: bool, draws: bool = True) -> None:
+def check_client_hooks(job: Job, trains: bool, refuse_draws: bool = True) -> None:
     """Try the hooks of a job's first client, once where the algorithm, an upload or the model is a user's.
 
     Args:
         job: The work of some clients of one architecture.
         trains: Whether its round is tried, with one step per phase, or its personal model.
-        draws: Whether draws from global generators are refused; a real site's are not, since the server must not know
-            a site's noise.
+        refuse_draws: Whether draws from global generators are refused; a real site's are not, since the server must
+            not know a site's noise.
 
     Raises:
         BadInput: A hook is not pure.
     """
     algorithm, model = job.program.algorithm, job.program.task.model
     components = (algorithm, *job.program.uploads)
-    key = ("client", trains, id(model), *map(id, components))
-    if key in _checked or (all(map(is_built_in, components)) and not _may_draw(model)):
+    hook, checked = f"client's, trains={trains}", (model, *components)
+    if _is_checked(hook, checked) or (all(map(is_built_in, components)) and not _may_draw(model)):
         return
     short = job.take([0]).truncated(1)
     inputs, device = short.inputs(0), job.program.pool.device
     fix = f"but it belongs to other clients, batches or rounds as well: compute a new tensor, and {_KEEP}"
-    with checking(algorithm.name, components, given_tensors(inputs), fix, device, draws):
+    with checking(algorithm.name, components, given_tensors(inputs), fix, device, refuse_draws):
         if trains:
             local_round(job.program, inputs, short.batches(0), Vectorizer())
         else:
             _try_personal_model(short, inputs)
-    _checked[key] = algorithm
+    _note_checked(hook, checked)
 
 
 def _may_draw(model: nn.Module) -> bool:

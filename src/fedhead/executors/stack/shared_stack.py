@@ -75,7 +75,7 @@ class SharedStack:
             with self._turn:
                 try:
                     if self._interrupt is None:
-                        function(_Member(self, number))
+                        function(_Member(self, number, len(runs)))
                 except BaseException as error:  # told to the caller
                     errors[name] = error
                 finally:
@@ -177,8 +177,8 @@ class _Member(Executor):
 
     name = "stack"
 
-    def __init__(self, shared: SharedStack, number: int):
-        self._shared, self._number = shared, number
+    def __init__(self, shared: SharedStack, number: int, runs: int):
+        self._shared, self._number, self._runs = shared, number, runs
 
     def run(self, jobs: Sequence[Job]) -> ReplySet:
         """Train with the other runs; stages, users' methods and uploads, and several architectures train alone.
@@ -195,7 +195,7 @@ class _Member(Executor):
 
     def report(self) -> ExecutorReport:
         """Return the report of the shared stack."""
-        return self._shared.report()
+        return self._shared.report()._replace(runs=self._runs)
 
 
 def merge_jobs(jobs: Sequence[Job]) -> Job:

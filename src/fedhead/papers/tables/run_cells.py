@@ -83,7 +83,7 @@ class TableQueue(RunQueue):
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the results of a training and its stages."""
-        enter_finished(self._repetitions[training_key(job.recipe)], self._context, job.at_once)
+        enter_finished(self._repetitions[training_key(job.recipe)], self._context)
         super().finish(job, result)
 
 
@@ -113,7 +113,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
     return queue.left + len(queue.failures), queue.failures
 
 
-def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext, together: int = 1) -> list[Repetition]:
+def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
     """Enter the results of finished runs, and return the repetitions that are still missing.
 
     A run that can't be read is left to be measured, where it is named.
@@ -121,15 +121,12 @@ def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext, t
     Args:
         repetitions: What is to be measured.
         context: Options, and where the results go.
-        together: How many trainings ran at once.
     """
     for repetition in repetitions:
         if repetition.found(context.results) is None:
             path = folder(context.out, repetition.recipe)
             if (result := result_of(path)) is not None:
-                row = _measurement(repetition, result, RunFolder.open(path).environment())
-                share = None if row.training_seconds is None else round(row.training_seconds / together, 2)
-                context.results.add(replace(row, together=together, training_seconds=share))
+                context.results.add(_measurement(repetition, result, RunFolder.open(path).environment()))
     return [repetition for repetition in repetitions if repetition.found(context.results) is None]
 
 
@@ -173,6 +170,7 @@ def _measurement(repetition: Repetition, trained: Mapping[str, Any], about: Mapp
     cell = repetition.cell
     stages = list((trained.get("stages") or {}).values())
     result: Mapping[str, Any] = trained if cell.stage is None else stages[-1]
+    together = about.get("runs_at_once", 1)
     seconds = trained["seconds"] - sum(stage["seconds"] for stage in stages) + (trained.get("preparing") or 0)
     return Measurement(
         table=repetition.table,
@@ -191,9 +189,9 @@ def _measurement(repetition: Repetition, trained: Mapping[str, Any], about: Mapp
         client_deviation=mean_and_deviation(result.get("clients") or [])[1],
         bytes_up=result.get("bytes_up"),
         bytes_down=result.get("bytes_down"),
-        training_seconds=round(seconds, 2),
+        training_seconds=round(seconds / together, 2),
         stage_seconds=None if cell.stage is None else result.get("seconds"),
-        together=1,
+        together=together,
         executor=str(trained.get("executor", "")),
         precision=str(about.get("precision", "")),
         device=str(about.get("device_name") or ""),

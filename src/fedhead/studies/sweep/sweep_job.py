@@ -26,14 +26,12 @@ class SweepJob:
         names: What runs are called, by their folders.
         out: The sweep's folder.
         settings: How and where to compute.
-        at_once: Jobs that the engine runs beside each other, this one counted.
     """
 
     runs: Mapping[Path, Recipe]
     names: Mapping[Path, str]
     out: Path
     settings: Compute
-    at_once: int = 1
     _failures: dict[str, str] = field(default_factory=dict)  # what a Ray worker has told
 
     @property

@@ -14,7 +14,7 @@ from fedhead.core.system.errors import BadInput, Diverged, unknown
 from fedhead.core.system.failures import describe_error, raise_if_fatal
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Experiment, Inputs
+from fedhead.engine.experiment.experiment import Experiment, InputSpec
 from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.observer import FinishedRun, Observer, RoundFunction, Snapshot
 from fedhead.engine.rounds.simulation import Simulation
@@ -126,7 +126,7 @@ class TrialTraining:
         made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients)
         for dimension, chosen in made._extremes():
             try:
-                inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
+                inputs = InputSpec.of(made.federation(chosen)) if is_path(recipe.dataset) else None
                 build_experiment(_in_search(chosen), inputs, built=made.models)
             except BadInput as error:
                 raise BadInput(f"{dimension}: {error}") from error
@@ -163,7 +163,7 @@ class TrialTraining:
         """Return a trial's experiment and its data."""
         recipe = with_values(self.recipe, values)
         federation = self.federation(recipe)
-        made = build_experiment(_in_search(recipe), Inputs.of(federation), built=self.models)
+        made = build_experiment(_in_search(recipe), InputSpec.of(federation), built=self.models)
         made.check_data(federation)
         return made, federation
 
