@@ -1,4 +1,4 @@
-"""Compute for all tests."""
+"""Settings of all tests."""
 
 import matplotlib
 import pytest

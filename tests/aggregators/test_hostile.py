@@ -30,7 +30,7 @@ def accuracy(attack: hostile.Attack, *settings: str, flip_labels: bool = False) 
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_multi_krum_holds_within_three_points_of_honest_clients_and_the_mean_does_not() -> None:
     honest = accuracy(hostile.honest)
     for attack in (hostile.scaled(-10), hostile.scaled(1e6), hostile.randomized, hostile.boasting):
@@ -40,7 +40,7 @@ def test_multi_krum_holds_within_three_points_of_honest_clients_and_the_mean_doe
     assert accuracy(hostile.randomized) < honest - 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_multi_krum_loses_little_to_updates_as_long_as_honest_ones() -> None:
     """A flipped sign and flipped labels: docs/robustness.md has the means of three seeds after ten rounds."""
     honest = accuracy(hostile.honest, "rounds=10")

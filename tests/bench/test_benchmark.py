@@ -38,6 +38,7 @@ def measured(workload: Workload, clients: int, executor: str | fh.Executor, repe
     return benchmark.measure(workload, clients, executor, "fp32", CPU, steps=2, repeats=repeats, bandwidth=1e9)
 
 
+@pytest.mark.slow
 def test_a_loop_trains_two_clients_of_each_architecture() -> None:
     worker = NotingLoop()
     worker.name = "loop"

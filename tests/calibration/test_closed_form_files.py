@@ -68,6 +68,7 @@ def test_what_does_not_fit_is_refused(model: fh.SplitModel, digits: tuple[torch.
         fh.calibrate(other, known, "ridge")
 
 
+@pytest.mark.slow
 def test_sites_join_and_leave_on_the_command_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

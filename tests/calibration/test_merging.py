@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "merging.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_clients_of_1280_features_and_100_classes() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, env=environment)

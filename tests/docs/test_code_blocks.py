@@ -42,10 +42,10 @@ def test_python_blocks_run(page: str, tmp_path: Path) -> None:
 
 
 def shell_pages() -> list[Any]:
-    """The pages with commands; those of the papers take minutes."""
-    papers = {"docs/ccvr.md", "docs/fedetf.md", "docs/fedclassavg.md"}
+    """Return the pages with commands; those that take minutes are of the long tier."""
+    minutes = {"docs/ccvr.md", "docs/fedetf.md", "docs/fedclassavg.md", "docs/tuning.md"}
     pages = [page for page in PAGES if blocks(page, "sh") and page not in ELSEWHERE]
-    return [pytest.param(page, marks=pytest.mark.long if page in papers else pytest.mark.slow) for page in pages]
+    return [pytest.param(page, marks=pytest.mark.long if page in minutes else pytest.mark.slow) for page in pages]
 
 
 @pytest.mark.timeout(900)

@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "executor"), [("fedavg", "loop"), ("scaffold", "stack")])
 def test_a_thousand_clients_stay_under_two_gigabytes(method: str, executor: str) -> None:
     done = subprocess.run(

@@ -144,6 +144,7 @@ class Stopped(BaseException):
     """Stands for a kill: nothing on the way catches it."""
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu")
     whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings)

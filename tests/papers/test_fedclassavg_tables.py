@@ -90,6 +90,7 @@ def test_table_3_measures_local_models_after_training_for_every_method(tmp_path:
     assert result.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
 
 
+@pytest.mark.slow
 def test_the_public_codes_readings_are_variants() -> None:
     table = tables.load("fedclassavg/table3")
     more = table.varied(table.cells(pick=["cifar10 20-clients"]), ["extra-epoch"])

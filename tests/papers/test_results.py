@@ -229,6 +229,7 @@ def test_variants_that_combine_others() -> None:
 
 
 # -- the page -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_path: Path) -> None:
     before, after = "cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr"
     enter(tmp_path, "ccvr/table2", {before: {0: 50.0, 1: 56.0}, after: {0: 62.0, 1: 64.0}})
@@ -250,6 +251,7 @@ def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_p
     assert (tmp_path / "README.md").read_text() == again
 
 
+@pytest.mark.slow
 def test_a_mean_over_rounds_is_no_start_of_a_stage(tmp_path: Path) -> None:
     before, after = "fedavg cifar10-0.1 general", "ccvr cifar10-0.1 general"
     enter(tmp_path, "fedetf/table1", {before: {7: 52.0}, after: {7: 61.0}})

@@ -28,6 +28,7 @@ def count(folder: Path, pattern: str) -> list[str]:
     return list(match.groups())
 
 
+@pytest.mark.slow
 def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: Path) -> None:
     enter(tmp_path, "ccvr/table3", {"fedavg 50 cifar10-0.5": {0: 71.1}})  # Figure 7 has it too, by other columns
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
@@ -54,6 +55,7 @@ def test_a_training_counts_once_however_many_cells_start_from_it(tmp_path: Path)
     assert count(tmp_path, said)[:2] == ["5", "1.7 h"]
 
 
+@pytest.mark.slow
 def test_two_values_of_one_stage_have_its_time_once(tmp_path: Path) -> None:
     values = {"step-global": {7: 61.0}, "step-extractor": {7: 87.0}}
     enter(tmp_path, "fedetf/figure6", values, stage_seconds=600.0)
@@ -79,6 +81,7 @@ def test_rows_that_no_cell_has_now_are_counted_and_named(tmp_path: Path, capsys:
     assert "61.00" not in page
 
 
+@pytest.mark.slow
 def test_a_row_is_found_by_settings_that_hold_others(tmp_path: Path) -> None:
     stop = ["early_stopping(metric=personal_loss, patience=100)", "best_model(metric=personal_loss)"]
     changed = {"validation": 0.1, "callbacks": stop, "partition": "dirichlet(alpha=0.5, variant=capped)", "rounds": 150}
@@ -88,6 +91,7 @@ def test_a_row_is_found_by_settings_that_hold_others(tmp_path: Path) -> None:
     assert "| 80.00 | 1 × 1 |" in page.partition("## Other settings")[2]
 
 
+@pytest.mark.slow
 def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp_path: Path) -> None:
     before, tuned = {"cifar10-0.1 fedavg before": {0: 50.0, 1: 60.0}}, {"cifar10-0.1 fedavg ccvr": {0: 61.0, 1: 63.0}}
     enter(tmp_path, "ccvr/table2", before, {"rounds": 40})

@@ -32,6 +32,7 @@ def first_time(work: Callable[[], object]) -> Callable[[str], None]:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["runs", "results"])
 def test_the_shard_that_ends_last_writes_the_whole_table(tmp_path: Path, shared: str) -> None:
     said: list[str] = []

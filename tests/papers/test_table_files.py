@@ -36,6 +36,7 @@ def test_the_file_has_the_picked_cells(
         assert [(row["data"], row["stage"]) for row in csv.DictReader(file)] == [("hard", "before"), ("hard", "ccvr")]
 
 
+@pytest.mark.slow
 def test_tables_of_variants_and_overrides_have_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def run(recipe: Path) -> Path:
     return Path("run")
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_is_gone_says_where_it_was(
     recipe: Path, run: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,7 +36,7 @@ def test_ccvr_gains_on_one_seed() -> None:
     assert abs(whole - after) < 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ccvr_closes_most_of_the_gap_to_whole_data_over_five_seeds() -> None:
     """Measured: 89.9 → 95.7 with CCVR, 95.9 with all data, 96 % of the gap; the margin leaves budget for rounding."""
     rows = [accuracies(seed, CCVR()) for seed in range(5)]

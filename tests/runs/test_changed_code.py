@@ -54,6 +54,7 @@ def test_a_sweep_does_not_add_runs_to_those_of_older_code(capfd: pytest.CaptureF
         assert versions in said.out + said.err
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_says_that_its_code_is_older(capfd: pytest.CaptureFixture[str]) -> None:
     assert call(SWEEP) == 0
     Path("mine.py").write_text(NEW)
@@ -78,6 +79,7 @@ def test_a_study_does_not_add_trials_to_those_of_older_code(capfd: pytest.Captur
     assert "it keeps 2 results of the old code, the others are those of the new one" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_python_can_allow_what_the_error_of_a_study_names(caplog: pytest.LogCaptureFixture) -> None:
     words = ("digits", "method=mine.py:Mine", "lr=log(0.1, 0.2)", *TINY)
     fh.tune(*words, out="study", trials=1)
@@ -107,6 +109,7 @@ def test_a_study_whose_trials_failed_goes_on_with_code_that_was_fixed() -> None:
     assert call([*TUNE, "--trials", "3"]) == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_runs_failed_goes_on_with_code_that_was_fixed() -> None:
     Path("mine.py").write_text(BROKEN)
     assert call(SWEEP) == 1

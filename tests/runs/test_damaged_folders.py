@@ -68,6 +68,7 @@ def test_stages_do_not_begin_from_a_checkpoint_of_another_run(tmp_path: Path) ->
     assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]
 
 
+@pytest.mark.slow
 def test_the_other_runs_of_a_sweep_are_run(tmp_path: Path) -> None:
     keys = {"method": ["fedavg", "fedprox"], "rounds": 2, "clients": 3, "subset": 120}
     table = plan("digits", keys)

@@ -65,20 +65,19 @@ class Stopped(BaseException):
     """Stands for a kill: nothing on the way catches it."""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["method=scaffold"],
-        ["method=feddyn", "optimizer=adam", "momentum=0", "persistent_optimizer=true"],
-        ["method=moon", "persistent_optimizer=true", "lr_decay=0.9"],
-        ["method=fedavgm", "stages=[ccvr]", "stage.ccvr.samples=20", "stage.ccvr.epochs=1", "model.norm=batch"],
-        ["method=local", "evaluate_every=3", "last_rounds=2"],
-    ],
-    ids=lambda words: words[0].partition("=")[2],
-)
+STOPPED = {
+    "scaffold": [],
+    "feddyn": ["optimizer=adam", "momentum=0", "persistent_optimizer=true"],
+    "moon": ["persistent_optimizer=true", "lr_decay=0.9"],
+    "fedavgm": ["stages=[ccvr]", "stage.ccvr.samples=20", "stage.ccvr.epochs=1", "model.norm=batch"],
+    "local": ["evaluate_every=3", "last_rounds=2"],
+}
+
+
+@pytest.mark.parametrize("method", quick(STOPPED, "scaffold", "fedavgm"))
 @pytest.mark.parametrize("executor", quick(["loop", "stack"], "loop"))
-def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str) -> None:
-    recipe = load("digits", [*SMALL, *words])
+def test_stopped_after_any_round(tmp_path: Path, method: str, executor: str) -> None:
+    recipe = load("digits", [*SMALL, f"method={method}", *STOPPED[method]])
     settings = Compute(executor=executor)
     execute(recipe, tmp_path / "whole", settings)
     for stop in (1, 3, 4):
@@ -118,6 +117,7 @@ def test_more_rounds_end_as_a_run_that_had_them_from_the_start(tmp_path: Path, w
     assert folder.environment()["extended"][0]["rounds"] == [4, 6]
 
 
+@pytest.mark.slow
 def test_killed_while_rounds_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load("digits", SMALL)
     longer = recipe.override(["rounds=5"])

@@ -56,7 +56,7 @@ def trained(
     return simulation
 
 
-@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedrep"))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg"))
 def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> None:
     simulation = trained(METHODS[name](), "batch")
     loop, stack = (run_stage(simulation.using(executor), FineTune()) for executor in (Loop(), Stack()))
@@ -242,6 +242,7 @@ def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
     assert run_stage(simulation.using(Loop()), FineTuneETF(iterations=1)).personal is not None
 
 
+@pytest.mark.slow
 def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     simulation = trained(FedAvg())
     calibrated = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5).prerequisite()).weights

@@ -74,6 +74,7 @@ def test_a_users_module_gets_the_new_head_in_its_place(digits: fh.Federation) ->
         torch.testing.assert_close(module(digits.transform(x)), torch.from_numpy(result.scores(x, stage=name)))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_folder_without_rounds_is_loaded_resumed_and_extended(digits: fh.Federation, tmp_path: Path) -> None:
     settings = {"model": "mlp(hidden=[12])", "stages": ["ridge"], "lr": 0.1}
     first = fh.run(digits, rounds=0, out=tmp_path / "run", **settings)  # type: ignore[arg-type]  # as given

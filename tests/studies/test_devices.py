@@ -158,6 +158,7 @@ axes:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])
 def test_runs_that_fail_do_not_stop_the_others_and_are_named_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
@@ -197,6 +198,7 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_named_at_the_end(
     assert said.err.count("error: ") == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_later_does_not_stop_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

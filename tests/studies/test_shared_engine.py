@@ -49,6 +49,7 @@ def test_a_run_that_fails_is_named_and_the_others_end(tmp_path: Path) -> None:
     assert list(result.failures) == ["lr=1e+30 model.hidden=6, seed 0"]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
     whole, part = plan("digits", AXES), plan("digits", AXES)
     run_sweep(part, tmp_path / "shared", seeds=1, settings=STACK, engine=SharedEngine())
@@ -60,6 +61,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
             assert_same_runs(tmp_path / "local" / path, tmp_path / "shared" / path)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_say_how_many_runs_shared_their_time(tmp_path: Path) -> None:
     result = reproduce(tiny(), tmp_path, settings=Compute(device="cpu"), results=tmp_path, engine=SharedEngine())
     assert not result.failures

@@ -65,6 +65,7 @@ def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
     assert list((tmp_path / "worker").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
     with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,6 +240,7 @@ def test_validation_samples_of_a_recipe_are_given_back_unless_callbacks_need_the
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_metrics_of_the_clients_are_of_their_own_validation_samples(planted: Recipe, tmp_path: Path) -> None:
     with pytest.raises(fh.BadInput, match="no trial was begun"):
         fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, minutes=1e-9, objective="client_std")

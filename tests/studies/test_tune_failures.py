@@ -97,6 +97,7 @@ def test_a_model_that_can_not_be_built_with_some_values_fails_alone(monkeypatch:
     assert found[0].reason.endswith("RuntimeError: too wide")
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path) -> None:
     recipe, space = load("digits", [*SMALL, "batch_size=4"]), "lr=choice(0.1, 1e30)"
     found = tune(recipe, space, out=tmp_path, trials=4)
@@ -123,6 +124,7 @@ def test_the_same_command_tries_again_what_failed_by_an_error(
     assert [row["state"] for row in rows(tmp_path)] == states
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_path: Path) -> None:
     def join() -> Study:
         search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())

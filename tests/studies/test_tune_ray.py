@@ -74,6 +74,7 @@ def test_trials_that_lose_their_worker_too_often_or_diverge_fail_and_the_others_
         assert [row["state"] for row in csv.DictReader(file)] == [one.state for one in found.trials]
 
 
+@pytest.mark.slow
 def test_the_process_with_the_study_says_which_trials_end_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
