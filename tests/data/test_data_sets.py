@@ -176,7 +176,10 @@ def test_test_samples_belong_to_clients():
     for settings, says in (
         ({"groups": site, "test_groups": site}, "for a test set"),
         ({"test": (x, y), "test_groups": site}, "for a test set"),
-        ({"groups": site, "test": (x, y), "test_groups": site[:2]}, "has 2 entries, there are 6 test samples"),
+        (
+            {"groups": site, "test": (x, y), "test_groups": site[:2]},
+            "there are 6 test samples: name one",
+        ),
         ({"groups": site, "test": (x, y), "test_groups": ["c", *site[1:]]}, "'c', which is none of the clients a, b"),
     ):
         with pytest.raises(BadInput, match=says):
@@ -305,3 +308,13 @@ def test_clients_that_are_none_or_share_a_name_are_refused():
     pair = (np.zeros((2, 3)), [0, 1])
     with pytest.raises(BadInput, match="clients: two have the same name, 0, '0'; give each its own"):
         Federation.from_clients({0: pair, "0": pair})
+
+
+def test_texts_of_a_torch_data_set_are_encoded():
+    pairs = [(word, k % 2) for k, word in enumerate(["good film", "bad film"] * 5)]
+    fed = Federation.from_dataset(pairs, clients=2, encode="hashing(16)")
+    assert (fed.train.x.dtype, fed.input_shape) == (torch.float32, (16,))
+    with pytest.raises(BadInput, match="'x' holds texts: give encode=tokenizer"):
+        Federation.from_dataset(pairs, clients=2)
+    with pytest.raises(BadInput, match=r"training x holds texts: give token ids, or .*from_dataset\(…, encode=…\)"):
+        Federation.from_arrays([text for text, _ in pairs], [label for _, label in pairs])

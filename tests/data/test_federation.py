@@ -151,10 +151,17 @@ def test_groups_are_clients_and_hold_their_share_out():
     assert torch.equal(fed.train.x[fed.rows[2]], same.train.x[same.rows[2]])
     assert fed.with_client_test(None).counts().sum() == 45
     for settings, says in (
-        ({"groups": groups[:5]}, "groups has 5 entries, there are 60 samples"),
+        ({"groups": groups[:5]}, r"groups has shape \(5,\), there are 60 samples"),
         ({"groups": groups, "clients": 4}, "the data has 3 groups, not 4"),
         ({"groups": groups, "partition": "iid"}, "groups: they decide the clients"),
-        ({"groups": np.arange(60) % 3, "group_names": ["a", "b"]}, "label 2 is outside the 2"),
+        (
+            {"groups": np.arange(60) % 3, "group_names": ["a", "b"]},
+            "holds '2', which is none of the clients 0, 1",
+        ),
+        ({"groups": groups, "group_names": ["a", "b", "a"]}, "group_names: two of a, b, a are the same"),
+        ({"groups": [None] * 60}, "groups names no client for sample 0"),
+        ({"groups": np.arange(60) / 7}, "groups holds float64: number the clients"),
+        ({"groups": np.zeros((60, 3))}, r"groups has shape \(60, 3\), there are 60 samples: name one client for each"),
     ):
         with pytest.raises(BadInput, match=says):
             Federation.from_arrays(x, y, **settings)

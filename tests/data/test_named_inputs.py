@@ -100,7 +100,7 @@ def test_a_table_among_the_inputs_may_have_missing_values() -> None:
         ({"ids": np.zeros((90, 5), int)}, r"state layout=\{\"ids\": \"features\"\} or layout=\{\"ids\": \"tokens\"\}"),
         ({"row": np.zeros((80, 3))}, "its entries differ in their number of samples"),
         ({"row": np.full((90, 3), np.nan)}, r"training x\['row'\] holds NaN"),
-        ({"row": [["a"] * 3] * 90}, r"training x\['row'\] can't be read as an array of numbers"),
+        ({"row": [["a"] * 3] * 90}, r"training x\['row'\] holds texts: give token ids"),
     ],
 )
 def test_bad_entries_are_named(change: dict[str, object], message: str) -> None:

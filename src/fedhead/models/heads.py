@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedhead.core.components.component_check import check_function
 from fedhead.core.components.parameters import parameters
 from fedhead.core.components.registry import Registry
-from fedhead.core.system.errors import require, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training import random
 
 HeadLike = str | Callable[..., nn.Module]  # what names a head in Python: its text, class or function
@@ -55,8 +55,8 @@ class ChosenHead(NamedTuple):
             made = self.builder(features, classes, **{**given, **self.parameters})
         require(isinstance(made, nn.Module), f"head {self.name} made {type(made).__name__}, not a torch module")
         outputs = getattr(made, "out_features", classes)
-        fits = outputs == classes
-        require(fits, f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
+        if outputs != classes:
+            raise BadInput(f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
             if not hasattr(made, word):
                 setattr(made, word, value)

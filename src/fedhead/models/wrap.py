@@ -124,10 +124,10 @@ def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str |
     calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
     last = next(node for node in graph.nodes if node.op == "output").args[0]
     name = type(extractor).__name__
-    there = classifier in calls
-    require(there, f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
-    is_last = last is calls[classifier]
-    require(is_last, f"classifier {classifier!r} is not the last layer applied in {name}: name the last Linear layer")
+    if classifier not in calls:
+        raise BadInput(f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
+    if last is not calls[classifier]:
+        raise BadInput(f"classifier {classifier!r} is not the last layer applied in {name}: name the last Linear layer")
     if projection is None:
         return
     require(

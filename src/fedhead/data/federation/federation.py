@@ -38,6 +38,8 @@ _PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ f
 class Federation(FederationData):
     """Clients and their data; the clients' samples are rows of one training set.
 
+    Federations of the same data set share its tensors: clone one before you write into it.
+
     Attributes:
         train: Training samples of all clients.
         rows: Training samples of each client, as rows of `train`.
@@ -265,19 +267,19 @@ class Federation(FederationData):
         Raises:
             BadInput: If the clients' data is empty or inconsistent.
         """
-        kind = type(clients).__name__
-        require(isinstance(clients, Iterable), f"clients is {kind}: give a list or dictionary of the clients' data")
+        if not isinstance(clients, Iterable):
+            raise BadInput(f"clients is {type(clients).__name__}: give a list or dictionary of the clients' data")
         named = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
-        unique = len(set(map(str, named))) == len(named)
-        require(unique, f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own")
+        if len(set(map(str, named))) < len(named):
+            raise BadInput(f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own")
         options = ArrayOptions(**settings)
         split = {f"client {name}": library_datasets.split(source, f"client {name}") for name, source in named.items()}
         missing = preprocessing.allows_missing(options.missing)
         reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
         tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
-        clear = not tests or (test is None and client_test is None)
-        require(clear, "test and client_test: these clients have their own test sets, leave both out")
+        if tests and (test is not None or client_test is not None):
+            raise BadInput("test and client_test: these clients have their own test sets, leave both out")
         pair, share = builders.pair_or_share(test)
         known = next((part.layout for part in parts.values() if part.layout is not None), None)
         class_names = next((part.names for part in parts.values() if part.names is not None), None)
@@ -357,8 +359,17 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        parts = (seed, data_dir, download, with_test, subset, public, public_samples)
-        reader = datasets.reader_of(source, settings, *parts)
+        reader = datasets.reader_of(
+            source,
+            settings,
+            seed=seed,
+            data_dir=data_dir,
+            download=download,
+            with_test=with_test,
+            subset=subset,
+            public=public,
+            public_samples=public_samples,
+        )
         known = isinstance(reader, DatasetReader)
         require(known or public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
         contents = reader.read()
@@ -390,8 +401,8 @@ class Federation(FederationData):
         if contents.saved and rule == Natural() and unchanged:
             made = cls(**federation_file.restore(contents))
             count = len(made)
-            known = clients in (None, count)
-            require(known, f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
+            if clients not in (None, count):
+                raise BadInput(f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
             transform = (settings["augment"], settings["normalize"], settings["resize"])
             return preprocessing.prepare(made.with_client_test(settings["client_test"], seed), "refuse", *transform)
         if isinstance(rule, Natural):
@@ -421,8 +432,8 @@ class Federation(FederationData):
         """
         require(0 <= client < len(self), f"there is no client {client} to leave out: they are 0 … {len(self) - 1}")
         others = [k for k in range(len(self)) if k != client]
-        others_train = any(self.sizes[k] for k in others)
-        require(others_train, f"client {client} can't be left out: no other client has samples to train on")
+        if not any(self.sizes[k] for k in others):
+            raise BadInput(f"client {client} can't be left out: no other client has samples to train on")
         test = self.samples_of(client)
         require(len(test.y), f"client {client} can't be left out for a test: it has no samples")
         validation, names = self.validation, self.client_names

@@ -81,10 +81,10 @@ def standardize(federation: F) -> F:
         BadInput: If the samples are tokens, or were filled up to one length.
     """
     x = _training(federation)
-    tokens = all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x))
-    require(not tokens, "normalize: standard is for numbers, the samples are tokens")
-    padded = isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point()
-    require(not padded, "normalize: standard would count what samples were filled up with; normalize them first")
+    if all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)):
+        raise BadInput("normalize: standard is for numbers, the samples are tokens")
+    if isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point():
+        raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
     return replace(federation, transform=transform_each(x, _standard, federation.transform))
 
 

@@ -167,8 +167,8 @@ def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
         tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
         if not tensor.is_floating_point():
             low, high = int(tensor.min()), int(tensor.max())
-            fits = low >= 0 and high <= 255
-            require(fits, f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them, or give floats")
+            if low < 0 or high > 255:
+                raise BadInput(f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them, or give floats")
             return tensor.to(torch.uint8).contiguous()
     elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
         logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
@@ -211,8 +211,8 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return np.asarray(value.double() if value.dtype == torch.bfloat16 else value)
-    masked = isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)
-    require(not masked, f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of different lengths
@@ -223,13 +223,17 @@ def to_tensor(value: Any, what: str) -> Tensor:
     """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
-        numbers = not tensor.is_complex() and tensor.dtype != torch.bool
-        require(numbers, f"{what} holds {tensor.dtype}: give integers or floats")
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
         return tensor
     array = to_array(value, what)
     kind = array.dtype.kind
-    fix = f"(its dtype is {array.dtype}): give integers or floats"
-    require(kind in "uif", f"{what} can't be read as an array of numbers {fix}")
+    if kind in "US":
+        raise BadInput(
+            f"{what} holds texts: give token ids, or read a data set of texts by Federation.from_dataset(…, encode=…)"
+        )
+    if kind not in "uif":
+        raise BadInput(f"{what} holds {array.dtype}, not an array of numbers: give integers or floats")
     if kind == "f" and array.dtype.itemsize > 8:
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
             array = array.astype(np.float64)  # torch has no long double

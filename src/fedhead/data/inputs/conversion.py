@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import describe, map_inputs, shape_of, tensors_of, type_of
 from fedhead.data.inputs import labels, named_inputs, padding, targets
 from fedhead.data.inputs.arrays import Samples
@@ -55,8 +55,8 @@ def convert(
     tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
     given = {**parts, **tests, **({} if public is None else {"public": public})}
     for name, pair in given.items():
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        require(is_pair, f"{name} is {type(pair).__name__}: give a pair (x, y)")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadInput(f"{name} is {type(pair).__name__}: give a pair (x, y)")
     has_classes = targets.objective_of(objective).has_classes
     ys: dict[str, Any] = {
         name: labels.read(y, f"{name} y") if has_classes else targets.read(y, objective, f"{name} y")
@@ -66,10 +66,9 @@ def convert(
     if not full:
         if len(parts) == 1:
             raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
-        raise BadInput("no client has any samples")
+        raise BadInput("no client has any samples: give at least one")
     if has_classes:
-        found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests])
-        _check_binary(found, objective)
+        found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests], objective)
     else:
         found = targets.columns([ys[name] for name in (*full, *tests)], names, classes, [*full, *tests])
     used = [name for name in given if name in full or name not in parts]
@@ -114,15 +113,13 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     return Samples(x, torch.cat([own.y for own in parts]))
 
 
-def _check_binary(found: Classes, objective: str) -> None:
+def _find_classes(
+    ys: Sequence[Any], names: Sequence[Any] | None, classes: int | None, others: Sequence[Any], objective: str
+) -> Classes:
+    if len({y.dtype.kind == "U" for y in ys}) > 1:
+        raise BadInput("some clients have words as labels, others numbers: give all the same labels")
+    found = Classes.find(labels.union(ys), names, classes, others)
     if objective == "binary" and found.count != 2:
         fix = "give classes=2 if one is absent" if found.count < 2 else "use objective=multiclass"
         raise BadInput(f"objective=binary is for 2 classes, y holds {found.count}: {fix}")
-
-
-def _find_classes(
-    ys: Sequence[Any], names: Sequence[Any] | None, classes: int | None, others: Sequence[Any]
-) -> Classes:
-    one_kind = len({y.dtype.kind == "U" for y in ys}) <= 1
-    require(one_kind, "some clients have words as labels, others numbers: give all the same labels")
-    return Classes.find(labels.union(ys), names, classes, others)
+    return found

@@ -109,11 +109,11 @@ class Classes:
             BadInput: If a label is none of the classes'.
         """
         words, known_words = y.dtype.kind == "U", self.values is not None and self.values.dtype.kind == "U"
-        kinds = ("words", "numbers") if words else ("numbers", "words")
-        fits = words == known_words or not len(y)
-        require(fits, f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
         if not len(y):
             return torch.zeros(0, dtype=torch.int64)
+        if words != known_words:
+            kinds = ("words", "numbers") if words else ("numbers", "words")
+            raise BadInput(f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
         if self.values is None:
             check_range(y, self.count, what)
             return torch.from_numpy(y.astype(np.int64))

@@ -98,8 +98,8 @@ def _pad(samples: Sequence[Any], length: int, what: str) -> tuple[NDArray[Any], 
     full = [a for a in arrays if len(a)]
     rest = {a.shape[1:] for a in full}
     if len(rest) > 1 or not full:
-        few = ", ".join(str(("length", *shape)) for shape in sorted(rest)[:2])
-        raise BadInput(f"{what}: samples may differ in length only, these have the shapes {few or '(0,)'}")
+        few = ", ".join(str(shape) for shape in sorted({a.shape for a in arrays})[:3])
+        raise BadInput(f"{what}: samples may differ in length only, these have the shapes {few}: resize images first")
     made = np.zeros((len(arrays), length, *rest.pop()), np.result_type(*{a.dtype for a in full}))
     mask = np.zeros((len(arrays), length), bool)
     for row, there, array in zip(made, mask, arrays, strict=True):

@@ -177,8 +177,8 @@ def _categories(
                 "categories, or leave it out by inputs=[…]"
             )
         values = list(dict.fromkeys(every))
-        mixed = len({isinstance(value, str) for value in values}) > 1
-        require(not mixed, f"column {name!r} holds both words and numbers: give one kind")
+        if len({isinstance(value, str) for value in values}) > 1:
+            raise BadInput(f"column {name!r} holds both words and numbers: give one kind")
         values.sort()
     require(
         len(values) <= MOST,

@@ -45,8 +45,8 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
             raise BadInput(f"{what} holds {kind}: objective={objective} needs numbers") from None
     found = to_tensor(array.astype(np.uint8) if array.dtype == bool else array, what).double()
     axes, needs = ((2,), "0 or 1 for each label, [N, L]") if objective == "multilabel" else ((1, 2), NUMBERS)
-    fits = found.ndim in axes and 0 not in found.shape[1:]
-    require(fits, f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}")
+    if found.ndim not in axes or 0 in found.shape[1:]:
+        raise BadInput(f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}")
     found = found.reshape(len(found), -1)
     if len(bad := (~found.float().isfinite()).nonzero()):
         value, place = _word(found[tuple(bad[0])]), _place(bad[0], found)
@@ -90,8 +90,7 @@ def check_targets(y: Tensor, classes: int, objective: str, what: str) -> None:
     if objective_of(objective).has_classes:
         check_range(y, classes, what)
     else:
-        fits = y.shape[1:] == (classes,)
-        require(fits, f"{what}: y has shape {tuple(y.shape)}, it must be [N, {classes}]")
+        require(y.shape[1:] == (classes,), f"{what}: y has shape {tuple(y.shape)}, it must be [N, {classes}]")
 
 
 def _word(value: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import require, user_code
+from fedhead.core.system.errors import BadInput, require, user_code
 
 Tokenizer = Callable[[str], Any]
 
@@ -36,8 +36,8 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
 
 def _some(found: list[Any]) -> list[Any]:
     """Return the ids of all texts, of which one must have some."""
-    some = not found or any(len(ids) for ids in found)
-    require(some, "encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
+    if found and not any(len(ids) for ids in found):
+        raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
     return found
 
 

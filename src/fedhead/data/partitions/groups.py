@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import labels
-from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.arrays import to_array
 from fedhead.data.partitions.allocation import Rows
 
 DEFAULT = "in a recipe clients is 10 unless given"  # for errors: a number that the user need not have given
@@ -32,14 +32,12 @@ def rows_of_groups(
     """
     require(groups is not None, "partition natural: the data names no clients; give groups, or use iid or dirichlet")
     read = _read(groups, "groups", samples, "samples")
-    found = Classes.find(read, names, None)
-    count = found.count
-    known = clients in (None, count)
-    require(known, f"clients: the data has {count} groups, not {clients}; set clients={count} ({DEFAULT})")
-    index = found.encode(read, "groups").numpy()
-    order = np.argsort(index, kind="stable")
-    rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])
-    return rows, found.names or tuple(str(k) for k in range(found.count))
+    client_names = tuple(map(str, np.unique(read) if names is None else names))
+    count = len(client_names)
+    require(len(set(client_names)) == count, f"group_names: two of {', '.join(client_names)} are the same")
+    if clients not in (None, count):
+        raise BadInput(f"clients: the data has {count} groups, not {clients}; set clients={count} ({DEFAULT})")
+    return _rows(read, client_names, names is not None, "groups"), client_names
 
 
 def test_rows_of_groups(
@@ -57,14 +55,32 @@ def test_rows_of_groups(
         BadInput: If the groups do not fit the samples, or name a client that has no training samples.
     """
     read = _read(groups, "test_groups", samples, "test samples")
-    place = {str(k) if names is not None else name: k for k, name in enumerate(client_names)}
-    if strange := next((value for value in map(str, read) if value not in place), None):
-        raise BadInput(f"test_groups holds {strange!r}, which is none of the clients {', '.join(client_names[:8])} …")
-    index = np.array([place[str(value)] for value in read], np.int64)
-    return [np.flatnonzero(index == k) for k in range(len(client_names))]
+    return _rows(read, client_names, names is not None, "test_groups")
 
 
 def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
-    read = labels.read(groups, what)
-    require(len(read) == samples, f"{what} has {len(read)} entries, there are {samples} {noun}: they must match")
-    return read
+    """Return the client of each sample, as whole numbers or words."""
+    import pandas as pd
+
+    array = to_array(groups, what, "entries")
+    if array.shape not in ((samples,), (samples, 1)):
+        raise BadInput(f"{what} has shape {array.shape}, there are {samples} {noun}: name one client for each")
+    array = array.reshape(samples)
+    missing = np.asarray(pd.isna(array))
+    if missing.any():
+        raise BadInput(f"{what} names no client for sample {missing.argmax()} (NaN or None): leave such samples out")
+    if array.dtype.kind == "c" or (array.dtype.kind == "f" and (array != np.rint(array)).any()):
+        raise BadInput(f"{what} holds {array.dtype}: number the clients 0, 1, 2 …, or give their names")
+    return labels.read(array, what)
+
+
+def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Rows]:
+    """Return the rows of each client; whole numbers are its number if `numbered`, and its name otherwise."""
+    by_number = numbered and read.dtype.kind != "U"
+    place = {str(k) if by_number else name: k for k, name in enumerate(client_names)}
+    values, inverse = np.unique(read, return_inverse=True)
+    if strange := [str(value) for value in values if str(value) not in place]:
+        raise BadInput(f"{what} holds {strange[0]!r}, which is none of the clients {', '.join(list(place)[:8])} …")
+    index = np.array([place[str(value)] for value in values], np.int64)[inverse]
+    order = np.argsort(index, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(index, minlength=len(client_names)))[:-1])

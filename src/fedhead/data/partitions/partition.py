@@ -240,8 +240,8 @@ def checked_rows(assigned: Sequence[Any], samples: int, clients: int, rule: Part
     Raises:
         BadInput: If not every sample was assigned to exactly one client.
     """
-    fits = len(assigned) == clients
-    require(fits, f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
+    if len(assigned) != clients:
+        raise BadInput(f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
     rows = [np.sort(np.asarray(own)) for own in assigned]
     odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
     require(odd is None, f"partition {rule}: the rows of client {odd} are no list of whole numbers")

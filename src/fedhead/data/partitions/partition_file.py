@@ -55,8 +55,7 @@ def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
 def check_rows(clients: list[Rows] | None, limit: int, what: str) -> None:
     """Raise `BadInput` if a client has a row outside 0 … limit-1."""
     rows = np.concatenate(clients or [np.zeros(0, np.int64)])
-    fits = not len(rows) or (rows.min() >= 0 and rows.max() < limit)
-    require(fits, f"{what} are not among its {limit} samples")
+    require(((rows >= 0) & (rows < limit)).all(), f"{what} are not among its {limit} samples")
 
 
 def write(path: Path, entries: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.components.ranges import Above
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.partitions.partition import CappedDirichlet, Partition
 
@@ -63,8 +63,8 @@ class FedETFDirichlet(PublishedSplit):
         for rows in by_class:
             rng.shuffle(rows)  # all classes before the shares are drawn: the order decides the stream
         share = rng.dirichlet(np.repeat(self.alpha, clients), classes)
-        drawn = np.isfinite(share).all()
-        require(drawn, f"partition {self}: NumPy can't draw shares for so small an alpha; use a larger one")
+        if not np.isfinite(share).all():
+            raise BadInput(f"partition {self}: NumPy can't draw shares for so small an alpha; use a larger one")
         held: list[list[Rows]] = [[] for _ in range(clients)]
         for rows, mine in zip(by_class, share, strict=True):
             cuts = np.minimum(np.cumsum(np.rint(mine * len(rows)))[:-1].astype(int), len(rows))

@@ -90,8 +90,8 @@ class Dataset:
         data: Samples = dataset_cache.read((self.name, root, part), lambda: self.read(root, part, download))
         count = len(data.y)
         expected = count if self.sizes is None else self.sizes[part == "test"]
-        known = count == expected
-        require(known, f"{self.name}: {count} {part} samples under {root}, {expected} expected: files are missing")
+        if count != expected:
+            raise BadInput(f"{self.name}: {count} {part} samples under {root}, {expected} expected: files are missing")
         shape = shape_of(data.x)
         require(shape == self.shape, f"{self.name}: samples under {root} have shape {shape}, not {self.shape}")
         return data
@@ -154,14 +154,14 @@ class DatasetReader(SampleReader):
 
 
 def reader_of(
-    source: str | PathLike[str] | Dataset | Callable[[], Any], settings: Mapping[str, Any], *parts: Any
+    source: str | PathLike[str] | Dataset | Callable[[], Any], settings: Mapping[str, Any], **fields: Any
 ) -> SampleReader:
     """Return the reader of a file, a folder or a registered data set.
 
     Args:
         source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
         settings: Further arguments of `Federation.load`.
-        *parts: Fields of `DatasetReader`, for a registered data set.
+        **fields: Further fields of `DatasetReader`, for a registered data set.
 
     Raises:
         BadInput: If there is no such data set, or a setting is not for this kind of source.
@@ -170,7 +170,7 @@ def reader_of(
         return path_reader(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))
     other = ", ".join(name for name in settings if name != "objective")
     require(not other, f"{other}: this is for files and folders, {source} is a registered data set")
-    return DatasetReader(get(source), settings.get("objective", "multiclass"), *parts)
+    return DatasetReader(get(source), settings.get("objective", "multiclass"), **fields)
 
 
 def _checked(found: Any, name: str) -> Dataset:
@@ -184,8 +184,8 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     """Return the data set of a user's function, which is called once."""
     with user_code(f"dataset {name}"):
         made = function()
-    four = isinstance(made, tuple) and len(made) == 4
-    require(four, f"dataset {name}: the function must return (x, y, x_test, y_test)")
+    if not isinstance(made, tuple) or len(made) != 4:
+        raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
     try:
         found = convert({"training": made[:2]}, test=made[2:], layout=getattr(function, "layout", None))
     except BadInput as error:
@@ -218,5 +218,5 @@ def check_objective(entry: Dataset, objective: str) -> None:
         f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "
         "Python by Federation.from_arrays",
     )
-    two, held = objective != "binary" or entry.classes == 2, f"{entry.name} has {entry.classes}"
-    require(two, f"objective=binary is for 2 classes, {held}: use objective=multiclass")
+    if objective == "binary" and entry.classes != 2:
+        raise BadInput(f"objective=binary is for 2 classes, {entry.name} has {entry.classes}: use objective=multiclass")

@@ -111,6 +111,8 @@ def _opened(source: Source) -> Iterator[Image]:
                 require(width * height <= MAX_PIXELS, f"{large}; resize it first")
                 require(picture.mode not in _WIDE, f"{source.name}: 16 bits per pixel; scale it to 8 bits first")
                 yield picture
+    except BadInput:
+        raise
     except Image.DecompressionBombError:
         raise BadInput(f"{source.name}: an image of more than {MAX_PIXELS:,} pixels; resize it first") from None
     except UnidentifiedImageError:

@@ -97,11 +97,8 @@ class Reader:
         if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(each, "__len__") for each in source):
             return Part(*source)
         x, y = torch_sets.samples(source, self.label, self.names, what)
-        labels = torch_sets.label_array(y)
-        if isinstance(x, dict):
-            made = {name: stack(values) for name, values in x.items()}
-            return Part(made[self.inputs] if isinstance(self.inputs, str) else made, labels)
-        return Part(stack(x), labels)
+        x, layout = self._inputs(x if isinstance(x, dict) else {"x": x})
+        return Part(x, torch_sets.label_array(y), layout)
 
     def _columns(self, source: Any, what: str, is_test: bool) -> Part:
         frame = is_frame(source)

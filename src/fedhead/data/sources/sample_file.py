@@ -27,6 +27,7 @@ from fedhead.data.sources import dataset_cache, image_folders, images
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
+_OTHERS = ("x", "text", "offsets", "scale", "x_test", "y_test")  # arrays with other lengths than one per sample
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,7 @@ class Contents:
         """Return an array with one entry per sample, and the names of its values, from NAME and NAME_names."""
         if name not in self.arrays:
             return None, None
-        found = self.arrays[name]
-        count = len(self.y)
-        require(found.shape == (count,), f"{self.where}: {name} has shape {found.shape}, there are {count} samples")
-        return found, names_of(self.arrays, f"{name}_names")
+        return self.arrays[name], names_of(self.arrays, f"{name}_names")
 
     def mask(self, name: str) -> NDArray[np.bool_]:
         """Return an array of 0 and 1 with one entry per sample, such as that which marks the test samples."""
@@ -161,6 +159,8 @@ class NpzFile(SampleReader):
     def _contents(self) -> Contents:
         path, held = self.path, read_npz(self.path)
         title = path.name.removesuffix(".npz")
+        if "y" in held:
+            _check_lengths(path, held)
         if (named := named_arrays(held, "x")) and "y" in held:
             test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
             stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
@@ -169,7 +169,6 @@ class NpzFile(SampleReader):
         for key in (source, "y"):
             listed = ", ".join(held) or "nothing"
             require(key in held, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
-        require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
         x, layout = self._inputs(held, source)
         tests = [key for key in ("x_test", "y_test") if key in held]
         require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
@@ -181,16 +180,24 @@ class NpzFile(SampleReader):
         x = held[source]
         if "offsets" in held:
             return self._of_any_length(_pieces(self.path, x, held["offsets"]), held, source)
+        if x.dtype.kind in "US":
+            raise BadInput(f"{self.path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
         encode = self.encode
         require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {self.path} has none")
-        if "layout" in held:
-            return x, arrays.check_layout(str(held["layout"]), f"{self.path}: ")
+        for key in ("column_names", "channel_names"):
+            if key in held and (held[key].shape != x.shape[1:2] or len(np.unique(held[key])) < x.shape[1]):
+                raise BadInput(f"{self.path}: {key} must be different names, one for each column or channel of x")
         if "scale" in held:
             scale = held["scale"]
-            fits, found = x.ndim > 1 and scale.shape == x.shape[1:2], f"scale has shape {scale.shape}"
-            require(fits, f"{self.path}: {found}, it needs one number per channel of x {x.shape}")
+            if x.ndim < 2 or scale.shape != x.shape[1:2]:
+                shapes = f"scale has shape {scale.shape}, it needs one number per channel of x {x.shape}"
+                raise BadInput(f"{self.path}: {shapes}")
+            if scale.dtype.kind not in "iuf" or not (np.isfinite(scale) & (scale != 0)).all():
+                raise BadInput(f"{self.path}: scale must hold finite numbers other than 0")
             factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
             return x.astype(np.float32) * factor, "features"
+        if "layout" in held:
+            return x, arrays.check_layout(str(held["layout"]), f"{self.path}: ")
         named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
         return x, "features" if named else None
 
@@ -215,6 +222,16 @@ def _cached(path: Path, files: Sequence[Path], reader: SampleReader, read: Calla
     stamps = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     contents: Contents = dataset_cache.read(((path.absolute(), stamps, reader),), read)
     return contents
+
+
+def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:
+    """Raise `BadInput` if an array that describes each sample is of another length than y."""
+    require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
+    samples = len(held["y"])
+    for name, array in held.items():
+        is_property = array.ndim and name not in _OTHERS and not name.endswith("_names") and "." not in name
+        if is_property and len(array) != samples and SAVED not in held:
+            raise BadInput(f"{path}: {name} has {len(array)} entries, there are {samples} samples: they must match")
 
 
 def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -152,8 +152,8 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
     found = [_find(places, name) for name in names]
     if None in found:
-        only_union = (root / UNION).is_file() and not download
-        require(not only_union, f"emnist-letters is not under {root}, {UNION} is: use dataset=emnist-letters-union")
+        if (root / UNION).is_file() and not download:
+            raise BadInput(f"emnist-letters is not under {root}, {UNION} is: use dataset=emnist-letters-union")
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
         found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
     x, y = (dataset_files.idx(path) for path in found if path is not None)
@@ -221,8 +221,8 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
-    paired = x.ndim == 3 and y.ndim == 1 and len(x) == len(y)
-    require(paired, f"{where}: images {x.shape} and labels {y.shape} do not belong together")
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise BadInput(f"{where}: images {x.shape} and labels {y.shape} do not belong together")
     return Samples(inputs(x, "nhw"), torch.from_numpy(y.astype(np.int64)))
 
 

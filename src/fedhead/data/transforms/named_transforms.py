@@ -48,8 +48,8 @@ class NamedTransforms:
         """
         if augment is None and normalize is None and resize is None:
             return self
-        known = self.parts or augment == "none"
-        require(known, "augment, normalize and resize are for images, and none of the named inputs holds such")
+        if not self.parts and augment != "none":
+            raise BadInput("augment, normalize and resize are for images, and none of the named inputs holds such")
         return NamedTransforms(
             {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
         )

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.core.system.errors import require
+from fedhead.core.system.errors import BadInput
 from fedhead.models.architectures.blocks import GlobalPool, Norm, conv_norm
 from fedhead.models.registry import FeatureExtractor, Shape, Width, image, register
 
@@ -82,8 +82,8 @@ def resnet18(
     `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
     With that stem the initial weights are torchvision's too.
     """
-    used = stem != "3x3" or strides == (2, 2)
-    require(used, f"model resnet18: strides: {list(strides)} would have no effect with stem=3x3: set stem=7x7")
+    if stem == "3x3" and strides != (2, 2):
+        raise BadInput(f"model resnet18: strides: {list(strides)} would have no effect with stem=3x3: set stem=7x7")
     channels, _, _ = image("resnet18", shape, least=8 if stem == "3x3" else 16)
     if stem == "3x3":
         first = nn.Sequential(conv_norm(channels, 64, 3, norm=norm), nn.ReLU())

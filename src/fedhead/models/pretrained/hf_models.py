@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.system.errors import BadInput, first_line, require
+from fedhead.core.system.errors import BadInput, first_line
 from fedhead.models.pretrained.pretrained import fix_batch_norm
 from fedhead.models.registry import Shape
 from fedhead.models.split_model import SplitModel
@@ -33,8 +33,8 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
         ) from error
     path = Path(name).expanduser()
     is_path = name.startswith((".", "/", "~")) or name.endswith(".json")
-    there, fix = path.exists() or not is_path, "give a model's folder, or its config.json"
-    require(there, f"model hf:{name}: there is no such folder or file; {fix}")
+    if is_path and not path.exists():
+        raise BadInput(f"model hf:{name}: there is no such folder or file; give a model's folder, or its config.json")
     where = str(path) if path.exists() else name
 
     def build(shape: Shape | Mapping[str, Shape], classes: int, pretrained: bool = True) -> SplitModel:
