@@ -64,7 +64,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "metrics": in_run("metrics.jsonl", lambda folder: folder.metrics()),
     "environment": in_run("environment.json", lambda folder: folder.environment()),
     "result": in_run("result.json", lambda folder: folder.result()),
-    "partition": in_run("partition.npz", lambda folder: folder.partition.counts()),
+    "partition": in_run("partition.npz", lambda folder: folder.split()),
     "config": ("run/config.yaml", lambda path: RunFolder.open(path.parent)),
 }
 
@@ -185,7 +185,7 @@ def test_what_the_header_of_an_array_claims_is_not_allocated(header: bytes, tmp_
     with pytest.raises(BadInput, match=r"data\.npz"):
         Federation.load(tmp_path / "data.npz")
     with pytest.raises(BadInput, match=r"partition\.npz"):
-        RunFolder(tmp_path, Recipe()).partition.counts()
+        RunFolder(tmp_path, Recipe()).split()
 
 
 def test_a_gzip_file_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tiers import quick
 
+from fedhead.api.load import load as load_result
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
@@ -186,3 +187,7 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
     found = serve(made.server(), grid, log=lambda line: None)
     assert found["accuracy"] is not None
     assert len(found["per_class"]) == 2
+    with np.load(tmp_path / "held.npz") as held:
+        measured = load_result(tmp_path / "own" / "run").evaluate(held["x"], held["y"])
+    assert measured["accuracy"] == found["accuracy"]
+    assert not (tmp_path / "own" / "run" / "partition.npz").exists()

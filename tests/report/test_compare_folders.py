@@ -21,7 +21,7 @@ def write_run(path: Path, accuracy: float, finished: bool = True, **keys: Any) -
     recipe = Recipe.from_flat({"rounds": 1, **keys})
     folder = RunFolder.create(path, recipe)
     federation = Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4, seed=recipe.seed)
-    folder.partition.save(federation)
+    folder.save_split(federation)
     with folder.locked():
         folder.record({"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5})
     if finished:

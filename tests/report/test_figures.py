@@ -174,7 +174,7 @@ def runs(tmp_path: Path) -> Path:
     for method, seed in (("fedavg", 0), ("fedprox", 0)):
         recipe = Recipe(method=method, seed=seed, rounds=2)
         folder = RunFolder.create(tmp_path / "runs" / f"{method}-{seed}", recipe)
-        folder.partition.save(Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4))
+        folder.save_split(Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4))
         with folder.locked():
             for number in (1, 2):
                 row = {"round": number, "accuracy": 50.0 + number, "metrics": {"f1": 0.5}, "seconds": 0.1}

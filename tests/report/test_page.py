@@ -215,20 +215,20 @@ def test_many_clients_and_classes(tmp_path: Path) -> None:
     (heat,) = found.charts["partition"]["p0"]["data"]
     assert heat["type"] == "heatmap"
     assert len(heat["z"]) <= 120
-    counts = RunFolder.open(tmp_path / "run").partition.counts()
-    assert counts is not None
+    split = RunFolder.open(tmp_path / "run").split()
+    assert split is not None
     each = -(-1000 // len(heat["z"]))
     shown = sum(v or 0 for row in heat["z"] for v in row) * each
-    assert shown == pytest.approx(counts.sum(), rel=0.02)
+    assert shown == pytest.approx(split.counts.sum(), rel=0.02)
     assert not any(name.startswith("confusion") for name in found.charts)
 
 
 def test_a_partition_is_a_map_of_its_counts(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", Recipe(rounds=1, clients=4), samples=300).path
-    counts = RunFolder.open(path).partition.counts()
-    assert counts is not None
+    split = RunFolder.open(path).split()
+    assert split is not None
     (heat,) = read(path).charts["partition"]["p0"]["data"]
-    assert [[value or 0 for value in row] for row in heat["z"]] == counts.tolist()
+    assert [[value or 0 for value in row] for row in heat["z"]] == split.counts.tolist()
 
 
 def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 from tiny_table import CPU, tiny
 
+from fedhead.api.load import load as load_result
 from fedhead.core.system.errors import BadInput
 from fedhead.papers.tables.reproduce import reproduce
 from fedhead.recipes.recipe import load
 from fedhead.runs.reopen import reopen
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, ENVIRONMENT, RESULT
+from fedhead.runs.run_folder_schema import (
+    CHECKPOINT,
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    PARTITION,
+    RESULT,
+    STAGE_STATES,
+    DamagedRun,
+)
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 
@@ -89,3 +99,69 @@ def test_a_finished_run_without_its_checkpoint_is_not_told_to_go_on(tmp_path: Pa
     (tmp_path / "run" / CHECKPOINT).unlink()
     with pytest.raises(BadInput, match=f"is finished and has no {CHECKPOINT} any more; {AGAIN}"):
         reopen(tmp_path / "run")
+
+
+def without(content: bytes) -> None:
+    return None
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def garbled(content: bytes) -> bytes:
+    return b"\x00\xff{" + content[8:]
+
+
+SPLIT_ADVICE = "put the run's own file back, or delete it: the run is read without it, and resuming it writes it again"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run"
+    execute(load("digits", ["rounds=2", "clients=2", "subset=60", "stages=[ncm]"]), path, CPU)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said", "advice"),
+    [
+        (CONFIG, half, "was cut: it lacks the key", AGAIN),
+        (CONFIG, garbled, "can't be read", AGAIN),
+        (ENVIRONMENT, without, "is missing", AGAIN),
+        (ENVIRONMENT, half, "can't be read", AGAIN),
+        (METRICS, without, "holds 0 of 2 rounds, though the run is finished", AGAIN),
+        (METRICS, half, "holds 1 of 2 rounds, though the run is finished", AGAIN),
+        (METRICS, garbled, "can't be read", AGAIN),
+        (PARTITION, half, "can't be read: it was cut", SPLIT_ADVICE),
+        (PARTITION, garbled, "can't be read: it was cut", SPLIT_ADVICE),
+        (RESULT, half, "can't be read", "delete it: the run then goes on from its checkpoint and writes it again"),
+        (CHECKPOINT, half, "can't be read", AGAIN),
+        (STAGE_STATES, half, "can't be read", AGAIN),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(
+    trained: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes | None], said: str, advice: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    content = change((run / name).read_bytes())
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_bytes(content)
+    with pytest.raises(DamagedRun) as error:
+        load_result(run).module(stage="ncm")
+    text = str(error.value)
+    assert text.startswith(f"{run / name} {said}")
+    assert text.endswith(f"; {advice}")
+    assert "\n" not in text
+
+
+def test_a_stage_without_its_state_is_told_how_to_get_it(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / STAGE_STATES).unlink()
+    result = load_result(run)
+    with pytest.raises(BadInput, match=r"no state after ncm.*result\.calibrate\('ncm'\), or resume the run"):
+        result.module(stage="ncm")
+    assert result.calibrate("ncm").accuracy == result.stage_rows["ncm"]["accuracy"]

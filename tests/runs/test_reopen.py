@@ -66,7 +66,7 @@ def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None
     other = recipe_data.federation(RECIPE.override(["partition_seed=9"]), None)
     assert not np.array_equal(other.rows[0], recipe_data.federation(RECIPE, None).rows[0])
     (run / PARTITION).unlink()
-    RunFolder.open(run).partition.save(other)
+    RunFolder.open(run).save_split(other)
     with pytest.raises(BadInput, match="the data has changed"):
         reopen(run, device="cpu")
     (run / CHECKPOINT).unlink()

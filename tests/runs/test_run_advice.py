@@ -38,17 +38,23 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [write(CONFIG, b""), write(CONFIG, b"\xff"), write(CONFIG, b"lr: [0.1"), cut(CHECKPOINT), cut(PARTITION)],
+    ("damage", "advice"),
+    [
+        (write(CONFIG, b""), AGAIN),
+        (write(CONFIG, b"\xff"), AGAIN),
+        (write(CONFIG, b"lr: [0.1"), AGAIN),
+        (cut(CHECKPOINT), AGAIN),
+        (cut(PARTITION), "or delete it: the run is read without it, and resuming it writes it again"),
+    ],
     ids=["empty", "no text", "cut", "checkpoint", "partition"],
 )
-def test_a_damaged_file_is_to_be_put_back(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_file_is_to_be_put_back(tmp_path: Path, damage: Callable[[Path], object], advice: str) -> None:
     recipe = made(tmp_path)
     damage(tmp_path)
     with pytest.raises(DamagedRun) as error:
         execute(recipe, tmp_path, CPU, resume=True)
-    assert str(error.value).endswith(AGAIN)
-    assert str(error.value).count(AGAIN) == 1
+    assert str(error.value).endswith(advice)
+    assert str(error.value).count(advice) == 1
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,11 @@ def arrays_of(file: Path) -> dict[str, Any]:
 
 def partition(folder: Path) -> Reader:
     made, data = run_folder(folder / "run"), samples()
-    made.partition.save(data)
+    made.save_split(data)
     file = made.path / "partition.npz"
 
     def read() -> None:
-        made.partition.save(data)
+        made.save_split(data)
 
     return Reader(file.read_bytes(), file, read, changed_arrays(arrays_of(file)))
 

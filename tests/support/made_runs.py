@@ -33,7 +33,7 @@ def make_run(
         np.zeros((samples, 2)), y, recipe.partition, recipe.clients, seed=recipe.seed, names=names
     )
     folder = RunFolder.create(path, recipe)
-    folder.partition.save(federation)
+    folder.save_split(federation)
     folder.save_environment({"versions": VERSIONS, "executor": "stack", "device": "cpu", "precision": "fp32"})
     rounds = recipe.rounds if done is None else done
     row: dict[str, Any] = {}

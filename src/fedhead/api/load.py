@@ -6,10 +6,11 @@ import copy
 import functools
 import glob
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,9 +20,9 @@ from fedhead.algorithm.upload import Upload
 from fedhead.api.result import Result
 from fedhead.api.result_list import Results
 from fedhead.api.trained import TrainedState
-from fedhead.core.components.component_syntax import read_call
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import Optimizer
+from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model
@@ -34,12 +35,14 @@ from fedhead.models.split_model import SplitModel, freeze
 from fedhead.models.split_model import load as load_weights
 from fedhead.recipes import inputs_record, recipe_data
 from fedhead.recipes.experiment import architectures, build_experiment
-from fedhead.recipes.parts import COMPONENT_KINDS, component
-from fedhead.recipes.recipe_data import with_validation
-from fedhead.runs import python_components, read_runs, reopen
+from fedhead.recipes.parts import component
+from fedhead.runs import python_components, reopen
 from fedhead.runs.python_components import Objects
+from fedhead.runs.read_runs import Run, read_run, run_folders
 from fedhead.runs.run_folder import RunFolder
 from fedhead.stages import STAGES
+
+_CODE = ("method", "stage", "model", "head", "upload")  # kinds of components that a trained run needs
 
 
 def load(
@@ -77,19 +80,18 @@ def load(
         BadInput: If the folder holds no run.
     """
     folder = RunFolder.open(Path(path))
-    record = read_runs.read_run(folder)
+    record = read_run(folder)
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
-    given = _Given(federation, models, method, tuple(stages), tuple(uploads), optimizer, data, device)
-    return Result(record, lambda: _trained(folder, record, given))
+    given = (federation, models, method, tuple(stages), tuple(uploads), optimizer)
+    return Result(record, _LoadedRun(folder, record, *given, data, device).trained)
 
 
-# Objects of a run that are not needed to open it: stages ask for data, uploads and optimizer when they are run.
-LATER = {"federation", "assign", "upload", "aggregator", "sampler", "metric", "optimizer", "weights"}
+@dataclass(frozen=True)
+class _LoadedRun:
+    """A run folder, with the arguments of `load`."""
 
-
-class _Given(NamedTuple):
-    """Arguments of `load`."""
-
+    folder: RunFolder
+    record: Run
     federation: Federation | None
     models: tuple[SplitModel, ...]
     method: Method | None
@@ -99,91 +101,85 @@ class _Given(NamedTuple):
     data: str | PathLike[str] | None
     device: str
 
+    @property
+    def objects(self) -> Objects:
+        """What the run was begun with and no recipe can hold."""
+        stored: Objects = self.record.environment.get("objects", {})
+        return stored
 
-def _trained(folder: RunFolder, record: read_runs.Run, given: _Given) -> TrainedState:
-    """Open a folder's checkpoint; the data is not read yet, if the folder says what its samples look like."""
-    number, state = reopen.checkpoint_state(folder)
-    experiment = _experiment(folder, record.environment, given)
-    device = select.device(given.device)
+    def trained(self) -> TrainedState:
+        """Open the checkpoint; data is read only where the folder says too little about the samples."""
+        number, state = reopen.checkpoint_state(self.folder)
+        experiment, device = self._experiment(), select.device(self.device)
+        with_data = functools.cache(lambda: self._with_data(experiment, number, state))
+        remote = "accepted" in state  # over Flower: samples and states of the clients are at their sites
+        clients = self._without_data(experiment, device, remote) or with_data().clients
+        states = None
+        if not remote:
+            kept = {int(k): own.to(device) for k, own in state["clients"].items()}
+            states = ClientStates(clients.initial_state, kept)
+        algorithms = {stage.name: stage for stage in experiment.stages}
+        stages = {}
+        for name, server in self.folder.stage_states().to(device).items():
+            weights = global_model(algorithms[name], server, clients.task)
+            stages[name] = StageResult(name, server, None, self.record.stage_rows.get(name, {}), weights)
+        return TrainedState(clients, state["server"].to(device), states, number, stages, algorithms, with_data)
 
-    def with_data() -> Transport:
-        needed = ("federation", "upload", "optimizer")
-        stored: Objects = record.environment.get("objects", {})
-        objects = {name: line for name, line in stored.items() if name.split(" ")[0] in needed}
-        kinds = {"federation": given.federation, "upload": given.uploads, "optimizer": given.optimizer}
-        python_components.need(folder.path, objects, {kind for kind, value in kinds.items() if value})
-        if given.federation is not None:
-            federation = with_validation(given.federation, record.recipe)
+    def _experiment(self) -> Experiment:
+        """Build the run's experiment, with the given objects in place of those that no recipe can hold."""
+        recipe, objects = self.folder.recipe, self.objects
+        stages = {stage.name: stage for stage in self.stages}
+        given = {"method": self.method, "model": self.models, "upload": self.uploads}
+        there = {kind for kind, value in given.items() if value} | {f"stage {name}" for name in stages}
+        python_components.need(self.folder.path, objects, ("method", "model", "stage"), there)
+        reopen.check_code(self.folder, _CODE, without=python_components.kinds([*objects, *there]))
+        known = replace(python_components.without(recipe, objects), callbacks=())  # which no finished run calls
+        components: dict[str, Any] = {"optimizer": self.optimizer}
+        components |= {key: value for key, value in (("method", self.method), ("uploads", self.uploads)) if value}
+        components["stages"] = [
+            stages.get(name) or component(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders)
+            for name in recipe.stages
+        ]
+        inputs = inputs_record.inputs(self.record.environment["inputs"])
+
+        def make_models(head: str | None) -> Sequence[SplitModel]:
+            models = [copy.deepcopy(model) for model in self.models] or architectures(recipe, inputs, head)
+            freeze(models, recipe.freeze)
+            if (initial := self.folder.initial_weights()) is not None:
+                for model, w in zip(models, initial, strict=True):
+                    load_weights(model, w)
+            return models
+
+        assign = json.loads(objects.get("assign", "null"))
+        return build_experiment(known, inputs, given=components, make_models=make_models, assign=assign)
+
+    def _without_data(self, experiment: Experiment, device: torch.device, remote: bool) -> Clients | None:
+        """Return the clients without samples; None where the method needs these, or the folder lacks their counts."""
+        counts, environment = self.record.counts, self.record.environment
+        if counts is None and not remote:
+            return None
+        clients = self.folder.recipe.clients if counts is None else len(counts)
+        blank = inputs_record.blank(environment["inputs"], clients)
+        try:
+            experiment.check_data(blank, stages=False)
+            made = Clients(experiment, blank, device, bf16=environment.get("precision") == "bf16", all_here=False)
+        except BadInput:
+            return None
+        if counts is not None:
+            made.counts = torch.as_tensor(counts, dtype=made.dtype, device=device)
+        return made
+
+    def _with_data(self, experiment: Experiment, number: int, state: Tree) -> Transport:
+        """Return the trained federation with its data."""
+        given = {"federation": self.federation, "upload": self.uploads, "optimizer": self.optimizer}
+        there = {kind for kind, value in given.items() if value}
+        python_components.need(self.folder.path, self.objects, given, there)
+        recipe = self.record.recipe
+        if self.federation is not None:
+            federation = recipe_data.with_validation(self.federation, recipe)
         else:
-            federation = recipe_data.federation(record.recipe, None if given.data is None else str(given.data))
-        return reopen.restored(folder, experiment, federation, state, number, given.device)
-
-    clients = _without_data(experiment, record, device) or with_data().clients
-    server = state["server"].to(device)
-    states = None
-    if "accepted" not in state:  # a run over Flower: its clients' states are at their sites
-        kept = {int(k): own.to(device) for k, own in state["clients"].items()}
-        states = ClientStates(clients.initial_state, kept)
-    algorithms = {stage.name: stage for stage in experiment.stages}
-    stages = {}
-    for name, left in folder.stage_states().items():
-        left = left.to(device)
-        weights = global_model(algorithms[name], left, clients.task)
-        stages[name] = StageResult(name, left, None, record.stage_rows.get(name, {}), weights)
-    return TrainedState(clients, server, states, number, stages, algorithms, functools.cache(with_data))
-
-
-def _without_data(experiment: Experiment, record: read_runs.Run, device: torch.device) -> Clients | None:
-    """Return a run's clients without their samples; None where the method needs more, or the folder says too little."""
-    begun = record.environment
-    if "inputs" not in begun or record.counts is None:
-        return None
-    blank = inputs_record.blank(begun["inputs"], len(record.counts))
-    bf16 = begun.get("precision") == "bf16"
-    try:
-        experiment.check_data(blank, stages=False)
-        clients = Clients(experiment, blank, device, bf16=bf16, all_here=False)
-    except BadInput:
-        return None
-    clients.counts = torch.as_tensor(record.counts, dtype=clients.dtype, device=device)
-    return clients
-
-
-def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> Experiment:
-    """Build the run's experiment, with the given objects in place of those that no recipe can hold."""
-    recipe, stored = folder.recipe, begun.get("objects", {})
-    inputs = inputs_record.inputs(begun["inputs"]) if "inputs" in begun else recipe_data.inputs(recipe)
-    stages = {stage.name: stage for stage in given.stages}
-    replaced = {"method": given.method, "model": given.models, "optimizer": given.optimizer, "upload": given.uploads}
-    there = {kind for kind, value in replaced.items() if value}
-    missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in stages}
-    python_components.need(folder.path, missing, {*there, *LATER})
-    held = {*there, *({"head"} if given.models else ())}
-    objects = {*python_components.kinds(stored), *(f"stage {name}" for name in stages)}
-    reopen.check_code(folder, {"method", "stage", "model", "head", "upload", "aggregator", "sampler"} - held, objects)
-    components: dict[str, Any] = {"optimizer": given.optimizer, "callbacks": ()}  # which no finished run calls
-    components["metrics"] = [name for name in recipe.metrics if f"metric {name}" not in stored]
-    for part in COMPONENT_KINDS:
-        if part.key in ("aggregator", "sampler", "uploads"):
-            texts = part.listed(getattr(recipe, part.key))
-            known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in stored]
-            components[part.key] = known if part.many else known[0] if known else None
-    components |= {key: value for key, value in (("method", given.method), ("uploads", given.uploads)) if value}
-    components["stages"] = [
-        stages.get(name) or component(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders)
-        for name in recipe.stages
-    ]
-
-    def make_models(head: str | None) -> Sequence[SplitModel]:
-        models = [copy.deepcopy(model) for model in given.models] or architectures(recipe, inputs, head)
-        freeze(models, recipe.freeze)
-        if (initial := folder.initial_weights()) is not None:
-            for model, w in zip(models, initial, strict=True):
-                load_weights(model, w)
-        return models
-
-    assign = json.loads(stored.get("assign", "null"))
-    return build_experiment(recipe, inputs, given=components, make_models=make_models, assign=assign)
+            federation = recipe_data.federation(recipe, None if self.data is None else Path(self.data))
+        return reopen.restored(self.folder, experiment, federation, state, number, self.device)
 
 
 def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **given: Any) -> Results:
@@ -200,8 +196,8 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
         BadInput: If there is no run.
     """
     patterns = [pattern] if isinstance(pattern, str | PathLike) else list(pattern)
-    places = [Path(found) for one in patterns for found in sorted(glob.glob(str(one)))]
-    folders = read_runs.run_folders([place for place in places if place.is_dir()])
+    places = [Path(place) for one in patterns for place in sorted(glob.glob(str(one)))]
+    folders = run_folders([place for place in places if place.is_dir()])
     if not folders:
         raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
     return Results(load(folder, **given) for folder in folders)

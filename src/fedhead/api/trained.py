@@ -68,6 +68,11 @@ class TrainedState:
                 if self.algorithms
                 else BadInput(f"stage: {stage} was not run, nor any other stage; add it with result.calibrate(…)")
             )
+        if stage not in self.stages:
+            raise BadInput(
+                f"stage: the folder holds no state after {stage}: the run was stopped before it, or its "
+                f"stages.safetensors is missing; compute it with result.calibrate({stage!r}), or resume the run"
+            )
         found = self.stages[stage]
         if client is not None and found.states is None:  # a folder holds what the server had after a stage
             from fedhead.engine.rounds.rounds import run_stage

@@ -21,6 +21,7 @@ from fedhead.flower import factory
 from fedhead.flower.config import ServerFile
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.metrics.records import Row
+from fedhead.recipes import inputs_record
 from fedhead.runs import environment
 from fedhead.runs.run_loggers import final_metrics
 from fedhead.runs.run_writer import RunWriter
@@ -49,7 +50,9 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
     transport = factory.transport(file, spec, run.recipe, data, grid, log)
     if run.recipe.weights is not None:
         _check_first_weights(transport.clients)
-    facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
+    inputs = inputs_record.describe(transport.clients.federation)
+    facts = environment.facts(torch.device("cpu")) | as_now
+    facts |= {"precision": "fp32", "experiment": spec.experiment, "inputs": inputs}
     with _disk(out), run.writing(facts, data):
         snapshot = run.snapshot()
         if snapshot is not None:

@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import Unreadable
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.npz_files import read_npz
-from fedhead.data.partitions import partition_file
-from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
+from fedhead.data.partitions.partition_file import stored_fingerprint
+from fedhead.runs.run_folder_schema import damaged
 
 
-@dataclass(frozen=True)
-class PartitionFile:
-    """The file of a run's split; before the run has split its data there is none.
+class StoredSplit(NamedTuple):
+    """The split of a run as its folder holds it."""
+
+    counts: NDArray[np.int64]  # training samples by client and class, so that a report needs no data
+    class_names: tuple[str, ...] | None
+    client_names: tuple[str, ...] | None
+    fingerprint: str  # as of `Federation.fingerprint`
+    data_digest: bytes
+
+
+def read_split(path: Path) -> StoredSplit | None:
+    """Read the file of a split; None before the run has split its data.
+
+    Raises:
+        DamagedRun: If the file can't be read.
+    """
+    if not path.exists():
+        return None
+    try:
+        held = read_npz(path)
+        return StoredSplit(
+            held["counts"].astype(np.int64),
+            _names(held, "class_names"),
+            _names(held, "client_names"),
+            stored_fingerprint(path),
+            held["data_digest"].tobytes(),
+        )
+    except (Unreadable, KeyError, ValueError) as error:
+        raise damaged(
+            f"{path} can't be read: it was cut, or is not a split that fedhead wrote",
+            "put the run's own file back, or delete it: the run is read without it, and resuming it writes it again",
+        ) from error
+
+
+def save_split(path: Path, federation: Federation) -> None:
+    """Write the split and a digest of the data, or compare them with those that the file holds.
 
     Args:
-        path: Where it is.
+        path: The file.
+        federation: The data as it is split now.
+
+    Raises:
+        DamagedRun: If the file holds another split or is of other data, or can't be read.
     """
+    digest = federation.train.digest()
+    stored = read_split(path)
+    if stored is None:
+        federation.save_partition(path, data_digest=np.frombuffer(digest, np.uint8))
+    elif (stored.fingerprint, stored.data_digest) != (federation.fingerprint(), digest):
+        raise damaged(
+            f"{path} differs from today's split: the data has changed since the run began, or the file is another "
+            "run's",
+            "put back what has changed, or start a new run in another folder",
+        )
 
-    path: Path
 
-    def save(self, federation: Federation) -> None:
-        """Store the split and a digest of the data, or compare them with those that are stored.
-
-        Args:
-            federation: The data as it is split now.
-
-        Raises:
-            BadInput: If another split or other data is stored, or the file can't be read.
-        """
-        digest = np.frombuffer(federation.train.digest(), np.uint8)
-        if not self.path.exists():
-            # with the counts, so that a report needs no data
-            federation.save_partition(self.path, data_digest=digest)
-            return
-        with damaged_if_bad():
-            same = self.fingerprint() == federation.fingerprint()
-        if not same:
-            raise damaged(
-                f"{self.path} differs from today's split: the data has changed since the run began, or the "
-                "file is another run's",
-                "put back what has changed, or start a new run in another folder",
-            )
-        stored = self._array("data_digest")
-        if stored is None or not np.array_equal(stored, digest):
-            raise BadInput(
-                f"{self.path.parent} was begun with other training samples of the same split: the data has changed "
-                "since; put it back, or start a new run"
-            )
-
-    def counts(self) -> NDArray[np.int64] | None:
-        """Return the training samples by client and class; None without a file."""
-        counts = self._array("counts")
-        return None if counts is None else counts.astype(np.int64)
-
-    def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes; None if they have none, or without a file."""
-        return self._names("class_names")
-
-    def client_names(self) -> tuple[str, ...] | None:
-        """Return the names of the clients; None if they have none, or without a file."""
-        return self._names("client_names")
-
-    def fingerprint(self) -> str | None:
-        """Return what two runs share that have the same split (`Federation.fingerprint`); None without a file."""
-        return partition_file.stored_fingerprint(self.path) if self.path.exists() else None
-
-    def _names(self, name: str) -> tuple[str, ...] | None:
-        names = self._array(name)
-        return None if names is None else tuple(map(str, names.reshape(-1)))
-
-    def _array(self, name: str) -> NDArray[Any] | None:
-        return read_npz(self.path, only=name).get(name) if self.path.exists() else None
+def _names(held: dict[str, NDArray[Any]], name: str) -> tuple[str, ...] | None:
+    return tuple(map(str, held[name].reshape(-1))) if name in held else None

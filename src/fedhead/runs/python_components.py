@@ -16,6 +16,7 @@ from typing import Any
 
 from fedhead.algorithm.method import Method
 from fedhead.core.components.component_check import name_of
+from fedhead.core.components.component_syntax import read_call
 from fedhead.core.components.loading import find_file, loaded_file
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
@@ -90,13 +91,23 @@ def _algorithm(registry: Registry[Any], thing: Any, keys: dict[str, Any], object
     return name
 
 
-def kinds(objects: Mapping[str, str]) -> set[str]:
+def kinds(objects: Collection[str]) -> set[str]:
     """Return the kinds of components, or kinds and names, that are objects, as `components.sources` leaves them out."""
     found = {"dataset", "partition"} if "federation" in objects else set()
     for name in objects:
         kind = name.split(" ")[0]
         found |= {"model", "head"} if kind == "model" else {name}
     return found
+
+
+def without(recipe: Recipe, objects: Collection[str]) -> Recipe:
+    """Return a recipe without the components that are objects, but for its method and stages."""
+    kept: dict[str, Any] = {"metrics": [name for name in recipe.metrics if f"metric {name}" not in objects]}
+    for part in COMPONENT_KINDS[2:]:
+        texts = part.listed(getattr(recipe, part.key))
+        known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in objects]
+        kept[part.key] = known if part.many else known[0] if known else None
+    return dataclasses.replace(recipe, **kept)
 
 
 def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | None) -> None:
@@ -125,14 +136,20 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
         raise BadInput(f"{run} was begun with {texts}; {GIVE_AGAIN}")
 
 
-def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> None:
+def need(run: Any, stored: Collection[str], needed: Collection[str], given: Collection[str] = ()) -> None:
     """Refuse to open a run for work that needs objects which are not there.
+
+    Args:
+        run: The run folder.
+        stored: The objects that the run was begun with.
+        needed: The kinds of objects that the work needs.
+        given: Objects that are there, by kind, or by kind and name.
 
     Raises:
         BadInput: It names them, and the call that gives them.
     """
-    optional = ("metric ", "callback ")  # which no question to a finished run needs
-    missing = [name for name in stored if name.split(" ")[0] not in given and not name.startswith(optional)]
+    wanted = {name: name.split(" ")[0] for name in stored if name not in given}
+    missing = [name for name, kind in wanted.items() if kind in needed and kind not in given]
     if missing:
         words = dict.fromkeys(
             {"stage": "stages", "upload": "uploads"}.get(word, word)

@@ -14,7 +14,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG, METRICS
+from fedhead.runs.run_folder_schema import CONFIG, METRICS, damaged
 
 
 @dataclass(frozen=True)
@@ -26,24 +26,24 @@ class Run:
         recipe: The recipe; components that were given as objects are named.
         rows: The metrics of its rounds.
         result: The final results; None if the run is not finished.
+        environment: What it ran on.
         diverged: Why it has no result, if its numbers left the finite ones.
         counts: Training samples by client and class; None if it was stopped before it split its data.
         class_names: Names of the classes, if they have such.
         client_names: Names of the clients, if they have such.
         split: Fingerprint of the split (`Federation.fingerprint`), if the data was split.
-        environment: What it ran on.
     """
 
     folder: Path | None
     recipe: Recipe
     rows: list[Row]
     result: Row | None
+    environment: Mapping[str, Any] = field(default_factory=dict)
     diverged: str | None = None
     counts: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
     split: str | None = None
-    environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -127,19 +127,10 @@ def read_run(folder: RunFolder) -> Run:
     rows, result = folder.metrics(), folder.result()
     if result is not None and len(rows) < (trained := result.get("trained_rounds", folder.recipe.rounds)):
         there = f"{len(rows)} of {trained} rounds"
-        raise BadInput(f"{folder.path / METRICS} holds {there}, though the run is finished: it was cut")
-    return Run(
-        folder.path,
-        folder.recipe,
-        rows,
-        result,
-        folder.diverged,
-        folder.partition.counts(),
-        folder.partition.class_names(),
-        folder.partition.client_names(),
-        folder.partition.fingerprint(),
-        folder.environment(),
-    )
+        raise damaged(f"{folder.path / METRICS} holds {there}, though the run is finished: it was cut or deleted")
+    split = folder.split()
+    about_data = () if split is None else split[:4]
+    return Run(folder.path, folder.recipe, rows, result, folder.environment(), folder.diverged, *about_data)
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:

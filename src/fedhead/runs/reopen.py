@@ -93,7 +93,8 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     """
     folder = RunFolder.open(path)
     number, state = checkpoint_state(folder)
-    python_components.need(folder.path, folder.environment().get("objects", {}))
+    needed = ("federation", "model", "method", "stage", "upload", "optimizer")
+    python_components.need(folder.path, folder.environment().get("objects", {}), needed)
     check_code(folder)
     # analyses look into the extractor's layers, which kept features pass by
     experiment, federation = prepare(replace(folder.recipe, cache_features=None), data)
@@ -122,7 +123,7 @@ def restored(
     begun = folder.environment()
     precision = "bf16" if begun.get("precision") == "bf16" else "fp32"
     simulation = Simulation(experiment, federation, Compute(device=device, precision=precision))
-    folder.partition.save(federation)  # refuses data that has changed since
+    folder.save_split(federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 

@@ -31,13 +31,14 @@ from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.system.special_files import read_text
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.treefile import load_tree, save_tree
+from fedhead.data.federation.federation import Federation
 from fedhead.engine.rounds.evaluated_rounds import is_evaluated, without_evaluation
 from fedhead.recipes import components, resume_rules
 from fedhead.recipes.differences import describe
-from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.recipe import KEYS, Recipe
 from fedhead.runs.checkpoint import Checkpoint, owner_of
 from fedhead.runs.folder_lock import LOCK, lock_folder, unwritable
-from fedhead.runs.partition_file import PartitionFile
+from fedhead.runs.partition_file import StoredSplit, read_split, save_split
 from fedhead.runs.run_folder_schema import (
     CHECKPOINT,
     CONFIG,
@@ -126,8 +127,10 @@ class RunFolder:
             raise damaged(reason) if set(held) & set(FILES) else BadInput(reason)
         read_environment(path)  # refuses another schema
         with damaged_if_bad():
-            stored = Recipe.from_yaml(read_text(path / CONFIG), str(path / CONFIG), [path.resolve()])
-        return cls(path, stored)
+            text = read_text(path / CONFIG)
+            if f"\n{KEYS[-1]}:" not in text:  # every key is written
+                raise damaged(f"{path / CONFIG} was cut: it lacks the key {KEYS[-1]!r}")
+            return cls(path, Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()]))
 
     def check_continued_by(self, recipe: Recipe, fix: str = "resume with the same one") -> None:
         """Raise `OtherRecipe` if a recipe does not continue the run's own (`resume_rules`)."""
@@ -168,10 +171,13 @@ class RunFolder:
         return None if found is None or self.finished else str(found.get("reason"))
 
     # -- the split and the surroundings -----------------------------------------------------------
-    @property
-    def partition(self) -> PartitionFile:
-        """The file of the split."""
-        return PartitionFile(self.path / PARTITION)
+    def split(self) -> StoredSplit | None:
+        """Return the stored split; None before the run has split its data."""
+        return read_split(self.path / PARTITION)
+
+    def save_split(self, federation: Federation) -> None:
+        """Store the split of the data, or refuse data that differs from that of the stored split."""
+        save_split(self.path / PARTITION, federation)
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run ran on, on top of what is stored."""

@@ -83,7 +83,9 @@ def read_environment(folder: Path) -> dict[str, Any]:
     Raises:
         DamagedRun: If it can't be read, or the folder is of another schema.
     """
-    environment = read_object(folder / ENVIRONMENT) or {}
+    environment = read_object(folder / ENVIRONMENT)
+    if environment is None:
+        raise damaged(f"{folder / ENVIRONMENT} is missing")
     schema = environment.pop("schema", None)
     if schema != SCHEMA:
         raise DamagedRun(
@@ -102,7 +104,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         DamagedRun: If a line is no record of its round.
     """
     rows: list[dict[str, Any]] = []
-    lines = read_text(path).split("\n") if path.exists() else [""]
+    with damaged_if_bad():
+        lines = read_text(path).split("\n") if path.exists() else [""]
     for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
         where = f"{path}, line {number}"
         with damaged_if_bad():

@@ -128,7 +128,7 @@ class RunWriter(Observer):
             if extended:
                 self.folder.extend(self.recipe)
             if federation is not None:
-                self.folder.partition.save(federation)
+                self.folder.save_split(federation)
                 facts = {**facts, "inputs": inputs_record.describe(federation)}
             if self.recipe.weights is not None:
                 facts = {**facts, "weights": self._weights_digest()}
