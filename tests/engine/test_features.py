@@ -174,10 +174,10 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(fh.BadInput, match=r"^cache_features: .* can't be written to"):
         fh.extract_features(federation, "mlp(hidden=[4])", cache=blocked)
 
-    def full(tensors: Any, path: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+    def full(tensors: Any, path: Any, metadata: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("fedhead.engine.clients.features.save_file", full)
+    monkeypatch.setattr("fedhead.core.tree.treefile.save_file", full)
     with pytest.raises(fh.BadInput, match=r"can't be written to: .* No space left on device"):
         replace(extract, folder=tmp_path / "new")(held)
 

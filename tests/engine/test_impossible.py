@@ -163,9 +163,9 @@ def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_pat
 def test_an_impossible_statistic_of_a_site_leaves_it_out_of_the_stage(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from simulations import make_world
+    from small_sites import changed_response
 
     from fedhead.flower.wire import wire
-    from fedhead.testing.inprocess import changed_response
 
     stage = CCVR(samples=5, epochs=1)
     settings = {"rounds": 1, "local": LOCAL}

@@ -11,6 +11,7 @@ import torch
 from hostile import with_reply
 from simulations import make_simulation, make_world, run
 from small import federation, network
+from small_sites import changed_response
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Float16Upload
@@ -26,7 +27,6 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Context, Received
 from fedhead.executors.client.reply_set import ClientReply
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import changed_response
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
 Change = Callable[[ClientReply, Tree], ClientReply]

@@ -12,6 +12,7 @@ import torch
 from named import named_federation, named_model
 from simulations import make_simulation, make_world, run
 from small import federation, network
+from small_sites import changed_response
 from tiers import quick
 
 from fedhead.algorithm.stage import Stage
@@ -30,7 +31,7 @@ from fedhead.metrics.registry import find
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers import SAMPLERS
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
+from fedhead.testing.inprocess import InProcess, InProcessFederation
 
 ROUNDS = 3
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)

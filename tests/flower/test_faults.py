@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from simulations import make_world, run
 from small import federation, network
-from small_sites import SETTINGS, changed, during, nan, same, whole, without, world
+from small_sites import SETTINGS, changed, changed_response, during, nan, same, whole, without, world
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import FedheadError
@@ -23,7 +23,7 @@ from fedhead.flower.server.messaging import Failure
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire import protocol, wire
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcess, changed_response
+from fedhead.testing.inprocess import InProcess
 
 
 def test_a_client_that_raises(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from simulations import make_world, run
 from small import federation, network
+from small_sites import changed_response
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
@@ -19,7 +20,7 @@ from fedhead.deploy import certificates
 from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
+from fedhead.testing.inprocess import InProcess, InProcessFederation
 
 KEYS = {f"site-{k}": f"key of site-{k}".encode() for k in range(5)}
 

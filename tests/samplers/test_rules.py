@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulations import make_experiment
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
@@ -47,7 +48,8 @@ def test_uniform_draws_never_change() -> None:
     ("participation", "size"), [(0.01, 1), (0.25, 3), (0.24, 2), (0.45, 5), (0.44, 4), (0.8, 8), (1.0, 10)]
 )
 def test_a_cohorts_size_is_rounded_half_up_with_one_at_least(participation: float, size: int) -> None:
-    assert sampling.cohort_size(10, participation) == size
+    experiment = make_experiment([], fh.FedAvg(), local=fh.LocalTraining(), rounds=1, participation=participation)
+    assert experiment.cohort_size(10) == size
 
 
 def test_round_robin_goes_through_all_clients_before_one_comes_again() -> None:

@@ -19,7 +19,7 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.flower.wire import wire
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import Fault, InProcessFederation, changed_response
+from fedhead.testing.inprocess import Fault, InProcessFederation
 
 SETTINGS = {"rounds": 3, "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
@@ -37,6 +37,13 @@ def during(kind: str, round: int, then: Fault) -> Fault:
         return then(message, honest) if (header["kind"], header["round"]) == (kind, round) else honest()
 
     return fault
+
+
+def changed_response(content: RecordDict, change: Change) -> RecordDict:
+    """Return a response with its header and trees changed."""
+    header, trees = wire.unpack(content)
+    change(header, trees)
+    return wire.pack(header, trees)
 
 
 def changed(change: Change) -> Fault:

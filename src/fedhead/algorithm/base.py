@@ -48,11 +48,6 @@ class Algorithm(Component):
     objectives: ClassVar[tuple[str, ...]] = OBJECTIVE_NAMES
     oracle: ClassVar[bool] = False
 
-    @property
-    def is_built_in(self) -> bool:
-        """Whether it is one of fedhead's own, which are tested to leave alone what their hooks are given."""
-        return type(self).__module__.startswith("fedhead.")
-
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check, before anything is computed, that this can be used with the models and the data.
 

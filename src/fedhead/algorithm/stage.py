@@ -31,11 +31,6 @@ class Stage(Algorithm):
 
     method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
 
-    @property
-    def is_built_in(self) -> bool:
-        """Whether it and the method, whose hooks it calls, are fedhead's own."""
-        return super().is_built_in and self.method.is_built_in
-
     def on_method(self, method: Method) -> Self:
         """Return this stage on top of a method.
 

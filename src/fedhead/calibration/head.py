@@ -43,25 +43,16 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
         )
 
 
+@torch.no_grad()
 def linear(model: SplitModel) -> bool:
     """Return whether the classifier is linear in z (with or without a bias).
 
-    `nn.Linear` itself is, and the built-in heads declare it in their class as `linear_in_features`. A class that
-    does neither is probed.
+    `nn.Linear` itself is; of others f(a) + f(b) = f(a + b) + f(0) is tested in float64, on a CPU copy, where neither
+    TF32 nor bfloat16 rounds. The tolerance is relative to the outputs and allows for a head that computes in float32
+    internally.
     """
-    kind = type(model.classifier)
-    if kind is nn.Linear:
+    if type(model.classifier) is nn.Linear:
         return True
-    declared = vars(kind).get("linear_in_features")  # of the class itself: a subclass may compute something else
-    return _probe(model) if declared is None else bool(declared)
-
-
-@torch.no_grad()
-def _probe(model: SplitModel) -> bool:
-    """Test f(a) + f(b) = f(a + b) + f(0) in float64, on a CPU copy, where neither TF32 nor bfloat16 rounds.
-
-    The tolerance is relative to the outputs and allows for a head that computes in float32 internally.
-    """
     head = copy.deepcopy(model.classifier).to("cpu", torch.float64).eval()
     a, b = torch.randn(2, model.features, generator=random.generator(random.key("linear")), dtype=torch.float64)
     f = head(torch.stack([a, b, a + b, torch.zeros_like(a)])).double()

@@ -127,9 +127,9 @@ def check_device(name: str, where: torch.device) -> None:
 
 def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     """Return the user's own executor of a name such as file.py:Name."""
-    made = EXECUTORS.find(name, folders)()
-    made.name = name  # by which a run folder finds it again
-    return made
+    kind = EXECUTORS.find(name, folders)
+    kind.name = name  # by which a run folder finds it again
+    return kind()
 
 
 def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor:

@@ -90,7 +90,6 @@ class NormalizedLinear(nn.Linear):
     """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
 
     kind = "normalized"
-    linear_in_features = True
 
     def __init__(self, features: int, classes: int):
         super().__init__(features, classes, bias=False)
@@ -133,7 +132,6 @@ class ETFHead(nn.Module):
     """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
 
     kind = "etf"
-    linear_in_features = False  # features are normalized
     fixed = frozenset({"weight"})  # V stays as it is in federated training; personalization may tune it
 
     def __init__(self, features: int, classes: int, key: int = 0, scale: float = 1.0):
@@ -155,7 +153,6 @@ class PrototypeHead(nn.Module):
     """
 
     kind = "prototype"
-    linear_in_features = False
     fixed = frozenset({"weight"})
 
     def __init__(self, features: int, classes: int, scale: float = 1.0):

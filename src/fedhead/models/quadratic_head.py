@@ -15,7 +15,6 @@ class QuadraticHead(nn.Module):
     """
 
     kind = "quadratic"
-    linear_in_features = False
 
     def __init__(self, features: int, classes: int):
         super().__init__()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from fedhead.algorithm.stage import stage
@@ -28,16 +27,14 @@ class GaussianHead(ClosedFormHead):
 
     # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Eq. 17 and 19)
     shrinkage: Annotated[float, Between(0, 1)] | None = None
-    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all samples, or all alike
 
     def shrunk(self, covariance: Tensor, samples: float) -> Tensor:
         """Return a covariance of so many samples, shrunk as asked for."""
         return shrink(covariance, ledoit_wolf(covariance, samples) if self.shrinkage is None else self.shrinkage)
 
     def log_priors(self, count: Tensor) -> Tensor:
-        """Return the logarithms of the classes' prior probabilities, [C]."""
-        weight = count if self.priors == "empirical" else torch.ones_like(count)
-        return (weight / weight.sum()).log()
+        """Return the logarithms of the classes' shares of all samples, [C]."""
+        return (count / count.sum()).log()
 
     @property
     def remedy(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -27,11 +27,10 @@ class PersonalLDA(PersonalHead):
     """
 
     shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
-    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
 
     def prerequisite(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""
-        return LDA(self.shrinkage, self.priors, absent=self.absent, kept_for=self.name, method=self.method)
+        return LDA(self.shrinkage, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return the shrinkage."""
@@ -44,8 +43,7 @@ class PersonalLDA(PersonalHead):
         mean = total / torch.where(there, count, 1.0)[:, None]
         within = sums["outer"] - total.mT @ mean
         weight = solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
-        share = count / samples if self.priors == "empirical" else torch.ones_like(count)
-        prior = torch.where(there, share, 1.0).log()
+        prior = torch.where(there, count / samples, 1.0).log()
         return Tree(weight=weight, bias=torch.where(there, prior - 0.5 * (weight * mean).sum(-1), NEVER))
 
     def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:

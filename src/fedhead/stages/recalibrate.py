@@ -59,10 +59,7 @@ class Recalibrate(Stage):
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Train the head on the clients' own features, pooled."""
-        if task.pool is None:
-            raise BadInput(
-                "recalibrate needs all clients' data in one place: it is an oracle for simulations, use ccvr"
-            )
+        assert task.pool is not None, "an oracle is refused at real sites"
         w = cast(Weights, self.method.global_model(server, task))
         z, y = features(task.model, w, task.pool, self.rows(task.pool, task.seed))
         head = retrain(

@@ -23,7 +23,6 @@ from fedhead.flower.site.client_handler import respond
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_data import share
 from fedhead.flower.site.site_metrics import computed_at_sites
-from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.models.split_model import SplitModel
 
@@ -136,10 +135,3 @@ class InProcessFederation:
         transport = FlowerTransport(grid, spec, dry_run, waits, test, log)
         transport.poll = 0.001
         return transport
-
-
-def changed_response(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
-    """Return a response with its header and trees changed."""
-    header, trees = wire.unpack(content)
-    change(header, trees)
-    return wire.pack(header, trees)

@@ -328,18 +328,13 @@ def _distribution(module: str, name: str) -> str | None:
 
 
 def _version(distribution: str) -> str | None:
-    return _version_on(distribution, tuple(sys.path))
-
-
-# These read the files of installed packages: once for each sys.path is enough.
-@cache
-def _version_on(distribution: str, path: tuple[str, ...]) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
 
+# These read the files of installed packages: once for each sys.path is enough.
 @cache
 def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
     return metadata.entry_points(group=group)

@@ -53,14 +53,12 @@ def client_tests(
 ) -> ClientTests:
     """Collect the tests of all clients; None for one that was not tested."""
     names = dict.fromkeys(name for one in each if one is not None for name in one.measured.values)
-    undefined = {name: [k for k, one in enumerate(each) if one and name in one.measured.notes] for name in names}
     notes = {}
-    for name, clients in undefined.items():
-        if clients:
-            first = each[clients[0]]
-            assert first is not None, "listed just above"
-            reason = f"client {clients[0]}: {first.measured.notes[name]}"
-            notes[f"client_metrics.{name}"] = f"no value for {len(clients)} of {len(each)} clients ({reason})"
+    for name in names:
+        undefined = [(k, one.measured.notes[name]) for k, one in enumerate(each) if one and name in one.measured.notes]
+        if undefined:
+            reason = "client {}: {}".format(*undefined[0])
+            notes[f"client_metrics.{name}"] = f"no value for {len(undefined)} of {len(each)} clients ({reason})"
     return ClientTests(
         [None if one is None else one.accuracy for one in each],
         [None if one is None else one.loss for one in each],

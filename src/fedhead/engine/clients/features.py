@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.core.training import random
 from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.core.tree.inputs import Inputs, channels_last, map_inputs, shape_of, tensors_of, to_dtype
+from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.treefile import load_tree, save_tree
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.executors.stack.map_clients import retry_with_smaller_batches
 from fedhead.models.dropout import KeyedDropout, dropout_key
 from fedhead.models.module_digest import module_digest
 from fedhead.models.split_model import SplitModel
@@ -69,7 +69,7 @@ class FeatureExtractor:
         if self.folder is None:
             return Samples(self._compute(samples.x, advance), samples.y)
         path = self.folder / f"{self.key(samples.x)}.safetensors"
-        found = _read(path, len(samples.y), self._like.dtype)
+        found = _read(path)
         if found is None:
             found = self._compute(samples.x, advance)
             _write(path, found)
@@ -95,26 +95,19 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def _compute(self, x: Inputs, advance: Advance | None) -> Tensor:
-        device, batch = self._like.device, BATCH.get(self._like.device.type, BATCH["cpu"])
-        size, begin = len(tensors_of(x)[0]), 0
+        device, size = self._like.device, len(tensors_of(x)[0])
         model = copy.deepcopy(self.model).eval()
-        made: Tensor | None = None
-        while begin < size or made is None:
-            part = map_inputs(lambda t, at=begin, n=batch: t[at : at + n].to(device), x)
-            try:
-                found = self._features(model, part)
-            except torch.cuda.OutOfMemoryError:
-                if batch == 1:
-                    raise
-                batch //= 2
-                continue
-            if made is None:
-                made = found.new_empty(size, found.shape[1])
-            made[begin : begin + len(found)] = found
-            if advance is not None:
-                advance(len(found))
-            begin += batch
-        return made
+
+        def compute(batch: int) -> Tensor:
+            made: list[Tensor] = []
+            for begin in range(0, max(size, 1), batch):
+                part = map_inputs(lambda t, at=begin: t[at : at + batch].to(device), x)
+                made.append(self._features(model, part))
+                if advance is not None:
+                    advance(len(made[-1]))
+            return torch.cat(made)
+
+        return retry_with_smaller_batches(compute, BATCH.get(device.type, BATCH["cpu"]), size, "features")[0]
 
     def _features(self, model: SplitModel, x: Inputs) -> Tensor:
         inputs = to_dtype(self.transform(x), self._like.dtype)  # type: ignore[arg-type]  # of the transform's kind
@@ -191,25 +184,18 @@ def check_kept(model: SplitModel, transform: AnyTransform, x: Inputs) -> None:
         raise BadInput(f"cache_features: inputs and features both have {h.shape[1]} numbers, and can't be told apart")
 
 
-def _read(path: Path, size: int, dtype: torch.dtype) -> Tensor | None:
+def _read(path: Path) -> Tensor | None:
     """Return kept features; None where there are none, or the file is damaged."""
     try:
-        if not path.is_file():
-            return None
-        found = load_file(path)["features"]
-        if found.dim() != 2 or len(found) != size or found.dtype != dtype:
-            raise ValueError(f"its numbers are not the features of {size} samples")
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        warn_once(f"{path} can't be read ({str(error).splitlines()[0]}): its features are computed again")
+        return load_tree(path)[0]["features"] if path.is_file() else None
+    except BadInput as error:
+        warn_once(f"{error}: its features are computed again")
         return None
-    return found
 
 
 def _write(path: Path, features: Tensor) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as draft:
-            save_file({"features": features.cpu().contiguous()}, draft)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise BadInput(f"cache_features: {path.parent} can't be written to: {reason}") from error
+        save_tree(path, Tree(features=features))
+    except OSError as error:
+        raise BadInput(f"cache_features: {path.parent} can't be written to: {error}") from error

@@ -6,6 +6,7 @@ last round: simulation, sites and round loop read their settings from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -130,8 +131,8 @@ class Experiment:
         return compatibility.assignment(self.assign, len(self.models), clients)
 
     def cohort_size(self, clients: int) -> int:
-        """Return how many clients take part in a round."""
-        return sampling.cohort_size(clients, self.schedule.participation)
+        """Return how many clients take part in a round, if so many hold data."""
+        return max(1, math.floor(self.schedule.participation * clients + 0.5))  # Python rounds halves to even
 
     def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
         """Check that all parts go together; no data is needed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,11 +27,6 @@ class Cohort:
     clients: list[int]
     inclusion: Mapping[int, float] = field(default_factory=dict)
     dropped: Mapping[int, str] = field(default_factory=dict)
-
-
-def cohort_size(clients: int, participation: float) -> int:
-    """Return how many clients take part in a round, if so many hold data."""
-    return max(1, round_half_up(participation * clients))
 
 
 def draw(sampler: Sampler, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Cohort:
@@ -83,11 +77,6 @@ def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> 
         )
 
 
-def round_half_up(value: float) -> int:
-    """Round to the nearest integer, halves upwards (Python rounds them to even)."""
-    return math.floor(value + 0.5)
-
-
 def _numbers(found: Any, sizes: Mapping[int, int], title: str) -> list[int]:
     """Return the clients that a sampler's hook returned, checked."""
     try:
@@ -107,7 +96,7 @@ def _probability(found: Any, client: int, title: str) -> float:
     try:
         value = float(found[client])
     except (TypeError, ValueError, KeyError, IndexError):
-        value = math.nan
+        value = 0.0
     if not 0 < value <= 1:
         raise BadInput(f"{title} has no probability above 0 and at most 1 for client {client}: return one for each")
     return value

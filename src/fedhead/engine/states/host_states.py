@@ -84,7 +84,7 @@ class HostStates(ClientStates):
         on_host = self._copies.to_host([state.buffers for state in states])
         for client, state, buffers in zip(clients, states, on_host, strict=True):
             self._packed[client] = kept = state._replace(buffers=buffers)
-            self._kept.keep_packed(client, kept)
+            self._kept[client] = kept
             self._prefetched.pop(client, None)
             if client in self._wanted:
                 self._prefetched[client] = state.tree().to(self._copies.device)

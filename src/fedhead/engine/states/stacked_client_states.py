@@ -11,7 +11,7 @@ from fedhead.core.tree.tree_rows import StackedTrees
 
 
 class StackedClientStates(MutableMapping[int, Tree]):
-    """Client states, of which some may be rows of one stack.
+    """Client states, of which some may be rows of one stack, or packed until they are asked for.
 
     A round of all clients begins with the stack that the last one ended with: to take it apart and put it together
     again takes hundreds of operations, for which a GPU would wait.
@@ -36,15 +36,6 @@ class StackedClientStates(MutableMapping[int, Tree]):
         self._states.update(zip(clients, range(len(clients)), strict=True))
         self._stack, self._in_stack = rows, len(clients)
         self._shared.clear()
-
-    def keep_packed(self, client: int, state: PackedTree) -> None:
-        """Replace a state by one that is unpacked when it is asked for.
-
-        Args:
-            client: The client's number.
-            state: Its state.
-        """
-        self._replace(client, state)
 
     def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
         """Return the states of clients as they lie in one stack; None where they do not.
@@ -87,8 +78,9 @@ class StackedClientStates(MutableMapping[int, Tree]):
         self[client] = state  # by itself from now on, since whoever asks for it may change it
         return state
 
-    def __setitem__(self, client: int, state: Tree) -> None:
-        self._replace(client, state)
+    def __setitem__(self, client: int, state: Tree | PackedTree) -> None:
+        self._leave(client)
+        self._states[client] = state
 
     def __delitem__(self, client: int) -> None:
         self._leave(client)
@@ -102,10 +94,6 @@ class StackedClientStates(MutableMapping[int, Tree]):
 
     def __contains__(self, client: object) -> bool:
         return client in self._states
-
-    def _replace(self, client: int, state: Tree | PackedTree) -> None:
-        self._leave(client)
-        self._states[client] = state
 
     def _leave(self, client: int) -> None:
         """Forget where a client's state lies."""

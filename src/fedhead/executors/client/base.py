@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.components.component import Component
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.reply_set import ReplySet
 
@@ -24,20 +25,8 @@ class ExecutorReport(NamedTuple):
     runs: int = 1
 
 
-class Executor:
-    """Trains the clients of jobs; one of your own overrides `train`.
-
-    Attributes:
-        name: Name of the executor.
-    """
-
-    name: str = ""
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Name a class that nobody has named."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
+class Executor(Component):
+    """Trains the clients of jobs; one of your own overrides `train`."""
 
     def run(self, jobs: Sequence[Job]) -> ReplySet:
         """Train the clients of several jobs; a GPU may still compute the numbers of their replies.

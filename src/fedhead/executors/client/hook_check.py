@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import global_generators
 from fedhead.core.tree.mutation_check import Unchanged
@@ -36,8 +37,9 @@ _checked: dict[tuple[Any, ...], list[ref[object]]] = {}  # components by hook an
 
 
 def is_built_in(component: object) -> bool:
-    """Return whether a component is one of fedhead's own."""
-    return bool(getattr(component, "is_built_in", type(component).__module__.startswith("fedhead.")))
+    """Return whether a component is one of fedhead's own; a stage also calls the hooks of its method."""
+    of_fedhead = type(component).__module__.startswith("fedhead.")
+    return of_fedhead and (not isinstance(component, Stage) or is_built_in(component.method))
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class SharedStack:
     """
 
     def __init__(self, stack: Stack):
-        self._stack = stack
+        self.stack = stack
         self._turn = threading.Condition()  # held by the run that proceeds
         self._running = 0
         self._waiting: list[_Request] = []
@@ -111,14 +111,6 @@ class SharedStack:
         assert request.outcome is not None, "waited for"
         return request.outcome
 
-    def train_alone(self, jobs: Sequence[Job]) -> ReplySet:
-        """Train the jobs of one run by themselves."""
-        return self._stack.run(jobs)
-
-    def report(self) -> ExecutorReport:
-        """Return the report of the stack."""
-        return self._stack.report()
-
     def _train_if_all_wait(self) -> None:
         if not self._waiting or len(self._waiting) < self._running:
             return
@@ -136,7 +128,7 @@ class SharedStack:
         """Train the clients of several runs; if that fails, each run by itself, so that only those that fail end."""
         try:
             groups = self._grouped(requests)
-            stacks = self._stack.train_all([merge_jobs([request.job for request in group]) for group in groups])
+            stacks = self.stack.train_all([merge_jobs([request.job for request in group]) for group in groups])
         except Exception as error:  # a user's own code may raise anything
             if len(requests) == 1:
                 requests[0].outcome = error
@@ -188,14 +180,14 @@ class _Member(Executor):
         program = jobs[0].program
         built_in = all(is_built_in(part) for part in (program.algorithm, *program.uploads))
         if len(jobs) > 1 or not (built_in and isinstance(program.algorithm, Method)):
-            return self._shared.train_alone(jobs)
+            return self._shared.stack.run(jobs)
         replies = ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
         replies.whole_stacks = False  # tables made ahead are of one run, a merged job makes its own
         return replies
 
     def report(self) -> ExecutorReport:
         """Return the report of the shared stack."""
-        return self._shared.report()._replace(runs=self._runs)
+        return self._shared.stack.report()._replace(runs=self._runs)
 
 
 def merge_jobs(jobs: Sequence[Job]) -> Job:
