@@ -87,7 +87,7 @@ def streamed_qda(held: fh.Federation, absent: Any, device: str) -> Row:
     return {
         "head": "qda",
         "accuracy": accuracy,
-        "bytes_per_client": total.nbytes,
+        "bytes_per_client": total.tree().nbytes,
         "seconds": time.perf_counter() - begin,
     }
 

@@ -50,7 +50,6 @@ from fedhead.core.components.ranges import Above as Above
 from fedhead.core.components.ranges import AtLeast as AtLeast
 from fedhead.core.components.ranges import AtMost as AtMost
 from fedhead.core.components.ranges import Below as Below
-from fedhead.core.components.ranges import Between as Between
 from fedhead.core.components.ranges import Matches as Matches
 from fedhead.core.system.errors import BadInput as BadInput
 from fedhead.core.system.errors import Diverged as Diverged

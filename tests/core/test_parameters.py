@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fedhead as fh
 from fedhead.core.components.parameters import Checked, check, check_all, parameters
-from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between, Matches, Range
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Matches, Range
 from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS
 from fedhead.recipes import experiment as build
@@ -45,8 +45,6 @@ def numeric(hint: Any) -> bool:
 
 def outside(one: Range) -> float:
     """A whole number just out of a range."""
-    if isinstance(one, Between):
-        return one.high + 1
     step = {AtLeast: -1, Above: 0, AtMost: 1, Below: 0}[type(one)]
     return one.bound + step  # type: ignore[attr-defined]  # the four of the line above have one
 
@@ -98,7 +96,6 @@ def test_a_models_parameters_are_named_as_the_caller_wrote_them() -> None:
 def test_ranges_hold_what_they_say(low: float, value: float) -> None:
     assert (value in AtLeast(low)) == (value >= low) == (value not in Below(low))
     assert (value in AtMost(low)) == (value <= low) == (value not in Above(low))
-    assert (value in Between(low, low)) == (value == low)
 
 
 def test_several_ranges_hold_together_and_are_said_together() -> None:

@@ -68,7 +68,7 @@ SMALL = {"clients": 3, "rounds": 2, "batch_size": 16, "partition": "dirichlet(1.
 class Planted(fh.Method):
     """FedAvg whose models are spoilt the more, the further `place` is from 0.3."""
 
-    place: Annotated[float, fh.Between(0, 1)] = 0.0
+    place: Annotated[float, fh.AtLeast(0), fh.AtMost(1)] = 0.0
 
     def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
         new = super().aggregate(server, replies, task)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from fedhead.aggregators.base import Aggregator, aggregator
-from fedhead.core.components.ranges import Above, Between
+from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import tree_mean
 
@@ -25,7 +25,7 @@ class CenteredClipping(Aggregator):
 
     remembers: ClassVar[bool] = True
     radius: Annotated[float, Above(0)] | None = None  # τ; None: the round's median distance from the center
-    momentum: Annotated[float, Between(0, 1)] = 1.0  # how much of the last round's update is the center v
+    momentum: Annotated[float, AtLeast(0), AtMost(1)] = 1.0  # how much of the last round's update is the center v
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """v + 1/K Σ (x_k − v) min(1, τ / ‖x_k − v‖) (CC)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics, check_same_model, merge
@@ -74,18 +73,6 @@ def subtract(total: Statistics, part: Statistics) -> Statistics:
     Raises:
         BadInput: If that would leave negative counts, or the two are of different models or transforms.
     """
-    count = check_counts_left(total, part)
-    there = (count > 0)[:, None]
-    outer = total.outer - part.outer
-    if outer.dim() == 2:
-        outer = torch.where(there, outer, 0.0)  # what is left of a class without samples is a rounding error
-    elif not bool(there.any()):
-        outer = torch.zeros_like(outer)
-    return replace(total, count=count, sum=torch.where(there, total.sum - part.sum, 0.0), outer=outer)
-
-
-def check_counts_left(total: Statistics, part: Statistics) -> Tensor:
-    """Return the counts that a subtraction leaves, and raise `BadInput` for negative ones or another model's."""
     check_same_model(total, part)
     count = total.count - part.count
     for c in torch.nonzero(count < 0).flatten().tolist():
@@ -93,7 +80,13 @@ def check_counts_left(total: Statistics, part: Statistics) -> Tensor:
             f"removing {float(part.count[c]):g} samples of class {c} from {float(total.count[c]):g} would leave "
             "negative counts: these statistics are not part of the total"
         )
-    return count
+    there = (count > 0)[:, None]
+    outer = total.outer - part.outer
+    if outer.dim() == 2:
+        outer = torch.where(there, outer, 0.0)  # what is left of a class without samples is a rounding error
+    elif not bool(there.any()):
+        outer = torch.zeros_like(outer)
+    return replace(total, count=count, sum=torch.where(there, total.sum - part.sum, 0.0), outer=outer)
 
 
 def with_members(statistics: Statistics) -> Statistics:

@@ -62,11 +62,6 @@ class Statistics:
             return "pooled" if len(self.outer) else "means"
         return "diagonal" if self.outer.shape[1] == self.features else "full"
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the sums in bytes."""
-        return self.tree().nbytes
-
     def tree(self) -> Tree:
         """Return the sums as named tensors, for sending and saving."""
         means = Tree(count=self.count, sum=self.sum)

@@ -15,7 +15,7 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics_check import check_counts
-from fedhead.core.components.ranges import Between
+from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
 
@@ -35,7 +35,7 @@ class FedNH(Method):
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
-    rho: Annotated[float, Between(0, 1)] = 0.9  # ρ, how much of a prototype stays in a round
+    rho: Annotated[float, AtLeast(0), AtMost(1)] = 0.9  # ρ, how much of a prototype stays in a round
     average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
 
     def finish(self, w: Weights, client: Client) -> Reply:

@@ -15,7 +15,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core.components.ranges import Above, AtLeast, Between
+from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.training.losses import distillation, mean
@@ -57,7 +57,7 @@ class KTpFL(Method):
     initial_epochs: Annotated[int, AtLeast(1)] | None = None
     share: Literal["predictions", "all"] = "predictions"  # soft predictions on public data, or whole models
     # with share=all: how far towards its mixture a client's model is moved
-    transfer: Annotated[float, Between(0, 1)] = 1.0
+    transfer: Annotated[float, AtLeast(0), AtMost(1)] = 1.0
 
     def __post_init__(self) -> None:
         """Refuse options that what is shared leaves without effect."""

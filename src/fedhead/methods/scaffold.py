@@ -70,7 +70,7 @@ class Scaffold(Method):
         return server.replace(model=new.replace(params), control=control)
 
 
-def effective_steps(steps: Tensor, momentum: float | Tensor, persistent: bool = False) -> Tensor:
+def effective_steps(steps: Tensor, momentum: float, persistent: bool = False) -> Tensor:
     """Return how often η·g the weights move in K steps of SGD whose gradient g does not change.
 
     From zero velocity this is Σ_{k=1..K} (1 − m^k)/(1 − m). A velocity that is kept from round to round moves them by
@@ -85,6 +85,6 @@ def effective_steps(steps: Tensor, momentum: float | Tensor, persistent: bool = 
         The number of steps of plain SGD that lead as far.
     """
     # in float64: the difference below cancels where m is near 1
-    k, m = steps.double(), momentum.double() if isinstance(momentum, Tensor) else momentum
+    k, m = steps.double(), momentum
     settled = k / (1 - m)
     return (settled if persistent else settled - m * (1 - m**k) / (1 - m) ** 2).to(steps.dtype)

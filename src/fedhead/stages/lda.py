@@ -12,7 +12,7 @@ from fedhead.algorithm.stage import stage
 from fedhead.calibration.linear_system import ledoit_wolf, shrink, solve
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
-from fedhead.core.components.ranges import Between
+from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.tree.tree import Tree
 from fedhead.stages.closed_form import ClosedFormHead
 
@@ -26,7 +26,7 @@ class GaussianHead(ClosedFormHead):
     """
 
     # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Eq. 17 and 19)
-    shrinkage: Annotated[float, Between(0, 1)] | None = None
+    shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None
 
     def shrunk(self, covariance: Tensor, samples: float) -> Tensor:
         """Return a covariance of so many samples, shrunk as asked for."""

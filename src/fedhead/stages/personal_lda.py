@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedhead.algorithm.stage import stage
 from fedhead.calibration.linear_system import shrink
-from fedhead.core.components.ranges import Between
+from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.tree.tree import Tree
 from fedhead.stages.closed_form import NEVER, ClosedFormHead
 from fedhead.stages.lda import LDA
@@ -26,7 +26,7 @@ class PersonalLDA(PersonalHead):
     Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of all clients' covariance.
     """
 
-    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
+    shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None  # as of `lda`; null: chosen from all clients' sums
 
     def prerequisite(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""

@@ -98,27 +98,19 @@ def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleT
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # the file may import others in its folder
-    before = sys.modules.get(name)
     sys.modules[name] = module  # type hints are looked up there
     try:
         exec(compile(code, str(path), "exec"), module.__dict__)  # these very bytes: a cached .pyc may be older
-    except BadInput:
-        _restore(name, before)
-        raise
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        _restore(name, before)
+        del sys.modules[name]
+        if isinstance(error, BadInput):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f"{path}, line {lines[-1]}," if lines else str(path)  # an error of its syntax names the line itself
         raise BadInput(f"{title}: {where} does not import ({first_line(error)})") from error
     _FILES[path] = (digest, module)
     return module
-
-
-def _restore(name: str, before: ModuleType | None) -> None:
-    del sys.modules[name]
-    if before is not None:
-        sys.modules[name] = before
 
 
 def _imported(name: str, title: str, folders: Iterable[str | Path]) -> ModuleType:

@@ -79,25 +79,6 @@ class Below(_Bound):
 
 
 @dataclass(frozen=True)
-class Between(Range):
-    """Numbers from `low` to `high`, both included.
-
-    Args:
-        low: The smallest allowed number.
-        high: The largest allowed number.
-    """
-
-    low: float
-    high: float
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(self.low <= value <= self.high)
-
-    def __str__(self) -> str:
-        return f"between {self.low} and {self.high}"
-
-
-@dataclass(frozen=True)
 class Matches(Range):
     """Text that a regular expression describes as a whole.
 

@@ -2,8 +2,7 @@
 
 The update rules are those of `torch.optim` up to rounding, which the tests verify. `step_in_place` is the same step
 for callers that own the tensors: one pass over each tensor instead of four or more, and on a GPU one kernel for many
-tensors of dtype float32. In a stack of clients,
-the learning rate, momentum and weight decay of `step` may be tensors with one number per client.
+tensors of dtype float32.
 """
 
 from __future__ import annotations

@@ -45,12 +45,17 @@ def zeros_like_all(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not _are_fused(tensors):
         return [torch.zeros_like(t) for t in tensors]
     made = [torch.empty_like(t) for t in tensors]
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for t in made:
-        kinds.setdefault(t.dtype, []).append(t)
-    for same in kinds.values():
+    for same in by_dtype(made).values():
         torch._foreach_zero_(same)
     return made
+
+
+def by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Group tensors by their dtype."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault(t.dtype, []).append(t)
+    return kinds
 
 
 def _are_fused(tensors: Sequence[Tensor]) -> bool:

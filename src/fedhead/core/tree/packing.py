@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedhead.core.tree.foreach import by_dtype
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import StackedTrees
 
@@ -49,7 +50,7 @@ def pack_rows(trees: StackedTrees) -> list[PackedTree]:
     """
     kinds = {
         kind: torch.cat([t.reshape(len(t), math.prod(t.shape[1:])) for t in parts], 1)
-        for kind, parts in _by_dtype(trees.stacked.tensors()).items()
+        for kind, parts in by_dtype(trees.stacked.tensors()).items()
     }
     form = trees.stacked.map(lambda t: _form(t.shape[1:], t.dtype))
     return [PackedTree({kind: t[row] for kind, t in kinds.items()}, form) for row in trees.rows]
@@ -66,7 +67,7 @@ def pack(tensors: Iterable[Tensor]) -> Buffers:
     Args:
         tensors: Tensors on one device.
     """
-    return {kind: torch._C._nn.flatten_dense_tensors(parts) for kind, parts in _by_dtype(tensors).items()}
+    return {kind: torch._C._nn.flatten_dense_tensors(parts) for kind, parts in by_dtype(tensors).items()}
 
 
 def unpack(buffers: Buffers, like: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -84,15 +85,7 @@ def unpack(buffers: Buffers, like: Iterable[Tensor]) -> Iterator[Tensor]:
     like = list(like)
     # one call for all tensors: there are thousands of them in a round
     views = {
-        kind: iter(torch._C._nn.unflatten_dense_tensors(buffers[kind], parts))
-        for kind, parts in _by_dtype(like).items()
+        kind: iter(torch._C._nn.unflatten_dense_tensors(buffers[kind], parts)) for kind, parts in by_dtype(like).items()
     }
     # torch does not keep the shape of a tensor without elements
     return (next(views[t.dtype]) if t.numel() else next(views[t.dtype]).reshape(t.shape) for t in like)
-
-
-def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for t in tensors:
-        kinds.setdefault(t.dtype, []).append(t)
-    return kinds

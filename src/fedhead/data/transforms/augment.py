@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.components.parameters import Checked, check
-from fedhead.core.components.ranges import Above, AtLeast, AtMost, Between
+from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.training import random
 from fedhead.data.transforms import color
@@ -25,13 +25,13 @@ from fedhead.data.transforms.geometry import Grid, crop, cutout, flip, resize, r
 Side = Annotated[int, AtLeast(1), AtMost(8192)]  # of an image, in pixels
 
 # A step has one number, as in rotate(15): its default and its type with its range.
-_PIXELS, _PROBABILITY = Annotated[int, AtLeast(0)], Annotated[float, Between(0, 1)]
+_PIXELS, _PROBABILITY = Annotated[int, AtLeast(0)], Annotated[float, AtLeast(0), AtMost(1)]
 # Steps that move pixels: (grid, keys, number) -> grid.
 _GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, Any], Grid], float, Any]] = {
     "crop": (lambda g, k, pad: crop(g, k, pad, reflect=False), 4, _PIXELS),
     "crop-reflect": (lambda g, k, pad: crop(g, k, pad, reflect=True), 4, _PIXELS),
     "flip": (lambda g, k, p: flip(g, k, p), 0.5, _PROBABILITY),
-    "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15, Annotated[float, Between(0, 180)]),
+    "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15, Annotated[float, AtLeast(0), AtMost(180)]),
     "cutout": (lambda g, k, side: cutout(g, k, side), 16, _PIXELS),
 }
 # Steps that compute new pixel values: (images in 0 … 1, keys, number) -> images.

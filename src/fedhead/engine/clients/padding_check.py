@@ -126,10 +126,9 @@ def _changed(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Bat
     """What differs between two batches: the loss's value, its gradient, what the model keeps, or nothing."""
     step, _, carry, w, inputs = phase_run
     outcome = _outcome(program, step.phase, carry.params, w)
-    tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
     names = ("its value changes", "its gradient changes", "the model's running statistics change")
     for name, a, b in zip(names, outcome(one, key, inputs), outcome(other, key, inputs), strict=True):
-        if bool((a - b).norm() > tolerance * a.norm().clamp_min(1e-3)):
+        if _differ(a, b, program.bf16):
             return name
     return None
 
@@ -140,8 +139,11 @@ def _mixes_rows(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: 
     client, trained = program.client(inputs, data=step.phase.data), w.replace(carry.params)
     with torch.no_grad(), global_generators.seeded(0, one.weight.device):
         a, b = (client.apply(trained, batch.x).logits[:samples] for batch in (one, other))
-    tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
-    return bool((a - b).norm() > tolerance * a.norm().clamp_min(1e-3))
+    return _differ(a, b, program.bf16)
+
+
+def _differ(a: Tensor, b: Tensor, bf16: bool) -> bool:
+    return bool((a - b).norm() > (TOLERANCE_BF16 if bf16 else TOLERANCE) * a.norm().clamp_min(1e-3))
 
 
 def _outcome(

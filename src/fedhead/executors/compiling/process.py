@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -57,13 +57,6 @@ class Compilation:
         self._ended.wait()
         if self.error is not None:
             raise RuntimeError(self.error)
-
-
-class Compiler(Protocol):
-    """Compiles traced steps in the background."""
-
-    def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Compilation:
-        """Begin to compile a step whose arguments have these forms."""
 
 
 class CompilerProcess:

@@ -11,9 +11,10 @@ import copyreg
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -142,8 +143,7 @@ def _memory_format(name: str) -> torch.memory_format:
     return found
 
 
-@contextmanager
-def short_descriptions() -> Iterator[None]:
+def short_descriptions() -> AbstractContextManager[object]:
     """Let the compiler describe an operator without its arguments.
 
     When it meets an operator of ours for the first time, torch 2.11 describes it for its log, whether or not that is
@@ -151,13 +151,8 @@ def short_descriptions() -> Iterator[None]:
     """
     from torch._inductor.exc import OperatorIssue
 
-    before = OperatorIssue.__dict__["operator_str"]
     # there is no setting for this: the method is replaced, and put back
-    OperatorIssue.operator_str = staticmethod(lambda target, args, kwargs: f"target: {target}")  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        OperatorIssue.operator_str = before  # type: ignore[method-assign]
+    return patch.object(OperatorIssue, "operator_str", staticmethod(lambda target, args, kwargs: f"target: {target}"))
 
 
 def warn_not_compiled(error: Exception) -> None:

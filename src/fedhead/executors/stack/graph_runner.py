@@ -20,7 +20,7 @@ from fedhead.core.training import random
 from fedhead.core.tree.foreach import copy_all
 from fedhead.core.tree.transfer import to_device
 from fedhead.executors.client.client_round import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
-from fedhead.executors.compiling.process import Compilation, Compiler
+from fedhead.executors.compiling.process import Compilation, CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
 from fedhead.executors.stack.slots import Plan, plan
 from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, copy_each, copy_into, preparing, static_copy
@@ -36,7 +36,7 @@ class CompilationPolicy(Preparer, Protocol):
         compiler: Compiles steps in the background; none: they are compiled before they train.
     """
 
-    compiler: Compiler | None
+    compiler: CompilerProcess | None
 
     def decide_compiled(self, runner: GraphRunner) -> bool:
         """Decide whether a runner's next steps are compiled."""

@@ -8,7 +8,7 @@ import torch
 
 from fedhead.executors.client.client_round import Carry, PhaseRun
 from fedhead.executors.compiling.choice import pays_for
-from fedhead.executors.compiling.process import Compiler
+from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import warn_not_compiled
 from fedhead.executors.stack.graph_runner import GraphRunner
 from fedhead.executors.stack.slots import choose_slots
@@ -29,7 +29,7 @@ class Graphs:
         compiler: Compiles the steps in the background; none: they are compiled before they train.
     """
 
-    def __init__(self, compile: bool = True, slots: int | None = None, compiler: Compiler | None = None):
+    def __init__(self, compile: bool = True, slots: int | None = None, compiler: CompilerProcess | None = None):
         self.compile = compile
         self.slots = slots
         self.compiler = compiler

@@ -15,7 +15,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.core.components.parameters import from_mapping, parameters
-from fedhead.core.components.ranges import Above, AtLeast, Between, Matches
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Matches
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, blank
 from fedhead.data.inputs.input_spec import NamedInput
@@ -26,9 +26,9 @@ from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe
 
 T = TypeVar("T")
-Count = Annotated[int, Between(0, 2**53)]  # what a float can still hold exactly
-Percent = Annotated[float, Between(0, 100)]
-Value = Annotated[float, Between(-1e100, 1e100)]  # a mean over sites stays finite
+Count = Annotated[int, AtLeast(0), AtMost(2**53)]  # what a float can still hold exactly
+Percent = Annotated[float, AtLeast(0), AtMost(100)]
+Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # a mean over sites stays finite
 
 TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fedhead.core.components.parameters import check
-from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Between
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.engine.experiment.compute import Compute
 from fedhead.metrics.records import Row
@@ -121,7 +121,7 @@ def tune(
     trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
-    check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
+    check("seed", seed, Annotated[int, AtLeast(0), AtMost(MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
     check_settings(settings, base.folders)  # here and below: else each trial would fail for the same reason
