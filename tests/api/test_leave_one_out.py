@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 import fedhead as fh
 from fedhead.calibration.membership import subtract
 from fedhead.calibration.statistics import from_features, merge
-from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 
 MODEL = "mlp(hidden=[8])"
@@ -103,30 +101,6 @@ def test_runs_with_rounds_leave_out_each_client(tmp_path: Path) -> None:
         fh.load(tmp_path / "site3", federation=federation(normalize="standard").leave_out(3)).accuracy
         == found["rounds"].iloc[3]
     )
-
-
-@pytest.mark.slow
-def test_the_command_line_runs_each_site_and_prints_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    x, y, owner = arrays(3)
-    np.savez("sites.npz", x=x, y=y, site=owner, site_names=np.array(["a", "b", "c", "without samples"]))
-    words = ["dataset=sites.npz", "partition=natural", "clients=4", "test=leave-one-site-out", "rounds=1"]
-    words += ["model.hidden=[8]", "stages=[lda]", "client_test=null", "--out", "run", "--quiet"]
-    assert call(["run", "digits", *words]) == 0, capsys.readouterr().err
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["a", "b", "c"]
-    assert (tmp_path / "run" / "site2").is_dir()
-    assert "3 clients left out in turn" in lines[3]
-    assert call(["run", "digits", *words, "--resume", "--json"]) == 0, capsys.readouterr().err
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert len(result["runs"]) == 3
-    whole = fh.Federation.load("sites.npz")
-    again = fh.leave_one_out(whole, MODEL, rounds=1, stages=["lda"])
-    assert list(again.index) == ["a", "b", "c"]
-    assert call(["run", "digits", *words, "seeds=[0, 1]", "--out", "other"]) == 2
-    assert "is several runs already" in capsys.readouterr().err
 
 
 def test_what_can_not_be_left_out_is_refused() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tiny_table import CPU, tiny
 
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.recipes.recipe import Recipe
-from fedhead.studies import time_budget
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 
 
@@ -41,23 +38,6 @@ def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
 
 
 # -- time ---------------------------------------------------------------------------------------------
-def test_no_run_is_begun_that_is_not_likely_to_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
-    mine, recipe = time_budget.TimeBudget(minutes=10), Recipe(rounds=10)
-    assert mine.fits(recipe)  # nothing is known yet
-    mine.record(Recipe(rounds=5), 100)  # so 10 rounds take 200 seconds
-    assert mine.fits(recipe)
-    now[0] = 450.0
-    assert not mine.fits(recipe)
-    assert mine.fits(Recipe(rounds=5))
-    assert not mine.fits(Recipe(rounds=10, model="digitscnn"))  # of which nothing is known
-    assert not mine.exhausted
-    now[0] = 600.0
-    assert mine.exhausted
-    assert time_budget.TimeBudget().fits(recipe)
-
-
 def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
     said: list[str] = []
     outcome = reproduce(

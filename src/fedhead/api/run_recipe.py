@@ -1,4 +1,4 @@
-"""`fedhead.run_recipe`: train by a recipe in a run folder; once for each of its seeds or clients that are left out."""
+"""`fedhead.run_recipe`: train by a recipe in a run folder, once for each of its seeds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 from fedhead.core.system.errors import Diverged, FedheadError, require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.loggers.base import Logger
 from fedhead.metrics.averages import mean_and_deviation
 from fedhead.metrics.records import Row
-from fedhead.recipes import leave_one_out, recipe_data
 from fedhead.recipes.parts import LOGGER_PART
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import run
@@ -40,7 +38,7 @@ def run_recipe(
     loggers: Sequence[Logger | type[Logger] | str] = (),
     progress: bool = False,
 ) -> Row:
-    """Run a recipe as `fedhead run` does: once, or once for each of its seeds or clients that are left out.
+    """Run a recipe as `fedhead run` does: once, or once for each of its seeds.
 
     Each run has its own folder. Of several, one that diverges or whose folder is damaged does not stop the others; it
     is named under `failed` and enters no mean.
@@ -48,8 +46,8 @@ def run_recipe(
     Args:
         recipe: The name of a built-in recipe, or a recipe's file.
         assignments: Texts such as `"rounds=5"`, on top of the recipe.
-        out: The run folder; of several runs, the folder that holds theirs (`seed0`, `site0` and so on). None: a new
-            one under runs/.
+        out: The run folder; of several seeds, the folder that holds theirs (`seed0` and so on). None: a new one under
+            runs/.
         resume: Continue interrupted runs; finished ones are left as they are.
         allow_changed_code: Continue although your own code has changed since.
         data: The folder of the data sets; None: the default one.
@@ -62,8 +60,8 @@ def run_recipe(
         progress: Show a progress bar.
 
     Returns:
-        The final results, as `result.json` holds them; of several runs, their means and deviations, with the single
-        results under `runs`, each with the name of the client that it left out (`left_out`), if any.
+        The final results, as `result.json` holds them; of several seeds, their means and deviations, with the single
+        results under `runs`.
 
     Raises:
         BadInput: Something can't be used, or not with the rest.
@@ -76,32 +74,32 @@ def run_recipe(
         None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code
     )
     folder = _new_folder(recipe, wanted) if out is None else Path(out)
-    runs = _planned(wanted, folder, compute)
+    runs = {folder: wanted}
+    if wanted.seeds:
+        runs = {folder / f"seed{seed}": wanted.override([f"seed={seed}"]) for seed in wanted.seeds}
     if resume:  # refuse another recipe before the first run starts
-        for one in runs:
+        for place, one in runs.items():
             with suppress(DamagedRun):  # the run itself reports it
-                if RunFolder.holds_run(one.folder):
-                    RunFolder.open(one.folder).check_continued_by(one.recipe)
+                if RunFolder.holds_run(place):
+                    RunFolder.open(place).check_continued_by(one)
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)
     results: list[Row] = []
     failed: dict[str, str] = {}
     with Progress(quiet=not progress) as bar:
-        for number, one in enumerate(runs):
-            label = wanted.method if len(runs) == 1 else f"{wanted.method} ({one.name})"
-            observer = bar.observer(label, len(runs) * wanted.rounds, number * wanted.rounds)
+        for number, (place, one) in enumerate(runs.items()):
+            label = f"{one.method} (seed {one.seed})" if len(runs) > 1 else one.method
+            observer = bar.observer(label, len(runs) * one.rounds, number * one.rounds)
             try:
-                result = run.execute(
-                    one.recipe, one.folder, compute, resume=resume, observers=[observer], loggers=made_loggers
-                )
+                result = run.execute(one, place, compute, resume=resume, observers=[observer], loggers=made_loggers)
             except KeyboardInterrupt as interrupt:
-                raise RunInterrupted(folder, one.folder, wanted.rounds) from interrupt
+                raise RunInterrupted(folder, place, one.rounds) from interrupt
             except (Diverged, DamagedRun) as error:
-                if one.folder == folder:
+                if not wanted.seeds:
                     raise
-                failed[one.name] = str(error)
+                failed[f"seed {one.seed}"] = str(error)
             else:
-                results.append(result if one.left_out is None else {**result, "left_out": one.left_out})
-    if runs[0].folder == folder:
+                results.append(result)
+    if not wanted.seeds:
         return results[0]
     if not results:
         raise_failed(failed)
@@ -129,36 +127,6 @@ class RunInterrupted(KeyboardInterrupt):
         where = f"after round {done} of {rounds}" if done else "before the first round"
         self.out = out if (folder / CONFIG).exists() else None
         super().__init__(f"stopped {where}" + ("" if self.out else "; nothing was written"))
-
-
-class _Planned(NamedTuple):
-    """One run of a recipe, with the name of the client that it leaves out, if any."""
-
-    folder: Path
-    recipe: Recipe
-    name: str = ""
-    left_out: str | None = None
-
-
-def _planned(recipe: Recipe, out: Path, compute: Compute) -> list[_Planned]:
-    """Return the run of each seed, or of each client that is left out; of one run, in `out` itself."""
-    if recipe.test == leave_one_out.ALL:
-        require(not recipe.seeds, f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
-        whole = recipe_data.federation(recipe.override(["test=null"]), compute.data)
-        names = whole.client_names or tuple(f"site{k}" for k in range(len(whole)))
-        return [
-            _Planned(
-                out / f"site{k}",
-                recipe.override([f"test={leave_one_out.ALL}({k})"]),
-                f"seed {recipe.seed} without client {k}",
-                name,
-            )
-            for k, name in enumerate(names)
-            if len(whole.rows[k])  # else there is nothing to test on
-        ]
-    if not recipe.seeds:
-        return [_Planned(out, recipe)]
-    return [_Planned(out / f"seed{seed}", recipe.override([f"seed={seed}"]), f"seed {seed}") for seed in recipe.seeds]
 
 
 def _new_folder(source: str | PathLike[str], recipe: Recipe) -> Path:

@@ -51,7 +51,7 @@ def sweep(
         seeds: How many seeds, or a list of them; None: the recipe's.
         out: The sweep's folder; None: one under runs/ that is named after the recipe and the axes.
         allow_changed_code: Add runs also to those of an older version of your own code.
-        minutes: Begin no run that is not likely to end in this time.
+        minutes: Begin no run after so many minutes.
         shard: Which part of how many to run, such as "3/16"; None: all.
         engine: "local" runs in this process, one run after another; "shared" all at once, runs that differ in seeds
             and partitions alone in one stack, which fills a GPU and rounds differently; "ray" on a Ray cluster.

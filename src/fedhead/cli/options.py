@@ -32,9 +32,7 @@ ExecutorName = Annotated[
     str,
     typer.Option(help="auto: the fastest in a short trial; one that `fedhead ls executors` lists; or your own."),
 ]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, max=1e7, help="Begin no run that is not likely to end in this time.")
-]
+Minutes = Annotated[float | None, typer.Option(min=0, max=1e7, help="Begin no run after so many minutes.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
 Devices = Annotated[
     str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")

@@ -99,16 +99,9 @@ def resumable() -> Iterator[None]:
 def print_run(result: Row) -> None:
     """Print the results of a run, or of several."""
     runs = result.get("runs", [result])
-    left_out = all("left_out" in one for one in runs)
-    width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
     asked = len(runs) + len(result.get("failed", {}))
     count = str(asked) if asked == len(runs) else f"{len(runs)} of {asked}"
-    what, plural = "client" if left_out else "seed", "" if asked == 1 else "s"
-    many = f"  ({count} {what}{plural}{' left out in turn' if left_out else ''})" if "runs" in result else ""
-    for one in runs if left_out else []:
-        own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
-        shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]
-        print(f"{one['left_out']:<{width}} {', '.join(shown)}")
+    many = f"  ({count} seed{'' if asked == 1 else 's'})" if "runs" in result else ""
     print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
     if result["personal"] is not None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")

@@ -61,7 +61,6 @@ def run(
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
       fedhead run digits 'seeds=[0, 1, 2]'
-      fedhead run my.yaml test=leave-one-site-out
     """
     from fedhead.api.run_recipe import raise_failed, run_recipe
 

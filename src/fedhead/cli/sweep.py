@@ -104,7 +104,7 @@ def sweep(
         "engine": make_engine(engine, cpus_per_cell, gpus_per_cell, "cell"),
     }
     if dry_run or names:
-        planned = plan_runs(table, out, minutes=minutes, **options)  # refuses what a run would
+        planned = plan_runs(table, out, **options)  # refuses what a run would
     if dry_run:
         _list_cells(planned.cells, as_json)
         return

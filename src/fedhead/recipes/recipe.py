@@ -79,8 +79,7 @@ class Recipe:
     size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image files are resized to size x size
     encode: str | None = None  # of texts and sounds in an .npz, such as hashing(2048) or spectrogram(1.0)
     missing: Literal["refuse", "mean"] | None = None  # NaN in a table; mean: filled in, with an indicator column
-    # the test set of an .npz or folder that has none: a share, or the array that marks the test samples; of any data
-    # leave-one-site-out: one run per client, whose samples are the test set of the run without it
+    # the test set of an .npz or folder that has none: a share, or the array that marks the test samples
     test: Annotated[float, Above(0), Below(1)] | str | None = None
     # clients' own test sets: a share of their rows, or matched
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None

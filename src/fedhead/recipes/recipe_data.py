@@ -16,7 +16,6 @@ from fedhead.data.sources import datasets
 from fedhead.data.sources.datasets import is_path as is_path
 from fedhead.data.transforms.named_transforms import check_kind
 from fedhead.engine.experiment.experiment import InputSpec
-from fedhead.recipes import leave_one_out
 from fedhead.recipes.recipe import Recipe
 
 
@@ -31,7 +30,6 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
     Raises:
         BadInput: If the data can't be found, read or partitioned.
     """
-    left_out = leave_one_out.left_out(recipe)
     own = is_path(recipe.dataset)
     if own and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
@@ -51,7 +49,7 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
         with_test=with_test,
         **_reading(recipe),
     )
-    return with_validation(made if left_out is None else made.leave_out(left_out), recipe)
+    return with_validation(made, recipe)
 
 
 def search_federation(
@@ -98,8 +96,6 @@ def with_validation(federation: Federation, recipe: Recipe) -> Federation:
 def _reading(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments for reading the user's own data: only those that the recipe sets."""
     keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test", "objective")}
-    if leave_one_out.is_asked(recipe):
-        del keys["test"]
     return {name: value for name, value in keys.items() if value is not None}
 
 

@@ -107,33 +107,29 @@ def run_in_folder(
             raise
 
 
-def check_settings(settings: Compute, folders: Sequence[Path]) -> None:
-    """Refuse, before any of several runs, settings that none of them could be run with.
+def check_compute(compute: Compute, folders: Sequence[Path], device: torch.device) -> None:
+    """Refuse, before any run, a way to compute that is not possible.
 
     Args:
-        settings: How and where to compute; the device is checked by whoever knows the machine.
+        compute: How to compute.
         folders: Where the file of an executor of the user's own is looked for.
+        device: Where runs will train.
 
     Raises:
-        BadInput: There is no such executor, precision or `compile`.
+        BadInput: There is no such executor, precision or `compile`, or the executor can't run on the device.
     """
-    check_precision(settings.precision)
-    select.check_compile(settings.compile)
-    if isinstance(settings.executor, str) and settings.executor != "auto":
-        select.EXECUTORS.find(settings.executor, folders)
-
-
-def check_executor(settings: Compute, device: torch.device) -> None:
-    """Refuse, before any run, an executor that can't run on the device where it will train."""
-    if isinstance(settings.executor, str):
-        select.check_device(settings.executor, device)
+    check_precision(compute.precision)
+    select.check_compile(compute.compile)
+    if isinstance(compute.executor, str) and compute.executor != "auto":
+        select.EXECUTORS.find(compute.executor, folders)
+        select.check_device(compute.executor, device)
 
 
 def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Compute:
     """Return the settings of the run: those it was begun with, if it was begun before."""
     begun = run.environment
     if "executor" not in begun:
-        check_executor(settings, device)  # before anything is written
+        check_compute(settings, run.recipe.folders, device)  # before anything is written
         return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
     for name in ("executor", "device", "precision", "compile"):
         value, begun_with = getattr(settings, name), begun.get(name, "auto")

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
-from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput, require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.studies.queue import Engine, Queue, RunJob
-from fedhead.studies.time_budget import Minutes
 
 RUNS_AT_ONCE = 64  # of a shared engine, each of which holds its own copy of the data
 
@@ -51,19 +49,6 @@ class SharedEngine(LocalEngine):
             errors = stack.run({number: partial(_run, queue, job) for number, job in enumerate(jobs)})
             if errors:
                 raise next(iter(errors.values()))
-
-
-def check_minutes(minutes: float | None, engine: Engine) -> None:
-    """Refuse a time that can't be, or that an engine can't keep.
-
-    Raises:
-        BadInput: It is negative or too long, or all runs are begun at once.
-    """
-    check("minutes", minutes, Minutes | None)
-    if minutes and isinstance(engine, SharedEngine):
-        raise BadInput(
-            "minutes: engine shared begins all runs at once, also those that do not end in time: leave it out"
-        )
 
 
 def _run(queue: Queue[RunJob], job: RunJob, executor: Executor) -> None:

@@ -6,7 +6,6 @@ A queue hands out jobs and takes their results; an engine runs the jobs.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -117,35 +116,27 @@ class RunQueue:
     def __init__(self, jobs: Sequence[RunJob], budget: TimeBudget, claims: Claims, log: Log):
         self.failures: dict[str, str] = {}
         self._jobs = list(jobs)
-        self._postponed: list[RunJob] = []  # there was no time for these
         self._budget, self._claims, self._log = budget, claims, log
         self.unfinished = self._total = sum(job.unfinished() for job in jobs)
         self._begun = 0
-        self._times: dict[str, float] = {}
 
     def next(self) -> RunJob | None:
-        """Return the next training that is likely to end in time; None where there is none."""
+        """Return the next training; None where there is none, or the time is up."""
         while self._jobs and not self._budget.exhausted:
             job = self._jobs.pop(0)
-            if not self._budget.fits(job.recipe):
-                self._postponed.append(job)  # perhaps a shorter one still fits
-                continue
-            count, key = job.unfinished(), training_key(job.recipe)
-            if not self._claims.take(key):
+            count = job.unfinished()
+            if not self._claims.take(training_key(job.recipe)):
                 self._total -= count
                 continue
             first, last = self._begun + 1, self._begun + count
             numbers = f"{first}-{last}" if count > 1 else str(first)
             self._log(f"[{numbers}/{self._total}] {job.describe()}")
             self._begun += count
-            self._times[key] = time.perf_counter()
             return job
         return None
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
-        """Record the time that a training took, and which of its runs failed."""
-        seconds = time.perf_counter() - self._times.pop(training_key(job.recipe))
-        self._budget.record(job.recipe, seconds)
+        """Record which runs of a training failed."""
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
             self._claims.fail(name, reason)
@@ -154,8 +145,7 @@ class RunQueue:
     @property
     def left(self) -> int:
         """The number of runs that neither this process nor another has begun."""
-        waiting = [*self._jobs, *self._postponed]
-        return sum(job.unfinished() for job in waiting if not self._claims.is_taken(training_key(job.recipe)))
+        return sum(job.unfinished() for job in self._jobs if not self._claims.is_taken(training_key(job.recipe)))
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -18,10 +18,10 @@ from fedhead.papers.tables.published import has_published_settings, published
 from fedhead.papers.tables.results import Measurement, Results, digest
 from fedhead.papers.tables.run_cells import MeasureContext, Repetition, enter_finished, measure_all
 from fedhead.papers.tables.table_result import TableResult, cell_result
-from fedhead.runs.run import check_executor, check_settings
+from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
-from fedhead.studies.engines import LocalEngine, check_minutes
+from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import Engine
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import TimeBudget
@@ -62,7 +62,7 @@ def reproduce(
         overrides: Recipe keys that replace the table's own.
         variants: Names of the table's variants; given, their cells are measured in place of the table's own.
         results: A folder whose CSV file keeps each result; what it holds is not measured again.
-        minutes: Begin no run that is not likely to end in this time.
+        minutes: Begin no run after so many minutes.
         settings: Device, executor, precision and data folder.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this table beside this one.
@@ -76,7 +76,7 @@ def reproduce(
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
     settings, engine = settings or Compute(), engine or LocalEngine()
-    check_minutes(minutes, engine)
+    budget = TimeBudget(minutes)
     engine.device(settings)
     cells, planned = plan(
         table,
@@ -88,7 +88,6 @@ def reproduce(
         variants=variants,
         settings=settings,
     )
-    budget = TimeBudget(minutes)
     context = MeasureContext(out, Results(results), settings, budget, log, shard, claims or Claims(), engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context.results)
@@ -165,8 +164,7 @@ def plan(
         BadInput: For whatever `reproduce` would refuse before its first run.
     """
     settings = settings or Compute()
-    check_settings(settings, table.folders)
-    check_executor(settings, select.device(settings.device))
+    check_compute(settings, table.folders, select.device(settings.device))
     cells = table.cells(scale, pick)
     if variants:
         cells = table.varied(cells, variants)

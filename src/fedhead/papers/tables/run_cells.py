@@ -12,12 +12,10 @@ from typing import Any
 from fedhead.core.system.log import Log
 from fedhead.core.tree.digest import digest_json
 from fedhead.engine.experiment.compute import Compute
-from fedhead.executors import select
 from fedhead.metrics.averages import mean_and_deviation
 from fedhead.papers.tables.paper_tables import PaperCell, Scale
 from fedhead.papers.tables.results import Measurement, Results, all_settings, value_at
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs import environment
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
@@ -131,15 +129,12 @@ def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -
 
 
 def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> None:
-    """Enter results of other tables under this one's names, and learn the duration of runs on this device."""
-    device = environment.device_name(select.device(context.settings.device))
+    """Enter results of other tables under this one's names."""
     for repetition in repetitions:
         cell, row = repetition.cell, repetition.found(context.results)
-        if row is None:
-            continue
-        context.results.add(replace(row, table=repetition.table, cell=cell.name, overrides=" ".join(cell.overrides)))
-        if row.training_seconds is not None and row.device == device:
-            context.budget.record(repetition.recipe, row.training_seconds + (row.stage_seconds or 0))
+        if row is not None:
+            overrides = " ".join(cell.overrides)
+            context.results.add(replace(row, table=repetition.table, cell=cell.name, overrides=overrides))
 
 
 def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob:

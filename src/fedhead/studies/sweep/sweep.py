@@ -26,10 +26,10 @@ from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 from fedhead.runs.recorded_code import check_runs
-from fedhead.runs.run import check_executor, check_settings
+from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.studies.claims import Claims
-from fedhead.studies.engines import LocalEngine, check_minutes
+from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import Engine, RunQueue
 from fedhead.studies.sweep import sweep_table
 from fedhead.studies.sweep.sweep_job import SweepJob
@@ -63,7 +63,7 @@ def run_sweep(
         seeds: How many seeds, or which; None: the sweep's own.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this sweep beside this one.
-        minutes: Begin no run that is not likely to end in this time.
+        minutes: Begin no run after so many minutes.
         settings: Device, executor, precision and data folder.
         engine: What runs the cells; None: this process, one after another.
         log: Called with a line about what begins and what fails.
@@ -76,14 +76,15 @@ def run_sweep(
             own code.
     """
     settings, engine, claims = settings or Compute(), engine or LocalEngine(), claims or Claims()
-    planned = plan_runs(table, out, seeds=seeds, shard=shard, minutes=minutes, settings=settings, engine=engine)
+    budget = TimeBudget(minutes)
+    planned = plan_runs(table, out, seeds=seeds, shard=shard, settings=settings, engine=engine)
     place, own = planned.folder, sum(len(job.runs) for job in planned.jobs)
     open_folder(place, table, planned.cells)
     if shard is not None:
         log(f"shard {shard[0]} of {shard[1]}: {own} of {planned.count} runs")
     if done := own - sum(job.unfinished() for job in planned.jobs):
         log(f"{done} of {own} runs are finished already")
-    queue = RunQueue(planned.left, TimeBudget(minutes), claims, log)
+    queue = RunQueue(planned.left, budget, claims, log)
     engine.run(queue)
     failures = {**queue.failures, **claims.failures()}
     with FileLock(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
@@ -109,7 +110,6 @@ def plan_runs(
     *,
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
-    minutes: float | None = None,
     settings: Compute | None = None,
     engine: Engine | None = None,
 ) -> SweepPlan:
@@ -119,9 +119,7 @@ def plan_runs(
         BadInput: For whatever `run_sweep` would refuse before its first run.
     """
     settings, engine = settings or Compute(), engine or LocalEngine()
-    check_minutes(minutes, engine)
-    check_settings(settings, table.folders)
-    check_executor(settings, engine.device(settings))
+    check_compute(settings, table.folders, engine.device(settings))
     cells = sweep_cells(table, seeds)
     validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
     place = out or default_folder(table, cells)

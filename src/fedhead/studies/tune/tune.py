@@ -17,10 +17,10 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
-from fedhead.runs.run import check_settings, execute
+from fedhead.runs.run import check_compute, execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.engines import make_engine
-from fedhead.studies.time_budget import MOST_MINUTES, TimeBudget
+from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.study import MOST_SEED, Study
 from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.studies.tune.trials import TrialRecord
@@ -120,12 +120,12 @@ def tune(
         raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
     check("trials", trials, Annotated[int, AtLeast(1)])
-    check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
+    budget = TimeBudget(minutes)
     check("seed", seed, Annotated[int, AtLeast(0), AtMost(MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
-    check_settings(settings, base.folders)  # here and below: else each trial would fail for the same reason
-    trial_engine.device(settings)
+    # here and below: else each trial would fail for the same reason
+    check_compute(settings, base.folders, trial_engine.device(settings))
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
     if base.seeds:
@@ -135,7 +135,6 @@ def tune(
     if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
         base = replace(base, validation=None)
     search = TrialTraining.make(base, space, objective, share, settings)
-    budget = TimeBudget(minutes)
     study = Study(
         Path(out), search, trials=trials, budget=budget, on_trial=on_trial, sampler=sampler, pruner=pruner, seed=seed
     )
