@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
 from fedhead.data.federation.federation import Federation, Samples
 from fedhead.data.inputs import npz_files
 from fedhead.data.partitions import client_test_sets, partition_file
@@ -224,10 +225,10 @@ def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
     y = np.random.RandomState(0).randint(0, 4, 100)
     rows = np.sort(np.random.RandomState(1).permutation(100)[:n])
     rule = client_test_sets.Fraction(share, stratified)
-    train, test = rule.split(rows, y, 0, client)
+    train, test = rule.split(rows, y, client)
     assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
     assert len(test) == min(int(share * n), max(n - 1, 0))
-    again = rule.split(rows, y, 0, client)
+    again = rule.split(rows, y, client)
     assert np.array_equal(again[1], test)
     if stratified and len(test):
         exact = np.bincount(y[rows], minlength=4) * len(test) / n
@@ -237,8 +238,8 @@ def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
 def test_seeds_and_clients_draw_local_tests_of_their_own():
     y, rows, counts = np.arange(90) % 3, np.arange(90), np.full(3, 30)
     for draw in (
-        lambda seed, client: client_test_sets.Fraction(0.3).split(rows, y, seed, client)[1],
-        lambda seed, client: client_test_sets.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
+        lambda seed, client: client_test_sets.Fraction(0.3).split(rows, y, random.key(seed, client))[1],
+        lambda seed, client: client_test_sets.Fraction(0.3, True).split(rows, y, random.key(seed, client))[1],
         lambda seed, client: client_test_sets.Matched(30).draw(counts, 90, y, seed, client),
     ):
         assert len({tuple(draw(seed, client)) for seed in range(3) for client in range(3)}) == 9

@@ -192,7 +192,7 @@ def load_model_and_data(
 def _site(path: Path, names: Sequence[str] | None) -> Federation:
     """Read a site's samples as a federation of one; labels are the model's classes, some of which it may lack."""
     if path.is_file():
-        held = sample_file.path_reader(path).read()
+        held = sample_file.read_path(path)
         read = labels.read(held.y, f"{path}: y")
         if read.dtype.kind == "U" and names is None:
             raise BadInput(
@@ -201,7 +201,7 @@ def _site(path: Path, names: Sequence[str] | None) -> Federation:
         count = 1 + int(read.max(initial=0)) if names is None else len(names)
         data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
-    held = sample_file.path_reader(path).read()
+    held = sample_file.read_path(path)
     require("site" not in held.arrays, f"{path} holds the folders of several clients: give the folder of one")
     return Federation.from_arrays(held.x, held.y, clients=1, names=held.class_names, layout=held.layout)
 

@@ -27,9 +27,9 @@ from fedhead.data.partitions.partition import Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets, library_datasets
-from fedhead.data.sources.datasets import Dataset, DatasetReader
+from fedhead.data.sources.datasets import Dataset
 from fedhead.data.sources.library_datasets import Reader
-from fedhead.data.sources.sample_file import Contents
+from fedhead.data.sources.sample_file import Contents, read_path
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 _PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ from those of a saved federation
@@ -359,20 +359,17 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        reader = datasets.reader_of(
-            source,
-            settings,
-            seed=seed,
-            data_dir=data_dir,
-            download=download,
-            with_test=with_test,
-            subset=subset,
-            public=public,
-            public_samples=public_samples,
-        )
-        known = isinstance(reader, DatasetReader)
-        require(known or public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
-        contents = reader.read()
+        is_path = datasets.is_path(source)
+        if is_path:
+            require(public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
+            contents = read_path(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))
+        else:
+            other = ", ".join(name for name in settings if name != "objective")
+            require(not other, f"{other}: this is for files and folders, {source} is a registered data set")
+            entry, objective = datasets.get(source), settings.get("objective", "multiclass")
+            contents = datasets.read(
+                entry, objective, seed, data_dir, download, with_test, subset, public, public_samples
+            )
         settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
@@ -381,7 +378,7 @@ class Federation(FederationData):
             raise BadInput(f"{contents.where}: {str(error).removeprefix(f'{contents.where}: ')}") from None
         if not with_test:
             made = replace(made, test=None, client_test=None)
-        return made if subset is None or known else made.subset(subset, seed)
+        return made.subset(subset, seed) if is_path and subset is not None else made
 
     @classmethod
     def _of_contents(

@@ -147,8 +147,7 @@ class FederationData:
         if rule is None:
             return self
         if isinstance(rule, Fraction):
-            parts = [rule.split(rows, self.strata, seed, k) for k, rows in enumerate(self.rows)]
-            train_rows, test_rows = [a for a, _ in parts], [b for _, b in parts]
+            train_rows, test_rows = self._split(rule, seed, "local test")
             return replace(self, rows=train_rows, client_test=test_rows, client_test_from="train")
         if self.test is None:
             raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
@@ -172,16 +171,16 @@ class FederationData:
         """
         if share is None or self.validation is not None:
             return self
-        check("validation", share, SHARE)
-        train_rows, validation = [], []
-        for k, rows in enumerate(self.rows):
-            order = random.permutation(random.key(seed, "validation", k), len(rows))
-            size = min(int(share * len(rows)), max(len(rows) - 1, 0))  # at least one sample is kept for training
-            train_rows.append(np.sort(rows[order[size:]]))
-            validation.append(np.sort(rows[order[:size]]))
+        train_rows, validation = self._split(Fraction(check("validation", share, SHARE)), seed, "validation")
         most = max(self.sizes)
         require(any(map(len, validation)), f"validation: {share:g} of the largest client's {most} samples is none")
         return replace(self, rows=train_rows, validation=validation)
+
+    def _split(self, rule: Fraction, seed: int, purpose: str) -> tuple[list[Rows], list[Rows]]:
+        """Return the rows that each client keeps for training, and those of its share."""
+        strata = self.strata
+        parts = [rule.split(rows, strata, random.key(seed, purpose, k)) for k, rows in enumerate(self.rows)]
+        return [kept for kept, _ in parts], [chosen for _, chosen in parts]
 
     def subset(self, n: int, seed: int = 0) -> Self:
         """Return the federation with only n training (and client test) samples, stratified by class.
@@ -234,9 +233,9 @@ class FederationData:
         if isinstance(test, np.ndarray):
             is_test = test
         else:
-            is_test, rule = np.zeros(len(self.train.y), bool), Fraction(check("test", test, SHARE), stratified=True)
-            for k, rows in enumerate(self.rows):
-                is_test[rule.split(rows, self.strata, seed, k)[1]] = True
+            _, chosen = self._split(Fraction(check("test", test, SHARE), stratified=True), seed, "local test")
+            is_test = np.zeros(len(self.train.y), bool)
+            is_test[np.concatenate(chosen)] = True
         require(
             is_test.any() and not all(is_test[rows].all() for rows in self.rows),
             "test: the clients have too few samples to hold test samples out; give test=(x, y)",

@@ -31,9 +31,9 @@ class Fraction(Checked):
     share: SHARE
     stratified: bool = False
 
-    def split(self, rows: Rows, y: NDArray[np.int64], seed: int, client: int) -> tuple[Rows, Rows]:
+    def split(self, rows: Rows, y: NDArray[np.int64], key: int) -> tuple[Rows, Rows]:
         """Split the rows of a client into training and test rows; at least one sample is kept for training."""
-        shuffled = rows[random.permutation(random.key(seed, "local test", client), len(rows))]
+        shuffled = rows[random.permutation(key, len(rows))]
         size = min(int(self.share * len(rows)), max(len(rows) - 1, 0))
         if self.stratified and size:
             counts = np.bincount(y[rows])

@@ -7,7 +7,7 @@ function's attribute `layout`, if it has one, states what the axes of x mean, as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
@@ -25,7 +25,7 @@ from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import convert
 from fedhead.data.partitions.allocation import stratified
 from fedhead.data.sources import dataset_cache
-from fedhead.data.sources.sample_file import Contents, SampleReader, path_reader
+from fedhead.data.sources.sample_file import Contents
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
 Part = Literal["train", "test"]
@@ -114,63 +114,35 @@ def is_path(name: Any) -> bool:
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
 
 
-@dataclass(frozen=True)
-class DatasetReader(SampleReader):
-    """Reader of a registered data set; `Federation.load` describes the fields."""
-
-    entry: Dataset
-    objective: str = "multiclass"
-    seed: int = 0
-    data_dir: str | PathLike[str] | None = None
-    download: bool = True
-    with_test: bool = True
-    subset: int | None = None
-    public: str | Dataset | Callable[[], Any] | None = None
-    public_samples: int | None = None
-
-    def read(self) -> Contents:
-        """Read the parts of the data set that are asked for."""
-        entry = self.entry
-        check_objective(entry, self.objective)
-        train = entry.part("train", self.data_dir, self.download)
-        test = entry.part("test", self.data_dir, self.download) if self.with_test else None
-        if self.subset is not None:
-            train = train.take(stratified(train.y.numpy(), self.subset, self.seed))
-        train, public = (train, None) if self.public is None else self._with_public(train, get(self.public))
-        named = {} if entry.names is None else {"class_names": np.array(entry.names)}
-        layout, classes = stored_layout(train.x), entry.classes
-        return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, public)
-
-    def _with_public(self, train: Samples, other: Dataset) -> tuple[Samples, Samples]:
-        """Return the training samples that are left to the clients, and the public ones."""
-        if other.name != self.entry.name:
-            shared = other.part("test", self.data_dir, self.download)
-            count = min(self.public_samples or 3000, len(shared.y))
-            return train, shared.take(stratified(shared.y.numpy(), count, self.seed))
-        held = stratified(train.y.numpy(), self.public_samples or max(1, len(train.y) // 5), self.seed)
-        left = f"leaves no training samples of {other.name} for the clients"
-        require(len(held) != len(train.y), f"public_samples: {self.public_samples} {left}")
-        return train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
-
-
-def reader_of(
-    source: str | PathLike[str] | Dataset | Callable[[], Any], settings: Mapping[str, Any], **fields: Any
-) -> SampleReader:
-    """Return the reader of a file, a folder or a registered data set.
-
-    Args:
-        source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
-        settings: Further arguments of `Federation.load`.
-        **fields: Further fields of `DatasetReader`, for a registered data set.
-
-    Raises:
-        BadInput: If there is no such data set, or a setting is not for this kind of source.
-    """
-    if isinstance(source, PathLike) or is_path(source):
-        return path_reader(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))
-    other = ", ".join(name for name in settings if name != "objective")
-    require(not other, f"{other}: this is for files and folders, {source} is a registered data set")
-    return DatasetReader(get(source), settings.get("objective", "multiclass"), **fields)
+def read(
+    entry: Dataset,
+    objective: str = "multiclass",
+    seed: int = 0,
+    data_dir: str | PathLike[str] | None = None,
+    download: bool = True,
+    with_test: bool = True,
+    subset: int | None = None,
+    public: str | Dataset | Callable[[], Any] | None = None,
+    public_samples: int | None = None,
+) -> Contents:
+    """Read the parts of a registered data set that are asked for; `Federation.load` describes the arguments."""
+    check_objective(entry, objective)
+    train = entry.part("train", data_dir, download)
+    test = entry.part("test", data_dir, download) if with_test else None
+    if subset is not None:
+        train = train.take(stratified(train.y.numpy(), subset, seed))
+    shared = None
+    if public is not None and (other := get(public)).name != entry.name:
+        shared = other.part("test", data_dir, download)
+        shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
+    elif public is not None:  # of the same data set: the clients train on the rest
+        held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+        if len(held) == len(train.y):
+            raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name}: take fewer")
+        train, shared = train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
+    named = {} if entry.names is None else {"class_names": np.array(entry.names)}
+    layout, classes = stored_layout(train.x), entry.classes
+    return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, shared)
 
 
 def _checked(found: Any, name: str) -> Dataset:

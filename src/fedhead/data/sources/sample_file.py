@@ -5,9 +5,8 @@ See docs/data.md for the arrays. Any .npz file with x and y can be read, with or
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +82,10 @@ class Contents:
         return arrays.to_mask(found, f"{name} of {self.where}")
 
 
-class SampleReader(ABC):
-    """Reader of one kind of source."""
-
-    @abstractmethod
-    def read(self) -> Contents:
-        """Read the source.
-
-        Raises:
-            BadInput: If it is not there, or what is in it does not go together.
-        """
-
-
-def path_reader(
+def read_path(
     path: Path, size: int | None = None, encode: str | Tokenizer | None = None, layout: str | None = None
-) -> SampleReader:
-    """Return the reader of a file of samples or of a folder of images.
+) -> Contents:
+    """Read a file of samples or a folder of images, or return what was read last if no file has changed since.
 
     Args:
         path: An .npz file, or a folder of class folders, or of client folders with class folders, either of them
@@ -106,122 +93,101 @@ def path_reader(
         size: Resizes encoded images to size × size.
         encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
         layout: Meaning of the axes that the user states; a folder has only one.
+
+    Raises:
+        BadInput: If it is not there, or what is in it does not go together.
     """
-    if not path.is_dir():
-        return NpzFile(path, size, encode)
-    for name, value in (("encode", encode), ("layout", layout)):
-        require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
-    return ImageFolder(path, size)
-
-
-@dataclass(frozen=True)
-class ImageFolder(SampleReader):
-    """Folder of class folders, or of client folders with class folders; see `path_reader`."""
-
-    path: Path
-    size: int | None = None
-
-    def read(self) -> Contents:
-        """Decode the images, or return what was decoded last, if no file has changed since."""
-        return _cached(self.path, sorted(self.path.rglob("*")), self, self._decode)
-
-    def _decode(self) -> Contents:
-        path = self.path
-        inner = {d.name: d for d in image_folders.subfolders(path)}
-        held = inner.get("test") or inner.get("val")
-        top = inner["train"] if "train" in inner and held else path
-        roots = image_folders.subfolders(top)
-        require(roots, f"{path}: no folders in it; it needs one folder of images per class")
-        by_client = all(image_folders.subfolders(root) for root in roots)
-        where = roots if by_client else [top]
-        names = sorted({d.name for root in where for d in image_folders.subfolders(root)})
-        parts = [image_folders.decode(root, names, self.size) for root in where]
-        train = concatenate(parts)
-        arrays = {"class_names": np.array(names)}
-        if by_client:
-            arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
-        test = image_folders.decode(held, names, self.size) if top is not path and held else None
-        return Contents(str(path), path.name, train.x, train.y, "nchw", test, arrays)
-
-
-@dataclass(frozen=True)
-class NpzFile(SampleReader):
-    """File of arrays; see `path_reader`."""
-
-    path: Path
-    size: int | None = None
-    encode: str | Tokenizer | None = None
-
-    def read(self) -> Contents:
-        """Read the file, or return what was read last, if it has not changed since."""
-        return _cached(self.path, [self.path] if self.path.exists() else [], self, self._contents)
-
-    def _contents(self) -> Contents:
-        path, held = self.path, read_npz(self.path)
-        title = path.name.removesuffix(".npz")
-        if "y" in held:
-            _check_lengths(path, held)
-        if (named := named_arrays(held, "x")) and "y" in held:
-            test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
-            stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
-            return Contents(str(path), title, named, held["y"], stated, test, held)
-        source = "text" if "text" in held and "x" not in held else "x"
-        for key in (source, "y"):
-            listed = ", ".join(held) or "nothing"
-            require(key in held, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
-        x, layout = self._inputs(held, source)
-        tests = [key for key in ("x_test", "y_test") if key in held]
-        require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
-        pair = (held["x_test"], held["y_test"]) if tests else None
-        return Contents(str(path), title, x, held["y"], layout, pair, held)
-
-    def _inputs(self, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
-        """Return the inputs of one shape, and their layout where the file states it."""
-        x = held[source]
-        if "offsets" in held:
-            return self._of_any_length(_pieces(self.path, x, held["offsets"]), held, source)
-        if x.dtype.kind in "US":
-            raise BadInput(f"{self.path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
-        encode = self.encode
-        require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {self.path} has none")
-        for key in ("column_names", "channel_names"):
-            if key in held and (held[key].shape != x.shape[1:2] or len(np.unique(held[key])) < x.shape[1]):
-                raise BadInput(f"{self.path}: {key} must be different names, one for each column or channel of x")
-        if "scale" in held:
-            scale = held["scale"]
-            if x.ndim < 2 or scale.shape != x.shape[1:2]:
-                shapes = f"scale has shape {scale.shape}, it needs one number per channel of x {x.shape}"
-                raise BadInput(f"{self.path}: {shapes}")
-            if scale.dtype.kind not in "iuf" or not (np.isfinite(scale) & (scale != 0)).all():
-                raise BadInput(f"{self.path}: scale must hold finite numbers other than 0")
-            factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
-            return x.astype(np.float32) * factor, "features"
-        if "layout" in held:
-            return x, arrays.check_layout(str(held["layout"]), f"{self.path}: ")
-        named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
-        return x, "features" if named else None
-
-    def _of_any_length(self, pieces: list[NDArray[Any]], held: dict[str, NDArray[Any]], source: str) -> Encoded:
-        """Return texts, sounds or encoded images as inputs of one shape."""
-        path, encode = self.path, self.encode
-        if source == "text":
-            return encoders.encode_texts([_text(path, i, piece) for i, piece in enumerate(pieces)], encode)
-        if encode is not None and not isinstance(encode, str):
-            raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
-        if "rate" in held:
-            return encoders.encode_sounds(pieces, int(held["rate"]), encode)
-        kind = held[source].dtype
-        require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
-        encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
-        return Encoded(images.decode(encoded, self.size), "nchw")
-
-
-def _cached(path: Path, files: Sequence[Path], reader: SampleReader, read: Callable[[], Contents]) -> Contents:
-    if callable(getattr(reader, "encode", None)):  # a tokenizer, which may not be hashable
+    if path.is_dir():
+        for name, value in (("encode", encode), ("layout", layout)):
+            require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
+        files, read = sorted(path.rglob("*")), partial(_read_folder, path, size)
+    else:
+        files, read = [path] if path.exists() else [], partial(_read_file, path, size, encode)
+    if callable(encode):  # a tokenizer, which may not be hashable
         return read()
     stamps = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    contents: Contents = dataset_cache.read(((path.absolute(), stamps, reader),), read)
+    contents: Contents = dataset_cache.read(((path.absolute(), stamps, size, encode),), read)
     return contents
+
+
+def _read_folder(path: Path, size: int | None) -> Contents:
+    inner = {d.name: d for d in image_folders.subfolders(path)}
+    held = inner.get("test") or inner.get("val")
+    top = inner["train"] if "train" in inner and held else path
+    roots = image_folders.subfolders(top)
+    require(roots, f"{path}: no folders in it; it needs one folder of images per class")
+    by_client = all(image_folders.subfolders(root) for root in roots)
+    where = roots if by_client else [top]
+    names = sorted({d.name for root in where for d in image_folders.subfolders(root)})
+    parts = [image_folders.decode(root, names, size) for root in where]
+    train = concatenate(parts)
+    arrays = {"class_names": np.array(names)}
+    if by_client:
+        arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
+    test = image_folders.decode(held, names, size) if top is not path and held else None
+    return Contents(str(path), path.name, train.x, train.y, "nchw", test, arrays)
+
+
+def _read_file(path: Path, size: int | None, encode: str | Tokenizer | None) -> Contents:
+    held = read_npz(path)
+    title, named = path.name.removesuffix(".npz"), named_arrays(held, "x")
+    source = "text" if "text" in held and "x" not in held else "x"
+    for key in ("y",) if named else (source, "y"):
+        listed = ", ".join(held) or "nothing"
+        require(key in held, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
+    _check_lengths(path, held)
+    if named:
+        test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
+        stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
+        return Contents(str(path), title, named, held["y"], stated, test, held)
+    if "offsets" in held:
+        x, layout = _of_any_length(path, held, source, size, encode)
+    else:
+        require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {path} has none")
+        x, layout = _of_one_shape(path, held, source)
+    tests = [key for key in ("x_test", "y_test") if key in held]
+    require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
+    pair = (held["x_test"], held["y_test"]) if tests else None
+    return Contents(str(path), title, x, held["y"], layout, pair, held)
+
+
+def _of_one_shape(path: Path, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
+    """Return the inputs, and their layout where the file states it."""
+    x = held[source]
+    if x.dtype.kind in "US":
+        raise BadInput(f"{path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
+    named = [key for key in ("column_names", "channel_names") if key in held]  # of a table or of series
+    for key in named:
+        if held[key].shape != x.shape[1:2] or len(np.unique(held[key])) < x.shape[1]:
+            raise BadInput(f"{path}: {key} must be different names, one for each column or channel of x")
+    if "scale" in held:
+        scale = held["scale"]
+        if x.ndim < 2 or scale.shape != x.shape[1:2]:
+            raise BadInput(f"{path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}")
+        if scale.dtype.kind not in "iuf" or not (np.isfinite(scale) & (scale != 0)).all():
+            raise BadInput(f"{path}: scale must hold finite numbers other than 0")
+        factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
+        return x.astype(np.float32) * factor, "features"
+    if "layout" in held:
+        return x, arrays.check_layout(str(held["layout"]), f"{path}: ")
+    return x, "features" if named else None
+
+
+def _of_any_length(
+    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
+) -> Encoded:
+    """Return texts, sounds or encoded images as inputs of one shape."""
+    pieces = _pieces(path, held[source], held["offsets"])
+    if source == "text":
+        return encoders.encode_texts([_text(path, i, piece) for i, piece in enumerate(pieces)], encode)
+    if encode is not None and not isinstance(encode, str):
+        raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
+    if "rate" in held:
+        return encoders.encode_sounds(pieces, int(held["rate"]), encode)
+    kind = held[source].dtype
+    require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
+    encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
+    return Encoded(images.decode(encoded, size), "nchw")
 
 
 def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:

@@ -100,7 +100,7 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     if path.is_dir() or path.suffix == ".csv":
         return _checked(_images(path, spec, size), spec, source), None
     if path.suffix == ".npz":
-        contents = sample_file.path_reader(path, size, spec.recipe.get("encode")).read()
+        contents = sample_file.read_path(path, size, spec.recipe.get("encode"))
         x, test, layout = contents.x, contents.test, contents.layout
         y = contents.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
     elif ":" in source and not path.exists():
