@@ -117,15 +117,6 @@ def test_a_built_in_model_comes_back_as_its_parts_in_a_row() -> None:
         np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), found.scores(x), atol=1e-6)
 
 
-def test_batchnorm_without_running_statistics_is_given_those_it_was_trained_with() -> None:
-    x, y = arrays()
-    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
-    federation = fh.Federation.from_arrays(x, y, clients=3, test=0.2)
-    found = fh.run(federation, fh.split(net, classifier="2"), rounds=2, executor="loop", device="cpu")
-    with torch.no_grad():
-        np.testing.assert_allclose(found.module()(torch.from_numpy(x)).numpy(), found.scores(x), atol=1e-6)
-
-
 def test_predictions_are_tested_as_the_run_tests_them(run: fh.Result) -> None:
     held = run.trained.clients.federation.test
     found = run.evaluate(held.x, held.y, ["f1"])

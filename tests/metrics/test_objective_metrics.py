@@ -22,7 +22,7 @@ NAMES: dict[str, list[str]] = {
     "binary": ["f1(average=binary)", "precision(average=binary)", "f1", "balanced_accuracy", "auroc", "nll", "brier"],
     "multilabel": [
         *(f"{name}(average={average})" for name in ("f1", "precision", "recall") for average in ("macro", "samples")),
-        *("f1(micro)", "f1(weighted)", "accuracy", "hamming_loss", "label_accuracy", "auroc", "auroc(weighted)"),
+        *("f1(micro)", "f1(weighted)", "accuracy", "hamming_loss", "auroc", "auroc(weighted)"),
     ],
     "regression": ["mse", "rmse", "mae", "r2"],
 }
@@ -59,7 +59,6 @@ def _expected(objective: str, y: Any, scores: Any) -> dict[str, float]:
         "f1(weighted)": sk.f1_score(y, hard, average="weighted"),
         "accuracy": sk.accuracy_score(y, hard),
         "hamming_loss": sk.hamming_loss(y, hard),
-        "label_accuracy": 1 - sk.hamming_loss(y, hard),
         "auroc": sk.roc_auc_score(y, p, average="macro"),
         "auroc(weighted)": sk.roc_auc_score(y, p, average="weighted"),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.api import frames
 from fedhead.core.system.errors import BadInput
-from fedhead.metrics.records import Row, RunMetrics
+from fedhead.metrics.records import Row, RunMetrics, final_rows
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.read_runs import Run
 
@@ -61,7 +61,7 @@ class RecordedResult(RunMetrics):
     def clients(self) -> pd.DataFrame:
         """One line per client: training samples, and accuracies of its own model after the rounds and each stage."""
         record = self.record
-        return frames.clients(self._final_rows(), record.stage_rows, record.counts, record.client_names)
+        return frames.clients(final_rows(self.rows), record.stage_rows, record.counts, record.client_names)
 
     @property
     def partition(self) -> pd.DataFrame:

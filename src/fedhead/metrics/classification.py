@@ -96,7 +96,8 @@ def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
     """The share of samples whose class is among the k with the highest scores."""
     if k >= predictions.classes:
         raise Undefined(f"there are only {predictions.classes} classes, all of them are among the first {k}")
-    scores, y = _scores(predictions), predictions.y.unsqueeze(-1)
+    scores, y = predictions.scores, predictions.y.unsqueeze(-1)
+    assert scores is not None, "kept wherever a metric needs them"
     own = scores.gather(-1, y)
     classes = torch.arange(predictions.classes, device=scores.device)
     # of equal scores scikit-learn takes the later classes first
@@ -151,8 +152,3 @@ def roc_areas(scores: Tensor, positive: Tensor) -> Tensor:
     ranks = (torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1).double() / 2
     count = positive.sum(-1).double()
     return ((ranks * positive).sum(-1) - count * (count + 1) / 2) / (count * (scores.shape[-1] - count))
-
-
-def _scores(predictions: Predictions) -> Tensor:
-    assert predictions.scores is not None, "kept wherever a metric needs them"
-    return predictions.scores

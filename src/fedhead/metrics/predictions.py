@@ -67,18 +67,13 @@ class Predictions:
         return float(self.losses.mean())
 
     @cached_property
-    def log_probabilities(self) -> Tensor:
-        """The logarithm of the probabilities, [N, C]."""
+    def probabilities(self) -> Tensor:
+        """The softmax of the scores (of several labels the sigmoid) in double precision, [N, C]."""
         assert self.scores is not None, "kept wherever a metric needs them"
         if self.objective == "regression":
             raise BadInput("numbers have no probabilities, objective=regression: use y_true and y_pred")
         scores = self.scores.double()
-        return F.logsigmoid(scores) if self.objective == "multilabel" else scores.log_softmax(-1)
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """The softmax of the scores (of several labels the sigmoid) in double precision, [N, C]."""
-        return self.log_probabilities.exp()
+        return (F.logsigmoid(scores) if self.objective == "multilabel" else scores.log_softmax(-1)).exp()
 
     @cached_property
     def y_true(self) -> NDArray[Any]:

@@ -78,14 +78,14 @@ class RunMetrics(ABC):
     @property
     def accuracy_mean(self) -> float | None:
         """The mean of `accuracy` over the last rounds that were evaluated (`last_rounds` of them)."""
-        found = [row["accuracy"] for row in self._final_rows() if row.get("accuracy") is not None]
+        found = [row["accuracy"] for row in final_rows(self.rows) if row.get("accuracy") is not None]
         found = found[-self.last_rounds :]
         return sum(found) / len(found) if found else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that were asked for, after the last round."""
-        return next((dict(row["metrics"]) for row in reversed(self._final_rows()) if row.get("metrics")), {})
+        return next((dict(row["metrics"]) for row in reversed(final_rows(self.rows)) if row.get("metrics")), {})
 
     @property
     def personal(self) -> float | None:
@@ -105,12 +105,12 @@ class RunMetrics(ABC):
     @property
     def bytes_up(self) -> int:
         """Bytes that all clients sent, over all rounds and stages."""
-        return self._total("bytes_up")
+        return int(sum(row["bytes_up"] for row in self._rows()))
 
     @property
     def bytes_down(self) -> int:
         """Bytes that all clients received, over all rounds and stages."""
-        return self._total("bytes_down")
+        return int(sum(row["bytes_down"] for row in self._rows()))
 
     @property
     def client_bytes(self) -> dict[str, float]:
@@ -125,14 +125,7 @@ class RunMetrics(ABC):
         return float(sum(row["seconds"] for row in self._rows()))
 
     def _last(self, name: str) -> float | None:
-        return next((row[name] for row in reversed(self._final_rows()) if row.get(name) is not None), None)
-
-    def _final_rows(self) -> list[Row]:
-        """The records up to the round that the run ends with: the kept one, or the last."""
-        return final_rows(self.rows)
-
-    def _total(self, name: str) -> int:
-        return int(sum(row[name] for row in self._rows()))
+        return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
 
     def _rows(self) -> list[Row]:
         return [*self.rows, *self.stage_rows.values()]

@@ -7,9 +7,8 @@ A metric is a function whose arguments are named after what it is given:
 - `predictions`: all of these with the tensors on the device (`fedhead.metrics.predictions.Predictions`);
 - `clients`: the accuracy of each client on its own test samples, from 0 to 1; its mean squared error in a regression.
 
-A function of one argument of another name is given the confusion matrix. Further parameters have default values, which
-recipes set as in `ece(bins=10)`. A metric that has no value for some samples raises `Undefined`: the record then holds
-NaN and a note with the reason, and the run goes on.
+Further parameters have default values, which recipes set as in `ece(bins=10)`. A metric that has no value for some
+samples raises `Undefined`: the record then holds NaN and a note with the reason, and the run goes on.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Metric:
 
     Attributes:
         function: The function.
-        inputs: What it is given by name; empty: the confusion matrix, as its only argument.
+        inputs: What it is given, by the names of its arguments.
         arguments: Its parameters.
         better: Whether high or low values are good; None where nobody said.
         objectives: The objectives that it is for; None: any.

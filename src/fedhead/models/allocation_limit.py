@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import require
 
 _LENGTHS = ("size", "n", "m", "end", "steps")  # what torch calls the lengths of a new tensor
 
 
-@contextmanager
-def allocation_limit(nbytes: int, fix: str) -> Iterator[None]:
-    """Refuse tensors beyond a total size, before they are allocated.
+class AllocationLimit(TorchDispatchMode):
+    """Context that refuses tensors beyond a total size, before they are allocated.
 
     Counted are all tensors that are made from a shape (weights and buffers are), whether or not they are freed again.
 
@@ -29,25 +26,21 @@ def allocation_limit(nbytes: int, fix: str) -> Iterator[None]:
     Raises:
         BadInput: As soon as more is asked for.
 
-    >>> with allocation_limit(1000, "take fewer"):
+    >>> with AllocationLimit(1000, "take fewer"):
     ...     torch.nn.Linear(10**9, 10**9)
     Traceback (most recent call last):
     fedhead.core.system.errors.BadInput: more than 1000 bytes are needed: take fewer
     """
-    with _Counting(nbytes, BadInput(f"more than {nbytes} bytes are needed: {fix}")):
-        yield
 
-
-class _Counting(TorchDispatchMode):
-    def __init__(self, nbytes: int, error: BadInput):
+    def __init__(self, nbytes: int, fix: str):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self._left, self._error = nbytes, error
+        self._left, self._problem = nbytes, f"more than {nbytes} bytes are needed: {fix}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count what a call allocates."""
         kwargs = kwargs or {}
         self._left -= _bytes(func, args, kwargs)
-        if self._left < 0:
-            raise self._error
+        require(self._left >= 0, self._problem)
         return func(*args, **kwargs)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -22,17 +20,13 @@ def names(model: SplitModel) -> list[str]:
     >>> names(build("simplecnn", (3, 32, 32), 10))[-3:]
     ['projection.0', 'projection.1', 'classifier']
     """
-    return list(_layers(model))
-
-
-def _layers(model: SplitModel) -> Iterator[str]:
+    found: list[str] = []
     for part in PARTS[:2]:
         module = model.get_submodule(part)
-        children = [f"{part}.{n}" for n, child in module.named_children() if _has_parameters(child)]
         if isinstance(module, nn.Linear):
-            children = [part]
-        yield from children
-    yield PARTS[2]
+            found.append(part)
+        found += [f"{part}.{name}" for name, child in module.named_children() if _has_parameters(child)]
+    return [*found, PARTS[2]]
 
 
 def _has_parameters(module: nn.Module) -> bool:

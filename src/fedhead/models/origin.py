@@ -38,8 +38,7 @@ class Origin:
     def assemble(self, model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the user's module with trained weights, in evaluation mode.
 
-        A submodule that is not what it was, such as a head that was changed (`with_head`) or BatchNorm that was given
-        running statistics, is put in its place as it was trained.
+        A head that was changed (`with_head`) is put in its place as it was trained.
 
         Args:
             model: The `SplitModel` that was made of it.
@@ -51,15 +50,10 @@ class Origin:
             found = [model.get_submodule(part) for part in parts]
             head = nn.Sequential(*(copy.deepcopy(part) for part in found if not isinstance(part, nn.Identity)))
             made.set_submodule(self.classifier, head if len(head) > 1 else head[0])
-        names = {name: self._name_in(model, name) for name in weights}
-        for name, own in names.items():
-            if own not in _tensors(made):
-                path = own.rpartition(".")[0]
-                made.set_submodule(path, copy.deepcopy(model.get_submodule(name.rpartition(".")[0])))
         targets = _tensors(made)
         with torch.no_grad():
-            for name, own in names.items():
-                targets[own].copy_(weights[name])
+            for name, trained in weights.items():
+                targets[self._name_in(model, name)].copy_(trained)
         return made.eval()
 
     def _new_head(self, model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedhead.core.system.log import warn_once
+from fedhead.core.system.errors import BadInput
 from fedhead.models.dropout import Dropout
 
 M = TypeVar("M", bound=nn.Module)
@@ -19,15 +19,17 @@ TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, wh
 def fix(model: M) -> M:
     """Fix, in place, whatever keeps a model from running identically on every executor.
 
-    Dropout layers are replaced by ones that draw by key. BatchNorm layers get running statistics with a plain momentum
-    (both are logged) and lose their counter of batches, which is not part of a model's weights. Parameters are
-    converted to torch's default dtype if they differ from it.
+    Dropout layers are replaced by ones that draw by key. BatchNorm layers lose their counter of batches, which is not
+    part of a model's weights. Parameters are converted to torch's default dtype if they differ from it.
 
     Args:
         model: Any module.
 
     Returns:
         The same module.
+
+    Raises:
+        BadInput: If a BatchNorm layer has no running statistics, or no momentum.
     """
     swaps: dict[nn.Module, Dropout] = {}  # a module that is used twice is replaced by one module
     for module in list(model.modules()):
@@ -44,16 +46,14 @@ def fix(model: M) -> M:
 
 def _fix_norm(module: nn.modules.batchnorm._NormBase) -> None:
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
-        warn_once("BatchNorm with track_running_stats=False: it keeps running statistics here, to evaluate by them")
-        # without running statistics the evaluation of a sample would depend on its batch
-        like = module.weight if module.affine else torch.empty(0)
-        module.track_running_stats = True
-        module.running_mean = torch.zeros(module.num_features, dtype=like.dtype, device=like.device)
-        module.running_var = torch.ones(module.num_features, dtype=like.dtype, device=like.device)
+        raise BadInput(
+            "BatchNorm with track_running_stats=False: the test of a sample would depend on its batch; make it True"
+        )
     if module.momentum is None:
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            warn_once("BatchNorm with momentum=None: its running statistics move with momentum 0.1 here")
-        module.momentum = 0.1  # a cumulative average needs the counter; torch's default momentum does not
+        raise BadInput(
+            f"{type(module).__name__} with momentum=None: a mean over all batches needs a counter, which a model's "
+            "weights do not hold; give a number, such as momentum=0.1"
+        )
     module.num_batches_tracked = None
 
 

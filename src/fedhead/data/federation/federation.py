@@ -359,8 +359,7 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        is_path = datasets.is_path(source)
-        if is_path:
+        if isinstance(source, PathLike) or datasets.is_path(source):
             require(public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
             contents = read_path(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))
         else:
@@ -370,6 +369,7 @@ class Federation(FederationData):
             contents = datasets.read(
                 entry, objective, seed, data_dir, download, with_test, subset, public, public_samples
             )
+            subset = None  # already taken
         settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
@@ -378,7 +378,7 @@ class Federation(FederationData):
             raise BadInput(f"{contents.where}: {str(error).removeprefix(f'{contents.where}: ')}") from None
         if not with_test:
             made = replace(made, test=None, client_test=None)
-        return made.subset(subset, seed) if is_path and subset is not None else made
+        return made if subset is None else made.subset(subset, seed)
 
     @classmethod
     def _of_contents(

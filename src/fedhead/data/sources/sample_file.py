@@ -17,7 +17,6 @@ from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import arrays, encoders, labels
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import concatenate
-from fedhead.data.inputs.encoders import Encoded
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
@@ -175,7 +174,7 @@ def _of_one_shape(path: Path, held: dict[str, NDArray[Any]], source: str) -> tup
 
 def _of_any_length(
     path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
-) -> Encoded:
+) -> tuple[Any, str | None]:
     """Return texts, sounds or encoded images as inputs of one shape."""
     pieces = _pieces(path, held[source], held["offsets"])
     if source == "text":
@@ -187,7 +186,7 @@ def _of_any_length(
     kind = held[source].dtype
     require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
     encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
-    return Encoded(images.decode(encoded, size), "nchw")
+    return images.decode(encoded, size), "nchw"
 
 
 def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:

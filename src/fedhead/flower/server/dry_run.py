@@ -26,7 +26,7 @@ from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.loop import Loop
 from fedhead.flower.wire.protocol import RunSpec
-from fedhead.models.allocation_limit import allocation_limit
+from fedhead.models.allocation_limit import AllocationLimit
 from fedhead.models.split_model import SplitModel
 
 MODEL_MB = 1024  # the largest model of a site's own, unless server.yaml says otherwise
@@ -100,7 +100,7 @@ class DryRun:
         """Return the architectures that a site asks for."""
         if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
-        with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
+        with AllocationLimit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
             choices = self._choices(own)
         blank = self.clients.pool.view(torch.zeros(1, dtype=torch.int64), None)
         with torch.no_grad():

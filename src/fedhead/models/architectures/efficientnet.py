@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from fedhead.models.architectures.blocks import GlobalPool, conv_norm
-from fedhead.models.architectures.mobilenetv2 import InvertedResidual
+from fedhead.models.architectures.mobilenetv2 import InvertedResidual, residual_stages
 from fedhead.models.registry import FeatureExtractor, Shape, image, register
 
 # expansion, channels, blocks, kernel, stride of the first block
@@ -27,12 +29,6 @@ def efficientnetb0(shape: Shape) -> FeatureExtractor:
     Squeeze-and-excitation with a quarter of the expanded channels, projection shortcuts, SiLU.
     """
     in_channels, _, _ = image("efficientnetb0", shape, least=16)
-    layers: list[nn.Module] = [nn.Sequential(conv_norm(in_channels, 32, 3), nn.SiLU())]
-    before = 32
-    for expansion, channels, count, kernel, first in BLOCKS:
-        for index in range(count):
-            stride = first if index == 0 else 1
-            block = InvertedResidual(before, channels, expansion, stride, "projection", nn.SiLU, kernel, squeeze=0.25)
-            layers.append(block)
-            before = channels
-    return FeatureExtractor(nn.Sequential(*layers, GlobalPool()), before)
+    stem = nn.Sequential(conv_norm(in_channels, 32, 3), nn.SiLU())
+    block = partial(InvertedResidual, shortcut="projection", activation=nn.SiLU, squeeze=0.25)
+    return FeatureExtractor(nn.Sequential(stem, *residual_stages(BLOCKS, 32, block), GlobalPool()), 320)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, cast
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fedhead.models.architectures.blocks import GlobalPool, conv_norm
 from fedhead.models.registry import FeatureExtractor, Shape, image, register
 
-# expansion, channels, blocks, stride of the first block
+# expansion, channels, blocks, stride of the first block; all kernels are 3x3
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
@@ -35,12 +36,13 @@ class InvertedResidual(nn.Module):
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         expansion: Factor by which the first convolution widens the input.
-        stride: Stride of the depthwise convolution.
+        kernel: Kernel size of the depthwise convolution.
+        stride: Its stride.
         shortcut: "identity" adds the input if it has the output's shape. "projection" also applies a 1x1 convolution if
             only the channels differ, and keeps the expanding convolution even at expansion 1.
         activation: Activation layer.
-        kernel: Kernel size of the depthwise convolution.
         squeeze: Width of squeeze and excitation relative to the expanded channels; 0 for none.
+        conv: Convolution with its normalization.
     """
 
     def __init__(
@@ -48,31 +50,44 @@ class InvertedResidual(nn.Module):
         in_channels: int,
         out_channels: int,
         expansion: int,
+        kernel: int,
         stride: int,
         shortcut: Literal["identity", "projection"],
         activation: Callable[[], nn.Module],
-        kernel: int = 3,
         squeeze: float = 0.0,
+        conv: Callable[..., nn.Module] = conv_norm,
     ):
         super().__init__()
         width = expansion * in_channels
         layers: list[nn.Module] = []
         if expansion > 1 or shortcut == "projection":
-            layers += [conv_norm(in_channels, width, 1), activation()]
-        layers += [conv_norm(width, width, kernel, stride, groups=width), activation()]
+            layers += [conv(in_channels, width, 1), activation()]
+        layers += [conv(width, width, kernel, stride, groups=width), activation()]
         if squeeze:
             layers.append(SqueezeExcitation(width, int(width * squeeze), activation))
-        self.body = nn.Sequential(*layers, conv_norm(width, out_channels, 1))
+        self.body = nn.Sequential(*layers, conv(width, out_channels, 1))
         self.shortcut: nn.Module | None = None
         if stride == 1 and in_channels == out_channels:
             self.shortcut = nn.Identity()
         elif stride == 1 and shortcut == "projection":
-            self.shortcut = conv_norm(in_channels, out_channels, 1)
+            self.shortcut = conv(in_channels, out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
         y = cast(Tensor, self.body(x))
         return y if self.shortcut is None else y + cast(Tensor, self.shortcut(x))
+
+
+def residual_stages(
+    blocks: Iterable[tuple[int, ...]], in_channels: int, make: Callable[..., InvertedResidual]
+) -> list[nn.Module]:
+    """Build stages of blocks (expansion, channels, count, kernel, stride); all but a stage's first have stride 1."""
+    layers: list[nn.Module] = []
+    for expansion, channels, count, kernel, stride in blocks:
+        for index in range(count):
+            layers.append(make(in_channels, channels, expansion, kernel, stride if index == 0 else 1))
+            in_channels = channels
+    return layers
 
 
 @register("mobilenetv2", "MobileNetV2 for CIFAR (CCVR Table 7), 1280-d features; form ccvr|fedetf")
@@ -85,12 +100,8 @@ def mobilenetv2(shape: Shape, form: Literal["ccvr", "fedetf"] = "ccvr") -> Featu
     in_channels, _, _ = image("mobilenetv2", shape, least=8)
     activation = nn.ReLU6 if form == "ccvr" else nn.ReLU
     shortcut: Literal["identity", "projection"] = "identity" if form == "ccvr" else "projection"
-    layers: list[nn.Module] = [nn.Sequential(conv_norm(in_channels, 32, 3), activation())]
-    before = 32
-    for expansion, channels, count, first in BLOCKS:
-        for index in range(count):
-            stride = first if index == 0 else 1
-            layers.append(InvertedResidual(before, channels, expansion, stride, shortcut, activation))
-            before = channels
-    layers += [nn.Sequential(conv_norm(before, 1280, 1), activation()), GlobalPool()]
-    return FeatureExtractor(nn.Sequential(*layers), 1280)
+    stem = nn.Sequential(conv_norm(in_channels, 32, 3), activation())
+    blocks = ((*block[:3], 3, block[3]) for block in BLOCKS)
+    stages = residual_stages(blocks, 32, partial(InvertedResidual, shortcut=shortcut, activation=activation))
+    last = nn.Sequential(conv_norm(320, 1280, 1), activation())
+    return FeatureExtractor(nn.Sequential(stem, *stages, last, GlobalPool()), 1280)

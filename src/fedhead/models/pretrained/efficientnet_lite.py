@@ -7,7 +7,7 @@ and with ReLU6); the weights are the file of the package efficientnet_lite0_pyto
 from __future__ import annotations
 
 import math
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.packages import package_folder
 from fedhead.models.architectures.blocks import GlobalPool
 from fedhead.models.architectures.efficientnet import BLOCKS
+from fedhead.models.architectures.mobilenetv2 import InvertedResidual, residual_stages
 from fedhead.models.pretrained.pretrained import FixedBatchNorm2d
 from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, image, register
 
@@ -36,26 +37,9 @@ class SamePadConv2d(nn.Conv2d):
         return super().forward(F.pad(input, padding[::-1]) if any(padding) else input)
 
 
-def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     conv = SamePadConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
-    return [conv, FixedBatchNorm2d(out_channels, eps=1e-3)]
-
-
-class Block(nn.Module):
-    """An inverted residual block; its input is added where it has the output's shape."""
-
-    def __init__(self, in_channels: int, out_channels: int, expansion: int, kernel: int, stride: int):
-        super().__init__()
-        width = expansion * in_channels
-        layers = [*_conv(in_channels, width, 1), nn.ReLU6()] if expansion > 1 else []
-        layers += [*_conv(width, width, kernel, stride, groups=width), nn.ReLU6(), *_conv(width, out_channels, 1)]
-        self.body = nn.Sequential(*layers)
-        self.adds_input = stride == 1 and in_channels == out_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
-        y = cast(Tensor, self.body(x))
-        return x + y if self.adds_input else y
+    return nn.Sequential(conv, FixedBatchNorm2d(out_channels, eps=1e-3))
 
 
 class ThreeChannels(nn.Module):
@@ -79,13 +63,10 @@ def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> FeatureExtracto
     """
     channels, _, _ = image("efficientnet_lite0", shape, least=32, resize=224)
     require(channels in (1, 3), f"model 'efficientnet_lite0' takes images of 1 or 3 channels, not {channels}")
-    layers: list[nn.Module] = [*_conv(3, 32, 3, stride=2), nn.ReLU6()]
-    before = 32
-    for expansion, width, count, kernel, first in BLOCKS:
-        for index in range(count):
-            layers.append(Block(before, width, expansion, kernel, first if index == 0 else 1))
-            before = width
-    net = nn.Sequential(*layers, *_conv(before, WIDTH, 1), nn.ReLU6(), GlobalPool())
+    block = partial(InvertedResidual, shortcut="identity", activation=nn.ReLU6, conv=_conv)
+    stages = residual_stages(BLOCKS, 32, block)
+    last = (_conv(320, WIDTH, 1), nn.ReLU6(), GlobalPool())
+    net = nn.Sequential(_conv(3, 32, 3, stride=2), nn.ReLU6(), *stages, *last)
     if pretrained:
         load_package_weights(net)
     return FeatureExtractor(net if channels == 3 else nn.Sequential(ThreeChannels(), net), WIDTH)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from fedhead.core.system.errors import BadInput, first_line
-from fedhead.models.pretrained.pretrained import fix_batch_norm
+from fedhead.models.pretrained.pretrained import fix_batch_norm, import_library
 from fedhead.models.registry import Shape
 from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
@@ -24,13 +22,7 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
     Raises:
         BadInput: If transformers can't be imported, or there is no such folder.
     """
-    try:
-        transformers: Any = import_module("transformers")
-    except Exception as error:  # any of what it imports may be broken
-        raise BadInput(
-            f"model hf:{name} needs the package transformers, which can't be imported here ({first_line(error)}): "
-            "pip install 'fedhead[hf]'"
-        ) from error
+    transformers = import_library("transformers", f"hf:{name}", "'fedhead[hf]'")
     path = Path(name).expanduser()
     is_path = name.startswith((".", "/", "~")) or name.endswith(".json")
     if is_path and not path.exists():

@@ -1,12 +1,15 @@
-"""Batch normalization with the fixed statistics of a pretrained model."""
+"""Shared parts of pretrained models: their libraries, and batch normalization with fixed statistics."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedhead.core.system.errors import BadInput, first_line
 
 
 class FixedBatchNorm2d(nn.Module):
@@ -33,6 +36,21 @@ class FixedBatchNorm2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize a batch, [B, C, H, W]."""
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+
+def import_library(name: str, model: str, install: str) -> Any:
+    """Import the library of a model.
+
+    Raises:
+        BadInput: If it can't be imported.
+    """
+    try:
+        return import_module(name)
+    except Exception as error:  # any of what it imports may be broken, such as torchvision
+        raise BadInput(
+            f"model {model} needs the package {name}, which can't be imported here ({first_line(error)}): "
+            f"pip install {install}"
+        ) from error
 
 
 def fix_batch_norm(module: nn.Module) -> nn.Module:

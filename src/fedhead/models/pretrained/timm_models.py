@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from fedhead.core.system.errors import BadInput, first_line
-from fedhead.models.pretrained.pretrained import fix_batch_norm
+from fedhead.models.pretrained.pretrained import fix_batch_norm, import_library
 from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, image
 
 
@@ -21,7 +20,7 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
     Raises:
         BadInput: If timm can't be imported, or has no such model.
     """
-    timm = _timm(name)
+    timm = import_library("timm", f"timm:{name}", "timm")
     plain = name.partition(".")[0]
     if not timm.is_model(plain):
         near = difflib.get_close_matches(plain, timm.list_models(), n=1, cutoff=0.5)
@@ -43,13 +42,3 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
         vars(build)["preprocessing"] = Preprocessing(int(found.input_size[-1]), tuple(found.mean), tuple(found.std))
     build.__module__ = __name__
     return build
-
-
-def _timm(name: str) -> Any:
-    try:
-        return import_module("timm")
-    except Exception as error:  # a broken torchvision, which timm imports, raises RuntimeError and others
-        raise BadInput(
-            f"model timm:{name} needs the package timm, which can't be imported here ({first_line(error)}): "
-            "pip install timm"
-        ) from error
