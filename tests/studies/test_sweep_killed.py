@@ -93,7 +93,6 @@ def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeyp
 SCRIPT = """
 import sys, warnings
 import ray
-from same_runs import assert_same_runs
 
 import fedhead as fh
 warnings.simplefilter("ignore")
