@@ -33,9 +33,9 @@ def test_pooled_statistics_hold_the_second_moment_and_the_scatter_within_classes
         np.testing.assert_allclose(found.second_moment(), (z.T @ z).numpy(), rtol=1e-12)
         np.testing.assert_allclose(found.within(), within, rtol=1e-10, atol=1e-10)
     assert (pooled.kind, pooled.outer.shape) == ("pooled", (10,))
-    assert pooled.nbytes == 8 * (3 + 3 * 4 + 10)
+    assert pooled.tree().nbytes == 8 * (3 + 3 * 4 + 10)
     means = from_features(z, y, 3, "means")
-    assert (means.kind, means.nbytes) == ("means", 8 * (3 + 3 * 4))
+    assert (means.kind, means.tree().nbytes) == ("means", 8 * (3 + 3 * 4))
     torch.testing.assert_close(means.mean(), full.mean())
 
 

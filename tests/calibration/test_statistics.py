@@ -154,8 +154,8 @@ def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
 def test_what_each_form_sends() -> None:
     z, y = sample(1, 30, 8, 3)
     full, diagonal = statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, kind="diagonal")
-    assert full.nbytes == 8 * 3 * (1 + 8 + 36)  # the triangle alone: half of what d x d would take
-    assert diagonal.nbytes == 8 * 3 * (1 + 8 + 8)
+    assert full.tree().nbytes == 8 * 3 * (1 + 8 + 36)  # the triangle alone: half of what d x d would take
+    assert diagonal.tree().nbytes == 8 * 3 * (1 + 8 + 8)
     assert (full.kind, diagonal.kind) == ("full", "diagonal")
 
 

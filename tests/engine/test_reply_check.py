@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from fedhead.core.system.errors import Diverged
-from fedhead.core.tree.schema import schema
+from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.policies.reply_check import Refused, all_finite, check
+from fedhead.engine.policies.reply_check import Refused, all_finite, check_finite, check_form
 
 ASKED = Tree(model=Tree(w=torch.zeros(2, 3), empty=torch.zeros(0)), count=torch.tensor([1, 2]))
+
+
+def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
+    check_form(send, expected, client, round)
+    check_finite(send, f"client {client}, round {round}")
 
 
 @pytest.mark.parametrize(

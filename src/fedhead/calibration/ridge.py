@@ -76,14 +76,10 @@ class RidgePath:
         weight = (self.vectors @ (self.right / (self.values + alpha)[:, None])).mT
         return Tree(weight=weight, bias=self.label_mean - weight @ self.feature_mean)
 
-    def penalties(self) -> list[float]:
-        """Return the penalties that are compared, relative to the scale of the features."""
-        scale = float(self.values.mean()) or 1.0
-        return [scale * 10**exponent for exponent in EXPONENTS]
-
     def best(self) -> float:
-        """Return the penalty with the least generalized cross-validation error."""
-        return min(self.penalties(), key=self.cross_validation)
+        """Return the penalty, relative to the scale of the features, with the least cross-validation error."""
+        scale = float(self.values.mean()) or 1.0
+        return min((scale * 10**exponent for exponent in EXPONENTS), key=self.cross_validation)
 
     def cross_validation(self, alpha: float) -> float:
         """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979).

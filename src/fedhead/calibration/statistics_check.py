@@ -65,12 +65,7 @@ def feature_size(statistics: Statistics) -> float:
     Returns:
         The size; 0 without samples, infinite if it is too large for float64.
     """
-    if statistics.kind == "means":
-        squares = (statistics.sum * statistics.mean()).sum()
-    elif statistics.kind == "pooled":
-        squares = statistics.outer[diagonal_places(statistics.features, statistics.outer.device)].sum()
-    else:
-        squares = statistics.diagonal().outer.sum()
+    squares = _squares(statistics).sum()
     return math.sqrt(max(float(squares / statistics.count.sum().clamp_min(1)), 0.0))
 
 
@@ -117,20 +112,24 @@ def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> N
             raise BadInput(f"{source}: class {c} has sums but no samples; recompute them")
 
 
+def _squares(statistics: Statistics) -> Tensor:
+    """Return the sums of squares of each class, [C, d]; pooled ones are one row, and means have those of the means."""
+    if statistics.kind == "means":
+        return statistics.sum * statistics.mean()
+    if statistics.kind == "pooled":
+        return statistics.outer[diagonal_places(statistics.features, statistics.outer.device)][None]
+    return statistics.diagonal().outer
+
+
 def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """The diagonals of the scatters, and what of them may be a rounding error: of each class, [C, d] and [C].
+    """Return the diagonals of the scatters, and what of them may be a rounding error: of each class, [C, d] and [C].
 
     Pooled statistics have one row, the scatter within all classes; means have nothing that could be wrong.
     """
-    if statistics.kind == "means":
-        return torch.zeros_like(statistics.sum), torch.zeros_like(statistics.count)
+    squares, between = _squares(statistics), statistics.sum * statistics.mean()
     if statistics.kind == "pooled":
-        squares = statistics.outer[diagonal_places(statistics.features, statistics.outer.device)][None]
-        between = (statistics.sum * statistics.mean()).sum(0)
-        return squares - between, _NEGATIVE * squares.abs().amax(1).clamp_min(1e-300)
-    diagonal = statistics.diagonal()
-    slack = _NEGATIVE * diagonal.outer.abs().amax(1).clamp_min(1e-300)
-    return diagonal.outer - diagonal.sum * diagonal.mean(), slack
+        between = between.sum(0)
+    return squares - between, _NEGATIVE * squares.abs().amax(1).clamp_min(1e-300)
 
 
 def _indefinite(statistics: Statistics, slack: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import itemgetter
 
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def personal_scores(
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        return lambda _, batch: reduce(own_scores(inputs, _first(batch.x))[None], batch)
+        return lambda _, batch: reduce(own_scores(inputs, map_inputs(itemgetter(0), batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 
@@ -101,11 +101,6 @@ class ForwardExecutor(Executor):
 
         reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
-
-
-def _first(x: Inputs) -> Any:
-    """The inputs of the first client of a stack."""
-    return map_inputs(lambda t: t[0], x)
 
 
 def _single(job: Job, place: int, activity: str) -> Reply:

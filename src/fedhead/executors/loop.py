@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -37,21 +37,17 @@ class Loop(Executor):
         workers = min(len(job.clients), threads)
         if workers == 1:
             return [_run_client(program, job, k) for k in range(len(job.clients))]
-        free_programs: queue.SimpleQueue[ClientProgram] = queue.SimpleQueue()
-        for _ in range(workers):
-            # a model's tensors are swapped in and out while it runs, so each worker needs its own copy
-            free_programs.put(replace(program, task=replace(program.task, model=copy.deepcopy(program.task.model))))
+        worker = threading.local()
 
-        def run(k: int) -> Reply:
-            program_copy = free_programs.get()
-            try:
-                return _run_client(program_copy, job, k)
-            finally:
-                free_programs.put(program_copy)
+        def begin() -> None:
+            torch.set_num_threads(1)
+            # a model's tensors are swapped in and out while it runs, so each worker needs its own copy
+            model = copy.deepcopy(program.task.model)
+            worker.program = replace(program, task=replace(program.task, model=model))
 
         try:
-            with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                return list(pool.map(run, range(len(job.clients))))
+            with ThreadPoolExecutor(workers, initializer=begin) as pool:
+                return list(pool.map(lambda k: _run_client(worker.program, job, k), range(len(job.clients))))
         finally:
             torch.set_num_threads(threads)  # the setting is shared by all threads
 

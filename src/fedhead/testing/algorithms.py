@@ -26,7 +26,7 @@ from fedhead.engine.rounds.rounds import evaluate, run_stage
 from fedhead.executors.client import hook_check
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
-from fedhead.testing.checks import Check, CheckFailed, Skipped, as_check_failure, require, run_checks
+from fedhead.testing.checks import Check, Skipped, as_check_failure, require, run_checks
 from fedhead.testing.small import small_model, small_perceptron
 from fedhead.testing.trial import LOCAL, PlainLoop, Trial, difference, final_tensors
 
@@ -101,11 +101,9 @@ def _instance(component: A | type[A], base: type[A]) -> A:
         CheckFailed: The registry would refuse it: it is of another kind, no dataclass, or a hook does not fit.
     """
     cls = component if isinstance(component, type) else type(component)
-    try:
+    with as_check_failure(cls.__name__, "while it was made"):
         check_class(cls, cls.__name__, base, defaults=isinstance(component, type))
         return component if isinstance(component, base) else cls()
-    except BadInput as error:
-        raise CheckFailed(str(error)) from error
 
 
 def check_options(trial: Trial) -> None:

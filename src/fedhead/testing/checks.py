@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from fedhead.core.system.errors import FedheadError, unknown
+from fedhead.core.system.errors import FedheadError, require_known
 from fedhead.core.system.failures import describe_error
 
 T = TypeVar("T")
@@ -42,8 +42,7 @@ def run_checks(owner: str, subject: T, checks: Sequence[Callable[[T], None]], sk
     """
     named = {check.__name__.removeprefix("check_"): check for check in checks}
     for name in skip:
-        if name not in named:
-            raise unknown("check", name, named)
+        require_known("check", name, named)
     results = []
     for name, check in named.items():
         reason = "skipped by the caller" if name in skip else None

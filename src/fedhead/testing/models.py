@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from fedhead.algorithm.method import Method
 from fedhead.core.components.component_check import name_of
-from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.core.training.batch import Output
 from fedhead.data.federation.federation import Federation, Samples
@@ -105,10 +104,7 @@ def check_build(trial: ModelTrial) -> None:
 
 def check_use(trial: ModelTrial) -> None:
     """Check that a model has what training and evaluation need."""
-    try:
-        require_runnable(trial.model, trial.shape, trial.classes or trial.model.classes, trial.owner)
-    except BadInput as error:
-        raise CheckFailed(str(error)) from None
+    require_runnable(trial.model, trial.shape, trial.classes or trial.model.classes, trial.owner)
 
 
 def check_samples(trial: ModelTrial) -> None:

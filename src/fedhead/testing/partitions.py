@@ -33,20 +33,12 @@ def check_partition(partition: PartitionLike, *, skip: Sequence[str] = ()) -> li
     Raises:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
-    owner = _owner(partition)
+    owner = partition if isinstance(partition, str) else name_of(getattr(partition, "function", partition))
     with as_check_failure(owner, "while it was made"):
         rule = parse(partition)
         if isinstance(partition, Partition):
             PARTITIONS.resolve(type(partition))  # whose class a recipe may name
     return run_checks(owner, rule, PARTITION_CHECKS, skip)
-
-
-def _owner(partition: PartitionLike) -> str:
-    if isinstance(partition, FromFunction):
-        return name_of(partition.function)
-    if isinstance(partition, str):
-        return partition
-    return type(partition).__name__ if isinstance(partition, Partition) else name_of(partition)
 
 
 def _labels(case: Case) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from fedhead.metrics.registry import Metric
 
 # What is always measured on validation samples, and which values of it are good.
 VALIDATED = {"accuracy": "max", "loss": "min", "personal": "max", "personal_loss": "min"}
+_BETTER = {**VALIDATED, "train_loss": "min"}
 
 
 class Action(enum.Flag):
@@ -98,7 +99,7 @@ class Watcher(Callback):
         if self.metric == "train_loss":
             return
         if self.metric not in VALIDATED and self.metric not in metrics:
-            known = ", ".join([*VALIDATED, "train_loss", *metrics])
+            known = ", ".join([*_BETTER, *metrics])
             raise BadInput(
                 f"callback {self.name} watches {self.metric!r}, which is not measured: add it to metrics, or watch one "
                 f"of {known}"
@@ -112,10 +113,9 @@ class Watcher(Callback):
             raise BadInput(f"callback {self.name}: say whether high or low values of {self.metric} are good, mode=max")
 
     def _mode(self, metrics: Mapping[str, Metric]) -> str:
-        if self.mode != "auto" or self.metric == "train_loss":
-            return "min" if self.mode == "auto" else self.mode
-        better = VALIDATED.get(self.metric) or metrics[self.metric].better
-        return better or "auto"
+        if self.mode != "auto":
+            return self.mode
+        return _BETTER.get(self.metric) or metrics[self.metric].better or "auto"
 
     def _improved(self, row: Row, memory: dict[str, Any]) -> bool | None:
         """Say whether a round is the best so far, and remember its value; None for a round without one."""

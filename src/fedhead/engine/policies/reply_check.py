@@ -19,12 +19,6 @@ class Impossible(Refused):
     """A reply of the right form whose numbers no client could have computed: it is left out, in simulations too."""
 
 
-def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
-    """Raise `Refused` for other names, shapes or types than expected, `Diverged` for numbers that are not finite."""
-    check_form(send, expected, client, round)
-    check_finite(send, f"client {client}, round {round}")
-
-
 def check_form(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     """Raise `Refused` for other names, shapes or types than expected."""
     odd = None if expected is None else difference(schema(send), expected)

@@ -61,9 +61,6 @@ class StackedClientStates(MutableMapping[int, Tree]):
     def __reduce__(self) -> tuple[Any, ...]:
         return StackedClientStates, ({k: state.clone() for k, state in self.copy().items()},)
 
-    def __repr__(self) -> str:
-        return repr(dict(self.copy()))
-
     def __getitem__(self, client: int) -> Tree:
         found = self._states[client]
         if isinstance(found, Tree):

@@ -106,8 +106,8 @@ class Site:
             return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
-        reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
-        reply_check.check(reply.keep, None, k, request.round)
+        for tree in (reply.send, reply.keep):  # what has diverged stays here, and is not kept either
+            reply_check.check_finite(tree, f"client {k}, round {request.round}")
         commit = partial(store.save, f"stage-{request.algorithm}", reply.keep)
         if request.algorithm == TRAIN:
             commit = partial(store.keep_state, request.round, reply.keep, request.accepted)
@@ -188,4 +188,4 @@ def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, 
                 "the two were set up with different models, classes or inputs"
             )
     for tree in (downlink.broadcast, *downlink.per_client.values()):
-        reply_check.check(tree, None, k, round)
+        reply_check.check_finite(tree, f"client {k}, round {round}")

@@ -15,7 +15,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
-from fedhead.calibration.statistics import Statistics, from_features
+from fedhead.calibration.statistics import Statistics, from_features, merge
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.tree import Tree, Weights
@@ -183,8 +183,6 @@ def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
     """Compute the class statistics of all clients' features, as CCVR would merge them."""
     pool = simulation.task.pool
     assert pool is not None, "a simulation holds all clients' data"
-    w, total = global_weights(simulation), None
-    for rows in torch.split(torch.arange(len(pool)), chunk):
-        part = from_features(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
-        total = part if total is None else total + part
-    return cast(Statistics, total)
+    w, task = global_weights(simulation), simulation.task
+    parts = torch.split(torch.arange(len(pool)), chunk)
+    return merge(from_features(*features(task.model, w, pool, rows), task.classes) for rows in parts)
