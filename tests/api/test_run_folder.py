@@ -235,7 +235,7 @@ def test_runs_of_a_pattern_are_loaded_and_compared_by_seed(tmp_path: Path) -> No
     found = fh.compare([*one, *other], metric="personal", baseline="local").table
     assert found.loc["fedavg"].item() == pytest.approx(one.table["personal"].mean())
     assert one.table["seed"].tolist() == [0, 1]
-    with pytest.raises(BadInput, match="there is no run folder"):
+    with pytest.raises(BadInput, match="does not exist: give run folders"):
         fh.load_all(tmp_path / "nothing-*")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedhead.cli import call
+from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.loggers.tensorboard import TensorBoard
 from fedhead.metrics.records import Row
@@ -21,12 +23,14 @@ from fedhead.runs import checkpoint
 from fedhead.runs.progress import Progress
 from fedhead.runs.run_writer import RunWriter
 
+NOW = Snapshot(1, Tree(), {}, [])
+
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as shown:
-        shown.round("fedavg", {"round": 1, "accuracy": 91.234, "personal": 80.0})
-        shown.round("local", {"round": 1, "accuracy": None, "personal": 80.0})
-        shown.round("local", {"round": 2, "train_loss": 0.12345})
+        shown.observer("fedavg", 2).round({"round": 1, "accuracy": 91.234, "personal": 80.0}, NOW)
+        shown.observer("local", 2).round({"round": 1, "accuracy": None, "personal": 80.0}, NOW)
+        shown.observer("local", 2).round({"round": 2, "train_loss": 0.12345}, NOW)
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: round 1, accuracy 91.23 %",
         "local: round 1, personal accuracy 80.00 %",
@@ -40,10 +44,11 @@ def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatc
         shown = progress.bar
         assert shown is not None
         monkeypatch.setattr(shown, "get_time", lambda: now[0])
-        progress.start(rounds=100, done=80)
+        run = progress.observer("fedavg", 100, done=60)
+        run.start("loop", dataclasses.replace(NOW, round=20))
         for number in (81, 82, 83):
             now[0] += 10.0
-            progress.round("fedavg", {"round": number})
+            run.round({"round": number}, NOW)
         [task] = shown.tasks
         assert task.completed == 83
         assert task.time_remaining == pytest.approx(170, abs=1)  # 17 rounds of 10 seconds

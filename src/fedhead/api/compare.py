@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -149,8 +148,7 @@ def compare(
     patterns = [str(one) for one in given if not isinstance(one, RecordedResult)]
     found, notes = [one.record for one in results], list[str]()
     if patterns:
-        paths = [path for one in patterns for path in (sorted(glob.glob(one)) or [one])]
-        runs_there, broken = read_runs.find_runs(paths)
+        runs_there, broken = read_runs.find_runs(patterns)
         notes += [f"{path} can't be read and does not count: {why}" for path, why in broken.items()]
         found += runs_there
     entries = measured.of_runs([run for run in found if run.split is not None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import glob
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -195,9 +194,5 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
     Raises:
         BadInput: If there is no run.
     """
-    patterns = [pattern] if isinstance(pattern, str | PathLike) else list(pattern)
-    places = [Path(place) for one in patterns for place in sorted(glob.glob(str(one)))]
-    folders = run_folders([place for place in places if place.is_dir()])
-    if not folders:
-        raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
-    return Results(load(folder, **given) for folder in folders)
+    patterns = [pattern] if isinstance(pattern, str | PathLike) else pattern
+    return Results(load(folder, **given) for folder in run_folders(map(Path, patterns)))

@@ -20,7 +20,7 @@ from fedhead.api.load import load
 from fedhead.api.result import Result
 from fedhead.core.components.component_syntax import read_call
 from fedhead.core.system.errors import BadInput
-from fedhead.core.training.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
+from fedhead.core.training.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.clients.features import MEMORY
 from fedhead.engine.experiment.callbacks import Callback
@@ -196,6 +196,7 @@ def run(
         local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
         local_steps=local_steps,  # type: ignore[arg-type]  # likewise
         batch_size=batch_size,
+        optimizer=optimizer if isinstance(optimizer, str) else "sgd",  # type: ignore[arg-type]  # checked there
         lr=lr,
         momentum=momentum,
         betas=betas,
@@ -228,7 +229,7 @@ def run(
         "stragglers": stragglers,
         "callbacks": callbacks,
         "metrics": metrics,
-        "optimizer": _optimizer(optimizer, numbers),
+        "optimizer": None if isinstance(optimizer, str) else _check_optimizer(optimizer, numbers),
     }
 
     def make_models(head: str | None) -> Sequence[SplitModel]:
@@ -300,12 +301,8 @@ def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume
         raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
-def _optimizer(asked: Any, numbers: Recipe) -> Optimizer:
-    """Return the optimizer itself, or the one of a name with the numbers beside it."""
-    if isinstance(asked, str):
-        return make_optimizer(
-            asked, numbers.lr, numbers.momentum, numbers.weight_decay, numbers.betas, numbers.nesterov
-        )
+def _check_optimizer(asked: Any, numbers: Recipe) -> Optimizer:
+    """Return an optimizer; refuses what is none, and numbers beside it that would have no effect."""
     if not isinstance(asked, SGD | Adam):
         kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
         names = ", ".join(repr(name) for name in OPTIMIZERS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedhead.core.training.schedules import make_schedule
 from fedhead.recipes import differences as diff
 from fedhead.recipes.differences import Difference
@@ -30,8 +28,3 @@ def differences(old: Recipe, new: Recipe) -> list[Difference]:
     parameters = tuple(f"stage.{name}." for name in added)
     others = diff.differences(old.flat(), new.flat(), ignored)
     return [other for other in others if not other.key.startswith(parameters)]
-
-
-def entry(old: Recipe, new: Recipe) -> dict[str, Any]:
-    """Return what a run folder records of an extension."""
-    return {"rounds": [old.rounds, new.rounds], "stages": [list(old.stages), list(new.stages)]}

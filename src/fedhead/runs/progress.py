@@ -24,6 +24,7 @@ class Progress:
         console: Where the bar is shown; None: the standard error.
 
     Attributes:
+        quiet: As given.
         bar: Progress bar of rich, or None.
         task: Its one task.
     """
@@ -31,7 +32,7 @@ class Progress:
     def __init__(self, quiet: bool = False, console: Console | None = None):
         from rich.console import Console
 
-        self._quiet = quiet
+        self.quiet = quiet
         self.bar: RichProgress | None = None
         console = console or Console(stderr=True, highlight=False)
         # in a notebook rich draws by ipywidgets
@@ -58,18 +59,6 @@ class Progress:
         """
         return _RunProgress(self, label, rounds, done)
 
-    def start(self, rounds: int, done: int) -> None:
-        """Show that some rounds are done; the time that is left follows from those since."""
-        if self.bar is not None:
-            self.bar.reset(self.task, total=rounds, completed=done)
-
-    def round(self, label: str, row: Row) -> None:
-        """Show a round."""
-        if self.bar is not None:
-            self.bar.update(self.task, advance=1, description=f"{label}, round {row['round']}{_figures(row)}")
-        elif not self._quiet:
-            print(f"{label}: round {row['round']}{_figures(row)}", file=sys.stderr, flush=True)
-
 
 class _RunProgress(Observer):
     """The progress of one run."""
@@ -78,12 +67,18 @@ class _RunProgress(Observer):
         self._progress, self._label, self._rounds, self._done = progress, label, rounds, done
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Count the rounds before a resumption."""
-        self._progress.start(self._rounds, self._done + (0 if resume is None else resume.round))
+        """Count the rounds before a resumption; the time that is left follows from those since."""
+        if (bar := self._progress.bar) is not None:
+            done = self._done + (0 if resume is None else resume.round)
+            bar.reset(self._progress.task, total=self._rounds, completed=done)
 
     def round(self, row: Row, snapshot: Snapshot) -> None:
         """Show a round."""
-        self._progress.round(self._label, row)
+        text = f"{self._label}: round {row['round']}{_figures(row)}"
+        if (bar := self._progress.bar) is not None:
+            bar.update(self._progress.task, advance=1, description=text)
+        elif not self._progress.quiet:
+            print(text, file=sys.stderr, flush=True)
 
 
 def _bar(console: Console) -> RichProgress:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,11 +139,15 @@ def read_run(folder: RunFolder) -> Run:
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
     """Return the run folders among those given and below them, each once.
 
+    Args:
+        paths: Folders, or patterns such as "runs/*" that stand for the folders that match.
+
     Raises:
         BadInput: If a folder does not exist, or contains something but no run.
     """
     found: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    matches = [sorted(filter(os.path.isdir, glob.glob(str(path)))) or [str(path)] for path in paths]
+    for path in map(Path, itertools.chain(*matches)):
         if not path.exists():
             raise BadInput(f"{path} does not exist: give run folders, such as runs/*")
         inner = [path] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))

@@ -243,7 +243,7 @@ class RunFolder:
             recipe: The run's recipe with more rounds or stages.
         """
         old = self.recipe
-        entry = resume_rules.entry(old, recipe)
+        entry = {"rounds": [old.rounds, recipe.rounds], "stages": [list(old.stages), list(recipe.stages)]}
         earlier = self.environment().get("extended", [])
         if earlier[-1:] != [entry]:  # a process was killed here before
             self.save_environment({"extended": [*earlier, entry]})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.metrics.averages import mean_and_deviation
@@ -104,13 +104,11 @@ def write(result: SweepResult) -> None:
     whole = {"title": result.title, "axes": list(result.axes), "cells": rows, "failures": dict(result.failures)}
     with atomic(result.folder / TABLE_JSON) as draft:
         draft.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    heads = [head for column in result.columns for head in (column, f"{column} deviation")]
-    writer.writerow([*result.axes, "finished", "runs", *heads])
+    lines = []
     for row in result.rows:
-        numbers = [number for column in result.columns for number in row.mean_and_deviation(column)]
-        cut = ["" if number is None else round(number, 4) for number in numbers]
-        writer.writerow([*(row.choices[axis] for axis in result.axes), row.finished, row.runs, *cut])
+        line: dict[str, Any] = {**row.choices, "finished": row.finished, "runs": row.runs}
+        for column in result.columns:
+            line[column], line[f"{column} deviation"] = row.mean_and_deviation(column)
+        lines.append(line)
     with atomic(result.folder / TABLE_CSV) as draft:
-        draft.write_text(text.getvalue(), encoding="utf-8")
+        pd.DataFrame(lines).round(4).to_csv(draft, index=False)

@@ -16,7 +16,7 @@ def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> Non
 
 
 def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse unknown keys of choices, rules and variants, and conditions on axes or choices that there are not.
+    """Refuse unknown keys of choices and rules, and conditions on axes or choices that there are not.
 
     Args:
         name: What the table is called in an error.
@@ -32,14 +32,7 @@ def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None
             refuse_unknown(f"{name}, {axis} {choice}", layer or {}, known)
     for rule in content.get("rules", []):
         refuse_unknown(f"{name}, a rule", rule, known | {"when"})
-    variants = content.get("variants", {})
-    for variant, layer in variants.items():
-        keys = {"all_of"} if "all_of" in layer else {"when", "set", "small", "stage"}
-        refuse_unknown(f"{name}, variant {variant}", layer, keys)
-        for part in layer.get("all_of", []):
-            if "all_of" in variants.get(part, {"all_of": None}):
-                raise unknown(f"variant in {name}, variant {variant}", part, [v for v in variants if v != variant])
-    conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
+    conditions = [rule["when"] for rule in content.get("rules", []) if "when" in rule]
     for when in [*conditions, *content.get("skip", [])]:
         for axis, wanted in when.items():
             if axis not in axes:

@@ -141,13 +141,10 @@ class TrialTraining:
             for value in dimension.values
         ]
 
-    def recipes(self) -> list[Recipe]:
-        """Return recipes of trials in which every choice is made once."""
-        return [recipe for _, recipe in self._extremes()]
-
     def code(self) -> list[dict[str, str]]:
         """Return where the user's own components come from, of all choices."""
-        entries = [entry for recipe in self.recipes() for entry in components.sources(recipe) if "file" in entry]
+        sources = [entry for _, recipe in self._extremes() for entry in components.sources(recipe)]
+        entries = [entry for entry in sources if "file" in entry]
         return list({(entry["kind"], entry["name"]): entry for entry in entries}.values())
 
     def federation(self, recipe: Recipe) -> Federation:
