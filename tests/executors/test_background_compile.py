@@ -74,7 +74,7 @@ def test_steps_change_over_at_the_beginning_of_a_round(compiled: list[bool]) -> 
     assert not train(trainer, 1)
     assert not train(trainer, 2)
     assert len(compiler.made) == 1
-    compiler.made[0].end()
+    compiler.made[0].set_result(None)
     assert not train(trainer, 2), "never in the middle of a round"
     waited = trainer.preparing
     assert not compiled
@@ -91,9 +91,9 @@ def test_all_phases_change_over_together(compiled: list[bool]) -> None:
     trainer = Graphs(slots=2, compiler=compiler)
     assert not train(trainer, 1, name="fedrep")
     first, second = compiler.made
-    first.end()
+    first.set_result(None)
     assert not train(trainer, 2, name="fedrep")
-    second.end()
+    second.set_result(None)
     assert train(trainer, 3, name="fedrep")
     assert compiled == [True, True]
 
@@ -143,7 +143,7 @@ def test_where_the_compiler_fails_training_goes_on_without_it(
         monkeypatch.setattr(graph_runner, "trace", fails)
     assert not train(trainer, 1)
     for one in compiler.made:
-        one.end(reason)
+        one.set_exception(RuntimeError(reason))
     assert not train(trainer, 2)
     assert not train(trainer, 3)
     assert reason in caplog.text
@@ -155,13 +155,13 @@ def test_a_resumed_run_is_compiled_from_the_recorded_round_on(compiled: list[boo
     compiler = HeldCompiler()
     trainer = Graphs(slots=2, compiler=compiler)
     assert not train(trainer, 7, asked=False)
-    compiler.made[0].end()
+    compiler.made[0].set_result(None)
     assert not train(trainer, 8, asked=False), "it was not yet"
     assert train(trainer, 9, asked=True)
 
     late = Graphs(slots=2, compiler=(slow := HeldCompiler()))
     assert not train(late, 8, asked=False)
-    threading.Timer(0.05, slow.made[0].end).start()
+    threading.Timer(0.05, slow.made[0].set_result, [None]).start()
     assert train(late, 9, asked=True), "it waits for the compiler"
     assert train(Graphs(slots=2, compiler=HeldCompiler()), 9, asked=True), "and compiles here if nobody else does"
     assert compiled == [True, True, False]
@@ -173,6 +173,6 @@ def test_a_long_stage_changes_over_between_its_phases(compiled: list[bool]) -> N
     train(trainer, 4)
     runner = next(iter(trainer._runners.values()))
     runner.of_stage = True
-    compiler.made[0].end()
+    compiler.made[0].set_result(None)
     train(trainer, 4)
     assert compiled == [True]

@@ -173,7 +173,7 @@ def test_a_step_that_another_process_compiled_is_found_in_the_cache(
     arguments = [torch.ones(3), torch.ones(3)]
     graph, forms = trace(step, arguments), [TensorForm.of(t) for t in arguments]
     assert not is_known(graph, forms)
-    CompilerProcess().submit(graph, forms).wait()
+    CompilerProcess().submit(graph, forms).result()
     assert is_known(graph, forms), "another process has compiled it"
     hits = counters["inductor"]["fxgraph_cache_hit"]
     call = compile_step(step, arguments, changed=1)

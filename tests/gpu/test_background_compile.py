@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fedhead.engine.rounds.observer import FinishedRun, Snapshot
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.client.base import Executor
-from fedhead.executors.compiling.process import Compilation, CompilerProcess
+from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm
 from fedhead.executors.stack import graph_runner
 from fedhead.executors.stack.graphs import Graphs
@@ -37,9 +38,9 @@ ROUNDS, AT = 3, 2  # how many rounds, and from which one on steps are compiled
 class Ready:
     """A compiler in the background that is done at once; steps change over when a run says so."""
 
-    def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Compilation:
-        made = Compilation()
-        made.end()
+    def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Future[None]:
+        made = Future[None]()
+        made.set_result(None)
         return made
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fedhead.executors.compiling.process import Compilation
 from fedhead.executors.stack import step_graphs
 
 
@@ -40,8 +40,8 @@ class HeldCompiler:
     """A compiler that is done when the test says so."""
 
     def __init__(self) -> None:
-        self.made: list[Compilation] = []
+        self.made: list[Future[None]] = []
 
-    def submit(self, *_: object) -> Compilation:
-        self.made.append(Compilation())
+    def submit(self, *_: object) -> Future[None]:
+        self.made.append(Future[None]())
         return self.made[-1]

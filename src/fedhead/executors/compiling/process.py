@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from types import ModuleType
@@ -25,38 +26,6 @@ import torch
 from fedhead.executors.compiling.step import TensorForm, has_compiled, start_compiler_workers
 
 COMMAND = (sys.executable, "-m", "fedhead.executors.compiling.worker")
-
-
-class Compilation:
-    """A step that is being compiled.
-
-    Attributes:
-        error: Why the compiler failed; None: it did not, or it is not done yet.
-    """
-
-    def __init__(self) -> None:
-        self.error: str | None = None
-        self._ended = threading.Event()
-
-    @property
-    def done(self) -> bool:
-        """Whether the compiler has ended, successfully or not."""
-        return self._ended.is_set()
-
-    def end(self, error: str | None = None) -> None:
-        """Tell that the compiler has ended; `error` says why it failed."""
-        self.error = error
-        self._ended.set()
-
-    def wait(self) -> None:
-        """Wait for the compiler.
-
-        Raises:
-            RuntimeError: The compiler failed.
-        """
-        self._ended.wait()
-        if self.error is not None:
-            raise RuntimeError(self.error)
 
 
 class CompilerProcess:
@@ -79,12 +48,13 @@ class CompilerProcess:
             if not self._processes:
                 self._waiting = self._new_process()
 
-    def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Compilation:
-        """Begin to compile a step; the compilation ends without an error also where its process fails.
+    def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Future[None]:
+        """Begin to compile a step; the future ends with the compiler's error, if there is one.
 
-        Such a step is not in the cache, and whoever uses it next compiles it.
+        It ends without an error also where the process fails. Such a step is not in the cache, and whoever uses it next
+        compiles it.
         """
-        made, step = Compilation(), pack(graph, forms)
+        made, step = Future[None](), pack(graph, forms)
         # a daemon, since nobody waits for it where the training ends first
         threading.Thread(target=self._compile, args=(step, made), name="compiler", daemon=True).start()
         return made
@@ -96,18 +66,18 @@ class CompilerProcess:
                 process.kill()
                 process.wait()
 
-    def _compile(self, step: bytes, made: Compilation) -> None:
+    def _compile(self, step: bytes, made: Future[None]) -> None:
         error = None
-        try:
+        with suppress(Exception):  # the process failed, or was ended
             with self._turn:
                 process, self._waiting = self._waiting or self._new_process(), None
                 answer = process.communicate(step)[0]
                 self._processes.remove(process)
             error = json.loads(answer)["error"]
-        except (OSError, ValueError):
-            pass
-        finally:
-            made.end(error)
+        if error is None:
+            made.set_result(None)
+        else:
+            made.set_exception(RuntimeError(error))
 
     def _new_process(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # finds the modules that this one does

@@ -8,6 +8,7 @@ table on the device, from which a counter selects the next ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from fedhead.core.training import random
 from fedhead.core.tree.foreach import copy_all
 from fedhead.core.tree.transfer import to_device
 from fedhead.executors.client.client_round import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
-from fedhead.executors.compiling.process import Compilation, CompilerProcess
+from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
 from fedhead.executors.stack.slots import Plan, plan
 from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, copy_each, copy_into, preparing, static_copy
@@ -71,7 +72,7 @@ class GraphRunner:
         self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
         self.graphs: dict[bool, StepGraphs] = {}  # by whether their steps are compiled
-        self._compilation: Compilation | None = None  # in the background
+        self._compilation: Future[None] | None = None  # in the background
         self._traced: torch.fx.GraphModule | None = None  # until it is compiled
         self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
         self._outcome = StackedRows(_tensors(self.carry))
@@ -147,7 +148,7 @@ class GraphRunner:
     @property
     def ready(self) -> bool:
         """Whether nobody needs to wait for the compiler in the background."""
-        return self._compilation is None or self._compilation.done
+        return self._compilation is None or self._compilation.done()
 
     def begin_compiling(self) -> None:
         """Hand the step to the compiler in the background, unless that was done or the step is in the cache."""
@@ -168,7 +169,7 @@ class GraphRunner:
         """Return the step compiled, or as it is where the compiler fails."""
         try:
             if self._compilation is not None:
-                self._compilation.wait()
+                self._compilation.result()
             return compile_step(function, arguments, self._changed, self._traced, has_run)
         except torch.OutOfMemoryError:
             raise  # a smaller stack may have room
