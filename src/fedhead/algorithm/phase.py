@@ -55,7 +55,7 @@ class Phase:
 
 
 class Reply(NamedTuple):
-    """What a client ends a round with.
+    """Result of a client's round.
 
     Attributes:
         send: What is sent to the server.

@@ -85,7 +85,7 @@ class LocalTraining(Checked):
 
 @dataclass(frozen=True)
 class Task:
-    """What the server and all clients know: sizes, settings and the architecture.
+    """Sizes, settings and architecture, which the server and all clients know.
 
     Args:
         model: The architecture.

@@ -179,7 +179,7 @@ def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
 
 
 def exact(uploads: Sequence[Upload], algorithm: Algorithm, names: Sequence[str]) -> bool:
-    """Whether the server sees these entries as the client computed them: no upload rounds, masks or adds noise."""
+    """Return whether the server sees these entries as the client computed them: not rounded, masked or noisy."""
     return not names or all(step.spares_sums and set(names) <= set(algorithm.sums) for step in uploads)
 
 

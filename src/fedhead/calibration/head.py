@@ -1,4 +1,4 @@
-"""Which classifiers can be calibrated."""
+"""Check that a classifier can be calibrated."""
 
 from __future__ import annotations
 

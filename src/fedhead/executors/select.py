@@ -37,7 +37,7 @@ for _name, _executor in BUILT_IN.items():
 
 
 class Trainable(Protocol):
-    """What an executor is chosen for: a federation that is about to train."""
+    """A federation that is about to train, for which an executor is chosen."""
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""What all stages have in common that compute a head from the clients' class statistics, in one message per client."""
+"""Base of the stages that compute a head from the clients' class statistics, in one message per client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's hook returns, refused with the hook's name where it is no tree, before it fails somewhere inside."""
+"""Checks of the results of users' hooks, which name the hook before the result fails somewhere inside."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def check(job: Job, k: int, phases: set[int]) -> None:
 
 
 def _has_padding(job: Job) -> bool:
-    """Whether a batch of any client has padding; clients with as many samples share the weights of their batches."""
+    """Return whether any batch has padding; clients with as many samples share the weights of their batches."""
     tables = {id(schedule.weight): schedule.weight for mine in job.schedules for schedule in mine}
     return not all(weight.all() for weight in tables.values())
 
@@ -123,7 +123,7 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
 
 
 def _changed(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Batch, key: Tensor) -> str | None:
-    """What differs between two batches: the loss's value, its gradient, what the model keeps, or nothing."""
+    """Return what differs between two batches: the loss's value, its gradient, the running statistics, or None."""
     step, _, carry, w, inputs = phase_run
     outcome = _outcome(program, step.phase, carry.params, w)
     names = ("its value changes", "its gradient changes", "the model's running statistics change")
@@ -134,7 +134,7 @@ def _changed(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Bat
 
 
 def _mixes_rows(program: ClientProgram, phase_run: PhaseRun, one: Batch, other: Batch, samples: int) -> bool:
-    """Whether the model's outputs for the first rows, which are the same samples, differ between two batches."""
+    """Return whether outputs for the first rows, which are the same samples, differ between two batches."""
     step, _, carry, w, inputs = phase_run
     client, trained = program.client(inputs, data=step.phase.data), w.replace(carry.params)
     with torch.no_grad(), global_generators.seeded(0, one.weight.device):

@@ -29,7 +29,7 @@ _FIX = (
 
 
 class Downlink(NamedTuple):
-    """What the server sends in an exchange."""
+    """The server's message in an exchange."""
 
     broadcast: Tree  # to every client
     per_client: dict[int, Tree]  # to one client alone, by its number
@@ -40,7 +40,7 @@ class Downlink(NamedTuple):
 
 
 def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
-    """What these clients receive; `task` gives the task of a client's architecture."""
+    """Return what these clients receive; `task` gives the task of a client's architecture."""
     down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
     hook = f"{type(algorithm).__name__}.per_client"
     with _checked(hook, algorithm, server):

@@ -1,1 +1,1 @@
-"""What a run is made of: the experiment with its components and numbers, its checks, and where it is computed."""
+"""The parts of a run: the experiment with its components and numbers, its checks, and where it is computed."""

@@ -27,21 +27,21 @@ _BETTER = {**VALIDATED, "train_loss": "min"}
 
 
 class Action(enum.Flag):
-    """What a callback asks of the run; several can be joined by `|`."""
+    """A callback's request to the run; several can be joined by `|`."""
 
     STOP = enum.auto()
     KEEP = enum.auto()
 
 
 STOP = Action.STOP
-"""What a callback returns to end training after this round."""
+"""A callback's answer that ends training after this round."""
 KEEP = Action.KEEP
-"""What a callback returns to end with the models of this round, unless a later one is kept."""
+"""A callback's answer that ends the run with the models of this round, unless a later one is kept."""
 
 
 @dataclass(frozen=True)
 class Callback(Component):
-    """What is asked after each round.
+    """A rule that is asked after each round.
 
     Attributes:
         keeps: Whether it may return `KEEP`; sites on other machines don't have the states of earlier rounds.

@@ -1,4 +1,4 @@
-"""What methods and models can't do together, said before anything is computed."""
+"""Checks that methods and models go together, before anything is computed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_trained(algorithm: Algorithm, method: Method, task: Task) -> None:
 
 
 def _differing(method: Method, here: Sequence[tuple[int, SplitModel]]) -> None:
-    """What a method averages must have one name and one shape in every architecture."""
+    """Refuse entries that a method averages and that have another name or shape in some architecture."""
     name = method.name or type(method).__name__
     one, reference = here[0]
     wanted = {n: tuple(t.shape) for n, t in weights(reference).part(*method.shared).items()}

@@ -26,7 +26,7 @@ Action = Literal["reject", "clip", "drop"]
 
 @dataclass(frozen=True)
 class OutlierPolicy(Checked):
-    """What is done with replies that stand out, and from where on they do.
+    """Policy for replies that stand out, and the limits beyond which they do.
 
     Args:
         action: `reject`: it counts as a failure of its client, which ends a simulation and leaves a real site out of

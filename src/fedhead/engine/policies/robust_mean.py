@@ -43,7 +43,7 @@ def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> 
 
 
 class RobustMean:
-    """What `Replies.mean` calls where there is an aggregator.
+    """The function that `Replies.mean` calls where there is an aggregator.
 
     Args:
         aggregator: The aggregator.

@@ -18,7 +18,7 @@ Policy = Literal["drop", "partial"]
 
 @dataclass(frozen=True)
 class Stragglers(Checked):
-    """Which clients of a round are late, and what becomes of them.
+    """Policy for the clients of a round that are late.
 
     Each client of each round is late with the same probability, whatever the others are, so that a client on another
     machine knows it by itself.

@@ -1,4 +1,4 @@
-"""Which rounds are evaluated, and what that adds to their records."""
+"""The rounds that are evaluated, and the entries that this adds to their records."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _merged(counted: ReplySet, fresh: ReplySet) -> ReplySet:
 
 
 def _adds_up(transport: Transport, algorithm: Algorithm) -> bool:
-    """Whether replies are added up as they arrive: nothing is to be found out about single ones later."""
+    """Return whether replies are added up as they arrive: nothing is to be found out about single ones later."""
     experiment = transport.experiment
     exact = upload.exact(experiment.uploads, algorithm, algorithm.sums)
     return isinstance(algorithm, Stage) and algorithm.adds_up and experiment.outliers is None and exact

@@ -1,4 +1,4 @@
-"""What the round loop hands out: snapshots, the finished run, and the observers that are told of both."""
+"""Results of the round loop: snapshots, the finished run, and the observers that are told of both."""
 
 from __future__ import annotations
 

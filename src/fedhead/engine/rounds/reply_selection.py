@@ -1,4 +1,4 @@
-"""Which replies of a round count: those of the right form, that a client could have computed, and no outliers."""
+"""The replies of a round that count: those of the right form, that a client could have computed, and no outliers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_replies(
 
 
 def _form_of_all(transport: Transport, context: Context, received: Received) -> Schema | None:
-    """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
+    """Return the schema of each reply, where they have one and nothing is to be found out about single ones."""
     replies = received.replies
     if not replies or received.failures or transport.experiment.uploads:
         return None
@@ -66,7 +66,7 @@ def _form_of_all(transport: Transport, context: Context, received: Received) -> 
 
 
 def is_checked_after_aggregation(transport: Transport, algorithm: Algorithm) -> bool:
-    """Whether nobody looks at single replies before they are aggregated, and one that is not finite ends the run.
+    """Return whether replies are aggregated before they are looked at one by one; a non-finite one ends the run.
 
     The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
     and does not wait until it has trained.
@@ -89,7 +89,7 @@ def check_after_aggregation(replies: ReplySet, round: int) -> None:
 
 
 def _seen(reply: ClientReply) -> list[Tree]:
-    """What can be checked of a reply: a site checks by itself what it keeps."""
+    """Return what can be checked of a reply: a site checks by itself what it keeps."""
     return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
 
 

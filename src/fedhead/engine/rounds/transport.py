@@ -1,4 +1,4 @@
-"""What the round loop asks of a transport: the way to the clients and back."""
+"""The interface of a transport: the way to the clients and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Received:
-    """What came back from an exchange."""
+    """Replies and failures of an exchange."""
 
     replies: ReplySet
     bytes_down: int  # that the clients received, all together

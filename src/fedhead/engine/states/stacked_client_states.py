@@ -1,4 +1,4 @@
-"""What clients have kept, by their numbers; what was trained in one stack is taken apart only when it is asked for."""
+"""Per-client states, stored stacked and unstacked lazily."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def draw_batch(pool: Pool, index: Tensor, weight: Tensor, key: Tensor) -> tuple[
 
 
 class Carry(NamedTuple):
-    """What a step changes."""
+    """The tensors that a step changes."""
 
     params: Tree  # what the phase trains
     stats: Tree  # running statistics

@@ -1,4 +1,4 @@
-"""What a client does in a round, as pure functions for one client, and how they are vectorized.
+"""A client's work in a round, as pure functions for one client, and how they are vectorized.
 
 An executor vectorizes these functions: the plain loop calls them as they are, the stack maps them over a leading client
 axis.
@@ -32,7 +32,7 @@ from fedhead.data.pool import Pool
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """What the clients of one architecture do in an exchange; every method here is written for one client."""
+    """The work of the clients of one architecture in an exchange; every method here is written for one client."""
 
     algorithm: Algorithm
     task: Task

@@ -1,4 +1,4 @@
-"""What a stack can't do, said in one line: the user's line that asks for it, why not, and the fix.
+"""Errors of what a stack can't do, in one line: the user's line that asks for it, why not, and the fix.
 
 `torch.func.vmap` raises a RuntimeError somewhere inside PyTorch, with advice for people who call it themselves.
 """

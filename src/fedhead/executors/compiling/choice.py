@@ -46,7 +46,7 @@ def pays_for(phase_run: PhaseRun) -> bool:
 
 
 def _kind(phase: Phase) -> tuple[Any, ...]:
-    """What phases of a stage must have in common for one compiled step to serve them."""
+    """Return what phases of a stage must have in common for one compiled step to serve them."""
     return phase.trains, phase.data, phase.optimizer, getattr(phase.loss, "__name__", phase.loss)
 
 

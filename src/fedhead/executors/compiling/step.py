@@ -35,7 +35,7 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
 
 
 class TensorForm(NamedTuple):
-    """What the compiler knows of an argument."""
+    """Form of an argument, as the compiler needs it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

@@ -11,7 +11,7 @@ from fedhead.executors.kernels.common import dot_precision, load, next_power_of_
 
 
 class Tiles(NamedTuple):
-    """What one program of a convolution processes, and how.
+    """Work and launch settings of one program of a convolution.
 
     Args:
         group: Neighboring pixels of a row that share their runs, as `convolve_kernels` calls them.

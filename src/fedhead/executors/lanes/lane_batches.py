@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 28  # of inputs that are drawn at once, of one view; augmentati
 
 
 class LaneBatch(NamedTuple):
-    """What a lane's step reads: the batch, the key for what the model draws, and the pool with the batch's views."""
+    """Inputs of a lane's step: the batch, the key for what the model draws, and the pool with the batch's views."""
 
     batch: Batch
     key: Tensor

@@ -112,7 +112,7 @@ def active_lanes(padded: list[list[bool]]) -> list[tuple[int, bool, int]]:
 
 
 def _padded(phase_run: PhaseRun) -> list[bool]:
-    """Whether each step has padding that its model has to leave out."""
+    """Return whether each step has padding that its model has to leave out."""
     leaves_out = phase_run.step.program.task.model.may_normalize_batches
     return [leaves_out and padded for padded in phase_run.batches.padded]
 

@@ -112,7 +112,7 @@ class Lane:
 
 
 def _can_be_fused(params: Tree) -> bool:
-    """Whether torch's fused optimizers take these parameters: of one dtype; on a GPU they read rates as float32."""
+    """Return whether torch's fused optimizers take these parameters: of one dtype, on a GPU float32, as their rates."""
     dtypes = {t.dtype for t in params.values()}
     on_cpu = all(t.device.type == "cpu" for t in params.values())
     return len(dtypes) == 1 and (on_cpu or dtypes == {torch.float32})

@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which client trains in which slot at which step.
+    """Assignment of clients to slots, step by step.
 
     Args:
         turns: One per client that has steps, two where a client is paused.
