@@ -201,7 +201,7 @@ def test_figures_of_records_need_neither_data_nor_a_checkpoint(
     ("words", "says"),
     [
         (["learnign"], "did you mean 'learning'"),
-        (["learning", "--metric", "f2"], "none of the runs has f2"),
+        (["learning", "--metric", "f2"], "unknown metric of these runs 'f2': did you mean 'f1'?"),
         (["learning", "--width", "3"], "3 is not in the range"),
         (["learning", "--out", "a.jpg"], "must end in .png, .svg or .pdf"),
         (["curves"], "no clients' accuracies"),

@@ -58,6 +58,18 @@ def test_runs_equal_single_ones_and_those_that_train_alike_train_once(
     assert len(fh.load_all(tmp_path / "sweep")) == 4
 
 
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    table = plan("digits", {"lr": [0.1, 0.2], **TINY})
+    said: list[str] = []
+
+    def second(text: str) -> None:
+        with pytest.raises(BadInput, match="is in use: another process is running in it"):
+            run_sweep(table, tmp_path, settings=LOOP, log=said.append)
+
+    assert not run_sweep(table, tmp_path, settings=LOOP, log=second).failures
+    assert said == []
+
+
 def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = plan("digits", {"lr": [0.1, 0.2], **TINY})
     trained: list[Path] = []

@@ -74,6 +74,7 @@ def calibrate_file(
         BadInput: If there is nothing to calibrate by, or something does not fit.
     """
     check_out(out)
+    require(checkpoint.exists(), f"{checkpoint} is not there: give a run folder, or a file of weights")
     is_run = checkpoint.is_dir()
     require(
         (statistics or data or is_run) and not (statistics and data),

@@ -103,8 +103,8 @@ class MethodComparison:
 
         if self.numbers.ranking is None:
             raise BadInput(
-                "a diagram of ranks needs at least two methods that have values in the same two settings, such as two "
-                "data sets"
+                "a diagram of ranks needs at least two methods, all of them with values in the same two settings: "
+                "give runs of these alone, such as a sweep's folder"
             )
         return rank_diagram.critical_difference(self.numbers.ranking, width)
 

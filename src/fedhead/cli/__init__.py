@@ -20,6 +20,7 @@ from fedhead.cli import analyse as analyse  # each of these modules adds its com
 from fedhead.cli import bench as bench
 from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare
+from fedhead.cli import demo as demo
 from fedhead.cli import deploy as deploy
 from fedhead.cli import export as export
 from fedhead.cli import ls as ls
@@ -64,7 +65,8 @@ def call(arguments: Sequence[str]) -> int:
             print("stopped", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except UsageError as error:
-        return _fail(error.format_message(), 2)
+        command = getattr(getattr(error, "ctx", None), "command_path", "fedhead")
+        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", 2)
     except FedheadError as error:
         return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
     except Stopped as error:
@@ -87,7 +89,7 @@ def call(arguments: Sequence[str]) -> int:
             )
             return _fail(f"{fault}; {fix}", MACHINE)
         if isinstance(error, OSError):
-            return _fail(str(error), 2)
+            return _fail(f"{error.filename}: {error.strerror}; give another path" if error.filename else str(error), 2)
         where = user_line(error)
         if where is None or os.environ.get("FEDHEAD_TRACEBACK"):
             raise

@@ -1,4 +1,4 @@
-"""The command that measures speed."""
+"""The command bench."""
 
 from __future__ import annotations
 

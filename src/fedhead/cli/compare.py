@@ -37,9 +37,9 @@ def compare(
     \b
     Examples:
       fedhead compare runs/*
-      fedhead compare runs/ --baseline fedprox --metric personal
+      fedhead compare runs/ --baseline fedprox --metric test_loss
       fedhead compare runs/ --by partition --out table.tex
-      fedhead compare runs/ --diagram ranks.pdf
+      fedhead compare runs/sweep-digits --diagram ranks.pdf
     """
     from fedhead.api.compare import compare as compare_runs
     from fedhead.report.style import WIDTHS, save

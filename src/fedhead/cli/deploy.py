@@ -1,4 +1,4 @@
-"""Commands for real sites: deploy init, certs, up."""
+"""The commands deploy init, certs and up."""
 
 from __future__ import annotations
 

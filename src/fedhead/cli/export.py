@@ -1,4 +1,4 @@
-"""The command that writes a run's model to a file for other programs."""
+"""The command export."""
 
 from __future__ import annotations
 

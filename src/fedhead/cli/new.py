@@ -1,4 +1,4 @@
-"""The command that writes a file to start from."""
+"""The command new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that runs a table of a paper by name: reproduce."""
+"""The command reproduce."""
 
 from __future__ import annotations
 

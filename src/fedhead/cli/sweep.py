@@ -1,4 +1,4 @@
-"""The command that runs a recipe over axes of settings: sweep."""
+"""The command sweep."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def sweep(
         result = run_sweep(
             table,
             out,
-            claims=Claims(taken, over=bool(names)),
+            claims=None if taken is None else Claims(taken, over=bool(names)),
             minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
             log=(lambda text: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True),
             **options,

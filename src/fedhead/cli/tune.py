@@ -1,4 +1,4 @@
-"""The command that searches for the settings of a recipe: tune."""
+"""The command tune."""
 
 from __future__ import annotations
 

@@ -69,6 +69,8 @@ class Project:
         project = cls(Path(path).resolve())
         if project.path.exists() and any(project.path.iterdir()):
             raise BadInput(f"{path} is not empty: give a new folder")
+        if len(set(sites)) < len(sites):
+            raise BadInput(f"sites {', '.join(sites)}: a name is given twice; give each site its own")
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         refuse_other_clients(assignments, sites)

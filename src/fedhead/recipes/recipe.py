@@ -21,6 +21,7 @@ from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 
 RECIPES = Path(__file__).parent / "builtin"  # the built-in ones
+SUFFIXES = (".yaml", ".yml")  # of recipes' files
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
 Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
@@ -263,12 +264,15 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         path = known[name]
     elif re.fullmatch(r"\w+/(table|figure)\d+", name) and not path.exists():
         raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
-    elif not os.path.isfile(path):  # unlike pathlib's it takes any text
-        if path.suffix in (".yaml", ".yml"):
-            raise BadInput(
-                f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"
-            )
-        raise unknown("recipe", name, known)
+    elif path.suffix not in SUFFIXES:
+        if not os.path.exists(path):  # unlike pathlib's it takes any text
+            raise unknown("recipe", name, known)
+        raise BadInput(
+            f"{name} is no recipe: give a .yaml file, such as a run folder's config.yaml, or a built-in one's name "
+            f"({', '.join(known)}); data of your own are given as dataset={name}"
+        )
+    elif not os.path.isfile(path):
+        raise BadInput(f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})")
     folders = () if name in known else (path.resolve().parent,)
     return Recipe.from_yaml(read_text(path), name, folders).override(assignments)
 

@@ -123,7 +123,7 @@ class RunFolder:
         path = Path(path)
         held = _contents(path)
         if CONFIG not in held:
-            reason = f"{path} is no run folder: it has no {CONFIG}"
+            reason = f"{path} is no run folder: it has no {CONFIG}; give one, such as runs/NAME"
             raise damaged(reason) if set(held) & set(FILES) else BadInput(reason)
         read_environment(path)  # refuses another schema
         with damaged_if_bad():
@@ -310,7 +310,7 @@ def _contents(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise BadInput(f"{path} is a file, not a folder: select another folder with --out") from None
+        raise BadInput(f"{path} is a file, not a folder: give another one") from None
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}") from error
     if CONFIG in names:

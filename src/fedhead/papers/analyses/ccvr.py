@@ -205,5 +205,5 @@ def only(runs: Sequence[Trained], name: str) -> Trained:
     Raises:
         BadInput: If there are several.
     """
-    require(len(runs) == 1, f"{name} takes one run at a time, {len(runs)} were given")
+    require(len(runs) == 1, f"{name} takes one run at a time, {len(runs)} were given: give one of them")
     return runs[0]

@@ -156,7 +156,7 @@ def check_rounds(rounds: Sequence[int], last: int, trained: int) -> None:
     """Refuse rounds outside 1 … `last` of a run that trained so many rounds."""
     outside = [r for r in rounds if not 1 <= r <= last]
     if outside:
-        raise BadInput(f"round {outside[0]} is not among the run's 1 … {trained}")
+        raise BadInput(f"round {outside[0]} is not among the run's 1 … {trained}: give others with --rounds")
 
 
 def check_same_size(sizes: Collection[int], where: object) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.core.training import per_client_counts
+from fedhead.loggers.base import numbers as record_numbers
 from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.recipes import experiment as build
@@ -32,10 +33,9 @@ def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisR
                 "rounds": rounds.tolist(),
                 "mean": values.mean(axis=0).tolist(),
             }
-    require(
-        numbers or any(values_by_round(run.rows, options.metric) for run in runs),
-        f"none of the runs has {options.metric}",
-    )
+    if not any(values_by_round(run.rows, options.metric) for run in runs):
+        known = {name for run in runs for row in run.rows for name in record_numbers(row)}
+        raise unknown("metric of these runs", options.metric, known)
     return AnalysisReport(numbers, {"": plots.curves(entries, options.metric, options.width)})
 
 

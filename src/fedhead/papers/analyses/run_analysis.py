@@ -8,10 +8,9 @@ from typing import Any
 
 from fedhead.core.system.errors import require
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
-from fedhead.runs.read_runs import load_run
+from fedhead.runs.read_runs import load_run, run_folders
 from fedhead.runs.reopen import reopen
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG
 
 _MOST = 8  # numbers of a list that are printed one by one
 
@@ -34,8 +33,8 @@ def analyze(
     Raises:
         BadInput: If there is no run, or the analysis can't follow it.
     """
-    require(paths, f"{kind} needs a run: give its folder")
-    places = [place for path in paths for place in _run_folders(path)]
+    places = run_folders(paths)
+    require(places, f"{kind} needs a run: give its folder, such as runs/NAME")
     recipes = [RunFolder.open(place).recipe for place in places]
     # the analysis is named here and now: that code of a run is missing is no matter, unless the run is opened
     found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders if folder.is_dir()])
@@ -47,12 +46,6 @@ def analyze(
             f"analysis {kind} compares classes, {place} has objective={recipe.objective}: it can't follow",
         )
     return places, found.run([reopen(place, data, device) for place in places], options)
-
-
-def _run_folders(path: Path) -> list[Path]:
-    """Return the run folders of a folder that is none itself, else the folder."""
-    inner = [] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))
-    return inner or [path]
 
 
 def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedhead.recipes import components
 from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
+from fedhead.runs.folder_lock import lock_folder
 from fedhead.runs.recorded_code import check_runs
 from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
@@ -73,19 +75,22 @@ def run_sweep(
 
     Raises:
         BadInput: A cell can't be built, the folder holds something else, or results of an older version of the user's
-            own code.
+            own code, or another process runs the sweep.
     """
-    settings, engine, claims = settings or Compute(), engine or LocalEngine(), claims or Claims()
+    settings, engine = settings or Compute(), engine or LocalEngine()
     budget = TimeBudget(minutes)
     planned = plan_runs(table, out, seeds=seeds, shard=shard, settings=settings, engine=engine)
     place, own = planned.folder, sum(len(job.runs) for job in planned.jobs)
     open_folder(place, table, planned.cells)
-    if shard is not None:
-        log(f"shard {shard[0]} of {shard[1]}: {own} of {planned.count} runs")
-    if done := own - sum(job.unfinished() for job in planned.jobs):
-        log(f"{done} of {own} runs are finished already")
+    alone = shard is None and claims is None
+    claims = claims or Claims()
     queue = RunQueue(planned.left, budget, claims, log)
-    engine.run(queue)
+    with lock_folder(place) if alone else nullcontext():
+        if shard is not None:
+            log(f"shard {shard[0]} of {shard[1]}: {own} of {planned.count} runs")
+        if done := own - sum(job.unfinished() for job in planned.jobs):
+            log(f"{done} of {own} runs are finished already")
+        engine.run(queue)
     failures = {**queue.failures, **claims.failures()}
     with FileLock(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
         result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.left)

@@ -211,7 +211,7 @@ def _check_stages(table: Mapping[str, Any]) -> None:
 def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     """Return a sweep's content, the recipe that it is over, and its title; a recipe has no content."""
     path = Path(source)
-    if str(source) in recipes.builtin() or not path.is_file():
+    if path.suffix not in recipes.SUFFIXES or not path.is_file():
         return {}, recipes.load(source), ""
     text = read_text(path)
     content = read_yaml(text, str(source))
