@@ -124,7 +124,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     x = np.random.default_rng(0).integers(0, 256, (40, 6, 6), dtype=np.uint8)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, site=np.arange(40) // 20)
     words = ["oneshot", str(tmp_path / "own.npz"), "--backbone", BACKBONE, "--heads", "ncm, ridge", "--quiet"]
-    assert call([*words, "--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "p.png")]) == 0
+    assert call([*words, "--plot", str(tmp_path / "p.png")]) == 0
     shown = capsys.readouterr().out
     assert "ridge" in shown
     assert "2 clients (natural)" in shown

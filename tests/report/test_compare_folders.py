@@ -93,13 +93,11 @@ def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, caps
         assert (tmp_path / f"again{suffix}").read_text() == found.text(name)  # type: ignore[arg-type]  # a literal
 
 
-def test_compare_prints_tables_or_a_format(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_tables(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["compare", str(folders), "--baseline", "scaffold", "--metric", "seconds"]) == 0
     shown = capsys.readouterr().out
     assert "Difference from scaffold" in shown
     assert "low is good" in shown
-    assert call(["compare", str(folders), "--format", "csv"]) == 0
-    assert capsys.readouterr().out.startswith("method,dataset,metric,")
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,6 @@ def test_unknown_p_values_do_not_count() -> None:
     assert statistics.holm([]) == []
 
 
-def test_values_without_a_partner_are_named() -> None:
-    found = statistics.match({0: 1.0, 1: 2.0, 2: None, 3: float("nan")}, {1: 1.5, 2: 1.0, 3: 1.0, 4: 0.0})
-    assert (found.keys, found.differences) == ((1,), [0.5])
-    assert (found.only_first, found.only_second) == ((0,), (2, 3, 4))
-
-
 def test_demsars_example() -> None:
     """Section 3.2.2: mean ranks 3.143, 2.000, 2.893, 1.964, chi square 9.28, F 3.69, critical difference 1.25."""
     found = statistics.rank(["c4.5", "+m", "+cf", "+m+cf"], DEMSAR)

@@ -72,20 +72,19 @@ class MethodComparison:
         """
         return comparison_text.FORMATS[check("format", format, Format)](self.numbers)
 
-    def save(self, path: str | PathLike[str], format: Format | None = None) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the comparison to a file.
 
         Args:
-            path: The file.
-            format: As of `text`; None: by the file's suffix, .md, .csv or .tex.
+            path: The file; its suffix (.md, .csv or .tex) selects the format.
 
         Raises:
-            BadInput: If the suffix says nothing.
+            BadInput: If the suffix is another one.
         """
         path = Path(path)
-        form = format or comparison_text.SUFFIXES.get(path.suffix.lower())
+        form = comparison_text.SUFFIXES.get(path.suffix.lower())
         if form is None:
-            raise BadInput(f"{path}: end its name in .md, .csv or .tex, or say the format")
+            raise BadInput(f"{path}: end its name in .md, .csv or .tex")
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as draft:
             draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats

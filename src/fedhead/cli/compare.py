@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -22,10 +22,6 @@ def compare(
         typer.Option(help="A recipe's key whose values are the columns; may be repeated."),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
-    text_format: Annotated[
-        Literal["markdown", "csv", "latex"] | None,
-        typer.Option("--format", help="Print this in place of tables."),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv or .tex.")] = None,
     diagram: Annotated[Path | None, typer.Option(help="Draw the mean ranks to this .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
@@ -46,12 +42,9 @@ def compare(
 
     found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level)
     if out is not None:
-        found.save(out, text_format)
+        found.save(out)
     if diagram is not None:
         save(found.diagram(WIDTHS[width]), diagram)
-    if out is None and text_format is not None:
-        print(found.text(text_format), end="")
-        return
     if out is None:
         for table in found.tables():
             print_table(table)

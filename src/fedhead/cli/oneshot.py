@@ -28,7 +28,6 @@ def oneshot(
     ] = "refuse",
     rounds: Annotated[int, typer.Option(min=0, help="Also FedAvg and CCVR on the features, over so many rounds.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against bytes: .png, .svg or .pdf.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep features in this folder.")] = None,
     data: DataFolder = None,
     device: Device = "auto",
@@ -66,10 +65,6 @@ def oneshot(
     )
     if plot is not None:
         found.plot(plot)
-    if csv is not None:
-        import pandas as pd
-
-        pd.DataFrame(found.rows).to_csv(csv, index=False)
     if as_json:
         print(json.dumps({"title": found.title, "feature_seconds": found.feature_seconds, "heads": found.rows}))
         return

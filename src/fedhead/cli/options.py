@@ -42,7 +42,7 @@ AllowChangedCode = Annotated[
     bool, typer.Option("--allow-changed-code", help="Go on although your own code has changed since.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")]
-TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
+TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 
 
 Engine = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +31,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
-    from fedhead.papers.tables.paper_tables import PaperCell
     from fedhead.papers.tables.table_result import TableResult
 
 
@@ -103,8 +101,7 @@ def reproduce(
         return
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if table is None:
-        titles = {name: tables.load(name).title for name in tables.names()}
-        print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
+        print("\n".join(f"{name:<24}{tables.load(name).title}" for name in tables.names()))
         return
     found = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
@@ -140,8 +137,7 @@ def reproduce(
     if dry_run or names:
         listed, _ = plan(found, **options)  # refuses what a run would
     if dry_run:
-        lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
-        print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
+        print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
     if names:  # else each process would name the same fault
@@ -169,23 +165,6 @@ def reproduce(
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _describe(cell: PaperCell) -> dict[str, object]:
-    """Return a cell before it is run: its choices, and the recipe of its first seed."""
-    from fedhead.papers.tables.published import published
-
-    mean, deviation = published(cell) or (None, None)
-    return {
-        "cell": cell.name,
-        "choices": dict(cell.labels),
-        "overrides": list(cell.overrides),
-        "metric": cell.metric,
-        "published": mean,
-        "published_deviation": deviation,
-        "seeds": list(cell.seeds),
-        "recipe": cell.recipe(cell.seeds[0]).flat(),
-    }
 
 
 def _print_table(result: TableResult, folder: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +30,6 @@ from fedhead.core.system.errors import BadInput
 from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
-    from fedhead.studies.sweep.sweep_runs import SweepCell
     from fedhead.studies.sweep.sweep_table import SweepResult
 
 
@@ -106,7 +103,8 @@ def sweep(
     if dry_run or names:
         planned = plan_runs(table, out, **options)  # refuses what a run would
     if dry_run:
-        _list_cells(planned.cells, as_json)
+        print("\n".join(cell.name for cell in planned.cells))
+        print(f"{len(planned.cells)} cells, {sum(len(cell.runs) for cell in planned.cells)} runs", file=sys.stderr)
         return
     with resumable(), on_each(names, claims) as (taken, broken):
         result = run_sweep(
@@ -123,23 +121,6 @@ def sweep(
         _print_table(result)
     if claims is None:  # else the process that began this one names them
         raise_failures(result.failures, broken, sum(row.runs - row.finished for row in result.rows))
-
-
-def _list_cells(cells: Sequence[SweepCell], as_json: bool) -> None:
-    if as_json:
-        entries = [
-            {
-                "cell": cell.name,
-                "choices": dict(cell.choices),
-                "runs": [str(path) for path in cell.runs],
-                "recipe": next(iter(cell.runs.values())).flat(),
-            }
-            for cell in cells
-        ]
-        print(json.dumps(entries))
-        return
-    print("\n".join(cell.name for cell in cells))
-    print(f"{len(cells)} cells, {sum(len(cell.runs) for cell in cells)} runs", file=sys.stderr)
 
 
 def _print_table(result: SweepResult) -> None:

@@ -141,11 +141,10 @@ def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalV
     return LocalView(list(models), torch.stack(means), torch.stack(held), vectors)
 
 
-def round_metrics(simulation: Simulation, executor: Executor, round: int, clients: bool = True) -> dict[str, float]:
+def round_metrics(simulation: Simulation, executor: Executor, round: int) -> dict[str, float]:
     """Compute all metrics after a round: of the global model, and of the clients' models in the next round."""
     row: dict[str, float] = {"round": round, **measure(simulation)._asdict()}
-    if clients:
-        view = local_view(simulation, executor, round + 1)
-        row["prototype_consistency"] = consistency(view.prototypes, view.held)
-        row["classifier_consistency"] = consistency(view.vectors)
+    view = local_view(simulation, executor, round + 1)
+    row["prototype_consistency"] = consistency(view.prototypes, view.held)
+    row["classifier_consistency"] = consistency(view.vectors)
     return row

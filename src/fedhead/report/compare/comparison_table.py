@@ -173,13 +173,12 @@ def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...],
         if row == baseline:
             continue
         where = f"{table.rows[row]}, {table.headings()[column]}"
-        matched = statistics.match(cell.values, table.cells.get((baseline, column), Cell({})).values)
-        pairs = statistics.paired(matched.differences, level) if matched.keys else None
-        found.append(Gain(row, column, pairs))
+        ours, theirs = cell.values, table.cells.get((baseline, column), Cell({})).values
+        differences = [value - theirs[key] for key, value in ours.items() if key in theirs]
+        found.append(Gain(row, column, statistics.paired(differences, level) if differences else None))
         sides = (table.rows[row], table.rows[baseline])
-        for keys, (has, lacks) in ((matched.only_first, sides), (matched.only_second, sides[::-1])):
-            if keys:
-                runs = ", ".join(map(str, keys))
+        for mine, others, (has, lacks) in ((ours, theirs, sides), (theirs, ours, sides[::-1])):
+            if runs := ", ".join(str(key) for key in mine if key not in others):
                 notes.append(f"{where}: {lacks} has no run with {runs}, so that of {has} is not in the difference")
     corrected = [
         statistics.holm([None if gain.paired is None else getattr(gain.paired, name) for gain in found])

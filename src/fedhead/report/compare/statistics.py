@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import scipy  # scipy.stats is loaded at its first use: a run need not wait for it
 from numpy.typing import NDArray
 
-K = TypeVar("K", bound=Hashable)
 _SAME = 1e-12  # differences that vary by less than this share of themselves are equal but for rounding
 
 
@@ -47,47 +46,6 @@ class Paired:
     def why_no_interval(self) -> str:
         """What a table says in place of an interval that is None."""
         return "one pair: none" if self.count == 1 else "all equal: none"
-
-
-@dataclass(frozen=True)
-class Matched(Generic[K]):
-    """Values that two sides have for the same keys.
-
-    Args:
-        keys: The common keys, in the order of the first side.
-        first: The first side's values.
-        second: The second side's values.
-        only_first: Keys of the first side without a partner.
-        only_second: Likewise of the second.
-    """
-
-    keys: tuple[K, ...]
-    first: tuple[float, ...]
-    second: tuple[float, ...]
-    only_first: tuple[K, ...]
-    only_second: tuple[K, ...]
-
-    @property
-    def differences(self) -> list[float]:
-        """The first side's values minus the second's."""
-        return [a - b for a, b in zip(self.first, self.second, strict=True)]
-
-
-def match(first: Mapping[K, float | None], second: Mapping[K, float | None]) -> Matched[K]:
-    """Pair the values of two sides by their keys; None and NaN are no values.
-
-    >>> match({0: 90.0, 1: 91.0}, {1: 88.0, 2: 87.0})
-    Matched(keys=(1,), first=(91.0,), second=(88.0,), only_first=(0,), only_second=(2,))
-    """
-    a, b = ({k: float(v) for k, v in side.items() if v is not None and math.isfinite(v)} for side in (first, second))
-    keys = tuple(k for k in a if k in b)
-    return Matched(
-        keys,
-        tuple(a[k] for k in keys),
-        tuple(b[k] for k in keys),
-        tuple(k for k in a if k not in b),
-        tuple(k for k in b if k not in a),
-    )
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
