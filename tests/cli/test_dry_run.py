@@ -48,8 +48,8 @@ def test_bad_options_are_refused_alike(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--splits", "-1"], "--splits -1: at least 1 is needed"),
-        (["--splits", "0"], "--splits 0: at least 1 is needed"),
+        (["--splits", "-1"], "--splits: -1 is out of range, it must be at least 1"),
+        (["--splits", "0"], "--splits: 0 is out of range, it must be at least 1"),
         (["stage.lda.shrinkage=0.1"], "concerns none of the picked cells"),
         (["lr=-1"], "lr: -1"),
         (["method.nosuch=1"], "nosuch"),

@@ -298,11 +298,14 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.Capt
     ("words", "message"),
     [
         (["ccvr/table1", "--seeds", "x"], "--seeds 'x': write how many (3), or which ones"),
-        (["ccvr/table1", "--seeds", "0"], "--seeds 0: at least 1 is needed"),
-        (["ccvr/table1", "--seeds", "9999999999999"], "--seeds 9999999999999: at most 10000 can be listed"),
+        (["ccvr/table1", "--seeds", "0"], "--seeds: 0 is out of range, it must be at least 1"),
+        (
+            ["ccvr/table1", "--seeds", "9999999999999"],
+            "--seeds: 9999999999999 is out of range, it must be at least 1 and at most 10000",
+        ),
         (["ccvr/table1", "--seeds", "9999", "--splits", "9999"], "99980001 runs of a cell are too many, at most 10000"),
         (["ccvr/table1", "--splits", "1,1"], "--splits '1,1': write how many (3), or which ones"),
-        (["ccvr/table1", "--splits", "0"], "--splits 0: at least 1 is needed"),
+        (["ccvr/table1", "--splits", "0"], "--splits: 0 is out of range, it must be at least 1"),
         (["ccvr/table1", "seed=3"], "use --seeds"),
         (["ccvr/table2", "--variants", "tukey-nome"], "did you mean 'tukey-none'"),
         (["ccvr/table1", "nonsense"], "'nonsense' is no assignment"),

@@ -38,7 +38,6 @@ class Part:
         registry: Their registry; None: a policy, a dataclass whose first field is its name.
         many: Whether an experiment has a list of them.
         example: What a recipe writes, for errors.
-        default: The text that an empty value stands for.
     """
 
     key: str
@@ -46,7 +45,6 @@ class Part:
     registry: Registry[Any] | None = None
     many: bool = False
     example: str = ""
-    default: str | None = None
 
     @property
     def kind(self) -> str:
@@ -119,7 +117,7 @@ COMPONENT_KINDS = (
     Part("stages", Stage, STAGES, many=True, example="['ccvr']"),
     Part("uploads", Upload, UPLOADS, many=True, example="['clip(1.0)', 'half']"),
     Part("aggregator", Aggregator, AGGREGATORS),
-    Part("sampler", Sampler, SAMPLERS, default="uniform"),
+    Part("sampler", Sampler, SAMPLERS),
     Part("outliers", OutlierPolicy, example="'drop(norm=5)'"),
     Part("stragglers", Stragglers, example="'drop(0.2)'"),
     Part("callbacks", Callback, CALLBACKS, many=True, example="['early_stopping']"),

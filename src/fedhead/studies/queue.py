@@ -21,15 +21,7 @@ from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import training_key
 
 
-class Job(Protocol):
-    """A unit of work."""
-
-    def run(self) -> Any:
-        """Do the work in this process and return its result."""
-        ...
-
-
-class RemoteJob(Job, Protocol):
+class RemoteJob(Protocol):
     """A unit of work that a Ray worker can do."""
 
     def worker(self, *arguments: Any) -> Any:
@@ -76,7 +68,7 @@ class Engine(Protocol):
         ...
 
 
-class RunJob(Job, Protocol):
+class RunJob(Protocol):
     """A training, and everything that is computed from it; its result is why runs failed, by their names."""
 
     settings: Compute

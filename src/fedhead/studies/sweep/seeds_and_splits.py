@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.components.parameters import check
+from fedhead.core.components.ranges import AtLeast, AtMost
 
 MOST_RUNS = 10_000  # of a cell: all are listed before the first begins
+Count = Annotated[int, AtLeast(1), AtMost(MOST_RUNS)]
 
 
 def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[int]:
@@ -19,7 +22,7 @@ def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[i
         return list(own)
     if not isinstance(asked, int):
         return list(asked)
-    _check_number("--seeds", asked)
+    check("--seeds", asked, Count)
     return [*own, *range(max(own) + 1, max(own) + 1 + asked)][:asked]
 
 
@@ -29,12 +32,5 @@ def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
         return [None]
     if not isinstance(asked, int):
         return list(asked)
-    _check_number("--splits", asked)
+    check("--splits", asked, Count)
     return list(range(asked))
-
-
-def _check_number(option: str, asked: int) -> None:
-    if asked < 1:
-        raise BadInput(f"{option} {asked}: at least 1 is needed")
-    if asked > MOST_RUNS:
-        raise BadInput(f"{option} {asked}: at most {MOST_RUNS} can be listed")

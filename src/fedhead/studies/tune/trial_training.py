@@ -40,8 +40,8 @@ OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
 }
 
 
-def direction_of(objective: str, recipe: Recipe) -> Direction:
-    """Return whether high or low values of an objective are good.
+def find_objective(objective: str, recipe: Recipe) -> tuple[Direction, bool]:
+    """Return whether high or low values of an objective are good, and whether it is a metric of the clients' results.
 
     Args:
         objective: One of `OBJECTIVES`, or a metric.
@@ -50,18 +50,18 @@ def direction_of(objective: str, recipe: Recipe) -> Direction:
     Raises:
         BadInput: If there is no such metric.
 
-    >>> direction_of("personal_loss", Recipe()), direction_of("f1", Recipe())
-    ('minimize', 'maximize')
+    >>> find_objective("personal_loss", Recipe()), find_objective("f1", Recipe())
+    (('minimize', False), ('maximize', False))
     """
     if objective in OBJECTIVES:
-        return OBJECTIVES[objective][1]
+        return OBJECTIVES[objective][1], False
     try:
         found = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
     except BadInput as error:
         raise BadInput(f"{error}; or {', '.join(OBJECTIVES)}") from error
     if objective not in found:
         raise unknown("objective", objective, [*OBJECTIVES, *found])
-    return "minimize" if found[objective].better == "min" else "maximize"
+    return "minimize" if found[objective].better == "min" else "maximize", found[objective].of_clients
 
 
 class _Pruned(Exception):
@@ -119,10 +119,7 @@ class TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
             recipe = replace(recipe, metrics=(*recipe.metrics, objective))
-        direction, of_clients = direction_of(objective, recipe), False
-        if objective not in OBJECTIVES:
-            known = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
-            of_clients = known[objective].of_clients
+        direction, of_clients = find_objective(objective, recipe)
         made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients)
         for dimension, chosen in made._extremes():
             try:
