@@ -230,7 +230,7 @@ def test_float_images_are_not_scaled_again(keys):
         (lambda: Transform((0.5,), ()), "1 means but 0"),
         (lambda: Transform((0.5,), (0.0,)), "std: 0.0 is out of range, it must be above 0"),
         (lambda: Transform.named("cifra"), "did you mean 'cifar'"),
-        (lambda: Transform.named("rotate(x)"), "augmentation step"),
+        (lambda: Transform.named("rotate(x)"), "unknown augmentation"),
         (lambda: Transform.named("none", "halve"), "did you mean 'half'"),
         (lambda: Transform.named("flip").check((7,)), "is for images"),
         (lambda: Transform.named("none", "cifar10").check((1, 28, 28)), "3 channels"),

@@ -129,7 +129,7 @@ def test_datasets_of_dictionaries():
     assert fed.input_shape == {"words": (4,), "length": (1,), "words_mask": (4,)}
     fed = Federation.from_dataset(Sentences(TEXTS), clients=2, inputs=["length"])
     assert fed.train.x["length"][:, 0].tolist() == [float(len(text)) for text in TEXTS]
-    with pytest.raises(BadInput, match="samples have no 'y'; they have words, length, label"):
+    with pytest.raises(BadInput, match="sample 0 of the Dataset has no 'y'; it has words, length, label"):
         Federation.from_dataset(Sentences(TEXTS), label="y")
     with pytest.raises(BadInput, match="sample 0 of the Dataset has no 'age'"):
         Federation.from_dataset(Sentences(TEXTS), inputs=["age"])

@@ -13,7 +13,6 @@ samples raises `Undefined`: the record then holds NaN and a note with the reason
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from fedhead.core.components.component_check import check_function
-from fedhead.core.components.parameters import parameters
+from fedhead.core.components.parameters import parameters, required
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, FedheadError, require, user_code
 from fedhead.core.training.objectives import OBJECTIVES
@@ -87,7 +86,7 @@ def _checked(found: Any, name: str) -> MetricFunction:
     """Return a function whose arguments are known, or refuse it in one line."""
     function = check_function(found, name, "metric", [], "a number", open_ended=True)
     known = ", ".join(OF_SAMPLES)
-    taken = ", ".join(_required(function))
+    taken = ", ".join(required(function))
     require(_inputs(function), f"{name} takes ({taken}): name its arguments after what it needs: {known} or clients")
     return function
 
@@ -160,7 +159,7 @@ def find(
         arguments = {}
         if isinstance(given, str):
             function = _variants.get((call.name, objective), function)
-            needed = _required(function)
+            needed = required(function)
             own = {name: hint for name, hint in parameters(function).items() if name not in needed}
             arguments = call.arguments("metric", own)
         plain = function.func if isinstance(function, partial) else function
@@ -187,18 +186,8 @@ def _check_objective(name: str, metric: Metric, objective: str) -> None:
 
 def _inputs(function: Any) -> tuple[str, ...]:
     """Return the inputs that a function's arguments name; none where an argument is unknown."""
-    given = _required(function)
+    given = required(function)
     return tuple(given) if set(given) <= {*OF_SAMPLES, "clients"} else ()
-
-
-def _required(function: Any) -> list[str]:
-    """Return the names of a function's arguments without defaults; none where a function in C has no signature."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    try:
-        taken = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in taken if p.kind in kinds and p.default is p.empty]
 
 
 # -- values -----------------------------------------------------------------------------------------

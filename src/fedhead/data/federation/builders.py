@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,8 +55,7 @@ class ArrayOptions:
         train: Samples,
         rows: list[Rows],
         share: float | NDArray[np.bool_] | None,
-        own_test: list[Rows] | None,
-        client_test: str | float | ClientTest | None,
+        own_test: str | float | ClientTest | None,
         seed: int,
         **parts: Any,
     ) -> F:
@@ -68,8 +67,7 @@ class ArrayOptions:
             train: Training samples.
             rows: Those of each client.
             share: Share or mask of each client's samples to hold out for testing.
-            own_test: Test samples of each client, as rows of the test set.
-            client_test: Test set of each client, see `Federation.from_arrays`.
+            own_test: Test set of each client, `client_test` of `Federation.from_arrays`.
             seed: Seed of the test sets.
             **parts: Further fields of the federation.
         """
@@ -84,11 +82,9 @@ class ArrayOptions:
             objective=self.objective,
             **parts,
         )
-        if own_test is not None:
-            made = replace(made, client_test=own_test, client_test_from="test")
         if share is not None:
             made = made.hold_out(share, seed)
-        made = made.with_client_test(client_test, seed)
+        made = made.with_client_test(own_test, seed)
         return preprocessing.prepare(made, self.missing, self.augment, self.normalize, self.resize)
 
 

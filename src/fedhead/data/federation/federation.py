@@ -154,13 +154,13 @@ class Federation(FederationData):
                 train, held = builders.split_test(train, share, objective, seed)
             rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
             share = None
-        own_test = None
+        parts: dict[str, Any] = {"test": held, "client_names": client_names, "partition": str(rule)}
         if test_groups is not None:
             if client_names is None or pair is None or held is None:
                 raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
             own_test = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
-        parts = {"test": held, "client_names": client_names, "partition": str(rule)}
-        return options.build(cls, converted, train, rows, share, own_test, client_test, seed, **parts)
+            parts |= {"client_test": own_test, "client_test_from": "test"}
+        return options.build(cls, converted, train, rows, share, client_test, seed, **parts)
 
     @classmethod
     def from_dataset(
@@ -290,19 +290,14 @@ class Federation(FederationData):
             {what: (part.x, part.y) for what, part in parts.items()},
             {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
         )
-        own_test = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
-        return options.build(
-            cls,
-            converted,
-            concatenate(converted.parts),
-            builders.consecutive_rows([len(part.y) for part in parts.values()]),
-            share,
-            own_test if tests else None,
-            client_test,
-            seed,
-            test=converted.test,
-            client_names=tuple(named) if isinstance(clients, Mapping) else None,
-        )
+        train, rows = concatenate(converted.parts), builders.consecutive_rows([len(part.y) for part in parts.values()])
+        fields: dict[str, Any] = {"test": converted.test}
+        if isinstance(clients, Mapping):
+            fields["client_names"] = tuple(named)
+        if tests:
+            own_test = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
+            fields |= {"client_test": own_test, "client_test_from": "test"}
+        return options.build(cls, converted, train, rows, share, client_test, seed, **fields)
 
     @classmethod
     def load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -63,12 +64,7 @@ def fill_missing(federation: F) -> F:
     named = x if isinstance(x, dict) else {"": x}
     missing = {name: MissingValues.find(t) for name, t in named.items() if is_table(t)}
     require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
-    filled = {
-        part: Samples(fill_inputs(samples.x, missing), samples.y)
-        for part in SAMPLE_SETS
-        if (samples := getattr(federation, part)) is not None
-    }
-    return replace(federation, missing=missing, **filled)  # type: ignore[arg-type]  # samples alone
+    return _with_inputs(federation, lambda x: fill_inputs(x, missing), missing)
 
 
 def standardize(federation: F) -> F:
@@ -99,13 +95,18 @@ def refit(before: FederationData, made: F) -> F:
     if standard:
         made = replace(made, transform=made.transform.replace(None, "unit"))
     if before.missing:
-        unfilled = {
-            part: Samples(unfill_inputs(samples.x, before.missing), samples.y)
-            for part in SAMPLE_SETS
-            if (samples := getattr(made, part)) is not None
-        }
-        made = fill_missing(replace(made, missing={}, **unfilled))  # type: ignore[arg-type]  # samples alone
+        made = fill_missing(_with_inputs(made, lambda x: unfill_inputs(x, before.missing), {}))
     return standardize(made) if standard else made
+
+
+def _with_inputs(federation: F, change: Callable[[Inputs], Inputs], missing: Mapping[str, MissingValues]) -> F:
+    """Return the federation with changed inputs in all its sample sets."""
+    changed = {
+        part: Samples(change(samples.x), samples.y)
+        for part in SAMPLE_SETS
+        if (samples := getattr(federation, part)) is not None
+    }
+    return replace(federation, missing=missing, **changed)  # type: ignore[arg-type]  # samples alone
 
 
 def _is_standardized(federation: FederationData) -> bool:

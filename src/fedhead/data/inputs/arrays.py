@@ -102,10 +102,9 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     Raises:
         BadInput: If there are several readings, with the layouts to choose from.
     """
-    # images are not copied to find out their shape: they may fill most of the memory
-    plain = type(x) is np.ndarray and x.ndim > 0 and (x.dtype == np.uint8 or x.dtype.kind == "f")
-    tensor = to_tensor(x[:0] if plain else x, what)
-    shape, kind = tuple(x.shape if plain else tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    array = to_array(x, what)
+    tensor = to_tensor(array[:0] if array.ndim else array, what)  # not a copy of images, which may fill the memory
+    shape, kind = array.shape, str(tensor.dtype).removeprefix("torch.")
     readings: tuple[Layout, ...]
     if tensor.is_floating_point():
         readings = ("nhwc", "nchw", "features") if len(shape) == 4 and shape[3] in CHANNELS else ("features",)
@@ -143,7 +142,7 @@ def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) 
     """
     if stated in ("features", "tokens"):
         return stated
-    found = tuple(to_tensor(x, what).shape)
+    found = to_array(x, what).shape
     fitting = [
         name
         for name, axes in _IMAGES.items()

@@ -46,12 +46,8 @@ def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
         size: Number of buckets.
     """
     x = np.zeros((len(texts), size), np.float32)
-    known: dict[str, int] = {}  # the hash of each word
     for row, text in zip(x, texts, strict=True):
-        words = [
-            known[word] if word in known else known.setdefault(word, zlib.crc32(word.encode()))
-            for word in re.findall(r"\w+", text.lower())
-        ]
+        words = [zlib.crc32(word.encode()) for word in re.findall(r"\w+", text.lower())]
         if not words:
             continue
         one = np.array(words, np.uint64)

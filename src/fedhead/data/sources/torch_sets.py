@@ -28,27 +28,16 @@ def samples(source: Any, label: str, inputs: Sequence[str] | None, what: str) ->
     """
     rows = list(_rows(source, what))
     require(rows, "the Dataset is empty: give at least one sample")
-    if all(isinstance(row, Mapping) for row in rows):
-        return _named(rows, label, inputs)
-    require(all(isinstance(row, tuple | list) and len(row) == 2 for row in rows), PAIRS)
-    xs = [row[0] for row in rows]
-    if all(isinstance(x, Mapping) for x in xs):
-        return {name: [x[name] for x in xs] for name in _selected(xs, inputs or list(xs[0]))}, [row[1] for row in rows]
-    return xs, [row[1] for row in rows]
-
-
-def _named(rows: Sequence[Mapping[str, Any]], label: str, inputs: Sequence[str] | None) -> tuple[Any, list[Any]]:
-    if label not in rows[0]:
-        raise BadInput(f"the Dataset's samples have no {label!r}; they have {', '.join(map(str, rows[0]))}")
-    names = _selected(rows, inputs or [name for name in rows[0] if name != label])
-    return {name: [row[name] for row in rows] for name in names}, [row[label] for row in rows]
-
-
-def _selected(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequence[str]:
+    if not all(isinstance(row, Mapping) for row in rows):
+        require(all(isinstance(row, tuple | list) and len(row) == 2 for row in rows), PAIRS)
+        if not all(isinstance(x, Mapping) for x, _ in rows):
+            return [x for x, _ in rows], [y for _, y in rows]
+        rows = [{**x, label: y} for x, y in rows]
+    names = inputs or [name for name in rows[0] if name != label]
     for i, row in enumerate(rows):
-        if lacking := [name for name in names if name not in row]:
+        if lacking := [name for name in (label, *names) if name not in row]:
             raise BadInput(f"sample {i} of the Dataset has no {lacking[0]!r}; it has {', '.join(map(str, row))}")
-    return names
+    return {name: [row[name] for row in rows] for name in names}, [row[label] for row in rows]
 
 
 def _rows(source: Any, what: str) -> Iterable[Any]:

@@ -232,18 +232,14 @@ def steps(text: str) -> tuple[str, ...]:
     ('flip', 'rotate(10)')
     """
     expanded = AUGMENTATIONS.get(text.strip(), text)
-    found = tuple(part.strip() for part in expanded.split("+") if part.strip())
-    for step in found:
-        if re.match(r"[\w-]*", step)[0] not in STEPS:  # type: ignore[index] # the pattern matches any string
-            raise unknown("augmentation", step, [*AUGMENTATIONS, *STEPS])
-    return found
+    return tuple(part.strip() for part in expanded.split("+") if part.strip())
 
 
 def _parse_step(step: str) -> tuple[str, float]:
     """Return the name of a step and its argument, or the default argument."""
     match = re.fullmatch(r"([\w-]+)(?:\((\d*\.?\d+)\))?", step)
     if not match or match[1] not in STEPS:
-        raise unknown("augmentation step", step, STEPS)
+        raise unknown("augmentation", step, [*AUGMENTATIONS, *STEPS])
     default = {**_GRID_STEPS, **_PIXEL_STEPS}[match[1]][1]
     return match[1], default if match[2] is None else float(match[2]) if "." in match[2] else int(match[2])
 
