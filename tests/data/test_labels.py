@@ -76,7 +76,6 @@ def test_labels_of_every_kind(y, found):
         (np.array([0, 1, 10**400, 1], object), "too large"),
         ([0, 1, 0.5, 1], "0.5, labels must be whole"),
         (np.array([1, 2, 3, 4], "datetime64[D]"), "give class indices or names"),
-        (np.array([b"\xff"] * 4), "no UTF-8 text"),
         ([[0], [1, 2], [0], [1]], "differ in shape"),
     ],
 )
@@ -115,3 +114,7 @@ def test_a_site_reads_numbers_as_the_names_that_they_are():
     assert words.encode(labels.read(["b"]), "y").tolist() == [1]
     indices = Classes.known(labels.read([1]), ["a", "b"], 2)
     assert indices.encode(labels.read([1]), "y").tolist() == [1]
+
+
+def test_bytes_that_are_no_text_stay_different_classes():
+    assert Federation.from_arrays(X, np.array([b"\xff", b"\xfe"] * 2), clients=1).names == ("\\xfe", "\\xff")

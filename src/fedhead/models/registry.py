@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,7 +217,10 @@ def build(
         made = entry.make(input_shape, classes, params)
         if isinstance(made, SplitModel):
             if feature_layer is None and (chosen is None or (chosen.name == made.head and not chosen.parameters)):
-                return _whole(fix(made), classes, name)
+                if made.classes != classes:
+                    problem = f"has {made.classes} classes, the data has {classes}: let it take `classes`"
+                    raise BadInput(f"model {name!r} {problem}")
+                return fix(made)
             chosen = chosen or choose_head(made.head, folders)
         body = _body(made) if isinstance(made, SplitModel) else made
         if feature_layer is not None:
@@ -269,12 +271,6 @@ def _body(model: SplitModel) -> FeatureExtractor:
     )
 
 
-def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
-    own = model.classes
-    require(own == classes, f"model {name!r} has {own} classes, the data has {classes}: let it take `classes`")
-    return model
-
-
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Draw initial weights from a key, on the CPU, without changing the global generators."""
@@ -323,8 +319,3 @@ def image(name: str, shape: Shape, least: int, resize: int | None = None) -> tup
         f"for smaller ones use 'digitscnn', 'resnet20' or 'mlp', or resize them: resize: {resize or least}",
     )
     return channels, height, width
-
-
-def flat(shape: Shape) -> int:
-    """Return the number of elements of an input."""
-    return math.prod(int(side) for side in shape)

@@ -29,7 +29,7 @@ from fedhead.data.partitions.partition_registry import parse as parse_partition
 from fedhead.data.sources import datasets, library_datasets
 from fedhead.data.sources.datasets import Dataset
 from fedhead.data.sources.library_datasets import Reader
-from fedhead.data.sources.sample_file import Contents, read_path
+from fedhead.data.sources.sample_file import SAVED, Contents, read_path
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 _PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ from those of a saved federation
@@ -390,7 +390,7 @@ class Federation(FederationData):
         rule = parse_partition(default if partition is None else partition)
         changed = {name: value for name, value in settings.items() if name not in _PREPARATION}
         unchanged = changed in ({}, {"objective": contents.objective}) and test is None and layout is None
-        if contents.saved and rule == Natural() and unchanged:
+        if SAVED in contents.arrays and rule == Natural() and unchanged:
             made = cls(**federation_file.restore(contents))
             count = len(made)
             if clients not in (None, count):

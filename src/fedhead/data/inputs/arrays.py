@@ -228,15 +228,10 @@ def to_tensor(value: Any, what: str) -> Tensor:
     array = to_array(value, what)
     kind = array.dtype.kind
     if kind in "US":
-        raise BadInput(
-            f"{what} holds texts: give token ids, or read a data set of texts by Federation.from_dataset(…, encode=…)"
-        )
-    if kind not in "uif":
-        raise BadInput(f"{what} holds {array.dtype}, not an array of numbers: give integers or floats")
-    if kind == "f" and array.dtype.itemsize > 8:
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
-            array = array.astype(np.float64)  # torch has no long double
-    elif kind == "u" and array.dtype != np.uint8:
+        raise BadInput(f"{what} holds texts: give token ids, or use Federation.from_dataset(…, encode=…)")
+    if kind not in "uif" or array.dtype.itemsize > 8:
+        raise BadInput(f"{what} holds {array.dtype}, not an array of numbers: give integers or floats (64 bits)")
+    if kind == "u" and array.dtype != np.uint8:
         largest = array.max(initial=0)
         require(largest <= sys.maxsize, f"{what} holds {largest}, which is beyond 64-bit integers")
         array = array.astype(np.int64)  # torch supports few unsigned types

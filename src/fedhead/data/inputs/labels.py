@@ -160,10 +160,7 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
         "state objective=multilabel or objective=regression",
     )
     if array.dtype.kind in "OS":
-        try:
-            array = _objects(array.astype(object), what)
-        except UnicodeDecodeError:  # replaced characters would make one class of two
-            raise BadInput(f"{what} holds bytes that are no UTF-8 text: give words or numbers") from None
+        array = _objects(array.astype(object), what)
     if array.dtype.kind in "fu":
         return _whole(array, what)
     require(array.dtype.kind in "biU", f"{what} holds {array.dtype}: give class indices or names")
@@ -181,7 +178,10 @@ def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
 
     _refuse_missing(np.asarray(pd.isna(array)), what)
     if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
-        return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in array], np.str_)
+        # other bytes than UTF-8 are escaped, so that different ones stay different
+        return np.array(
+            [v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in array], np.str_
+        )
     whole = all(isinstance(value, int | np.integer | np.bool_) for value in array)
     within = all(abs(value) < 2**63 for value in array)
     return np.array([value if within else math.inf for value in array], np.int64 if whole and within else np.float64)

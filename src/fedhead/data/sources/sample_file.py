@@ -44,11 +44,6 @@ class Contents:
     public: Samples | None = None
 
     @property
-    def saved(self) -> bool:
-        """Whether `Federation.save` wrote the file."""
-        return SAVED in self.arrays
-
-    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, if the file has some; y holds class indices then."""
         return names_of(self.arrays, "class_names")

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import DropRate, FeatureExtractor, Shape, Width, flat, register
+from fedhead.models.registry import DropRate, FeatureExtractor, Shape, Width, register
 
 
 @register("mlp", "multilayer perceptron; hidden widths, norm none|batch|group, dropout")
@@ -20,7 +20,7 @@ def mlp(
 ) -> FeatureExtractor:
     """Build linear layers with ReLU; by default 200 and 200 wide, as in the 2NN of the FedAvg paper."""
     layers: list[nn.Module] = [nn.Flatten()]
-    width = flat(shape)
+    width = math.prod(int(side) for side in shape)
     for out_features in hidden:
         layer: list[nn.Module] = [nn.Linear(width, out_features)]
         if norm == "batch":
