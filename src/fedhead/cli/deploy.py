@@ -34,9 +34,9 @@ def init(
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
     """
     from fedhead.deploy.project import Project
-    from fedhead.flower.factory import site_names
 
-    project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
+    names = site or [f"site-{k}" for k in range(sites)]
+    project = Project.init(folder, recipe, names, assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure")
     print("runs all of it on this machine, without TLS. With TLS and keys:")

@@ -100,11 +100,6 @@ def site(file: SiteFile) -> Site:
     return Site(file.name, site_run, file.at(file.state), file.own_model(), file)
 
 
-def site_names(count: int) -> list[str]:
-    """Return names of sites that are only numbered."""
-    return [f"site-{k}" for k in range(count)]
-
-
 # -- server -----------------------------------------------------------------------------------------
 def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | None = None) -> RunSpec:
     """Return what all parties must agree on.

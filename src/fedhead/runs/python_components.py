@@ -124,7 +124,7 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
     if given is None:
         if stored:
             raise BadInput(
-                f"{run} was begun in Python with its own {_list(stored)}: resume it there with the same, "
+                f"{run} was begun in Python with its own {', '.join(stored)}: resume it there with the same, "
                 f"fedhead.run(…, out={str(run)!r}, resume=True)"
             )
         return
@@ -156,7 +156,7 @@ def need(run: Any, stored: Collection[str], needed: Collection[str], given: Coll
             for word in (name.split(" ")[0] for name in missing)
         )
         call = ", ".join(f"{word}=…" for word in words)
-        own = f"{run} was begun in Python with its own {_list(missing)}"
+        own = f"{run} was begun in Python with its own {', '.join(missing)}"
         raise BadInput(f"{own}: give the same, fedhead.load({str(run)!r}, {call})")
 
 
@@ -164,10 +164,6 @@ def architecture_digest(model: SplitModel) -> str:
     """Return a digest of the names and shapes of a model's weights."""
     text = " ".join(f"{name} {tuple(t.shape)}" for name, t in model.state_dict().items())
     return digest_text(text, 6)
-
-
-def _list(names: Any) -> str:
-    return ", ".join(names)
 
 
 def _named(registry: Registry[Any] | None, thing: Any, folders: list[Path]) -> tuple[str, dict[str, Any]]:

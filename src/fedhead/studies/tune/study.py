@@ -412,8 +412,7 @@ class TrialJob:
 
 def read_about(folder: Path) -> dict[str, Any] | None:
     """Return what a folder's study searches; None if there is no study, or only its table."""
-    found = read_object(folder / ABOUT, "it says what the study searches")
-    return None if found is None else dict(found)
+    return read_object(folder / ABOUT, "put the study's own file back, or begin another study with --out")
 
 
 def _taken(states: Sequence[str]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+import pandas as pd
 
 from fedhead.recipes.search_space import Dimension
 
@@ -63,15 +63,13 @@ class TrialRecord:
 
 def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
     """Return trials as the text of a CSV file, one row each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS[:-1], *(one.key for one in space), COLUMNS[-1]])
+    rows = []
     for one in trials:
-        chosen = [one.values.get(dimension.key, "") for dimension in space]
-        seconds = "" if one.seconds is None else round(one.seconds, 2)
-        value = "" if one.value is None else one.value
-        writer.writerow([one.number, one.state, value, one.trained_rounds, seconds, *chosen, one.reason])
-    return out.getvalue()
+        seconds = None if one.seconds is None else round(one.seconds, 2)
+        chosen = [one.values.get(dimension.key) for dimension in space]
+        rows.append([one.number, one.state, one.value, one.trained_rounds, seconds, *chosen, one.reason])
+    columns = [*COLUMNS[:-1], *(one.key for one in space), COLUMNS[-1]]
+    return str(pd.DataFrame(rows, columns=columns, dtype=object).to_csv(index=False))
 
 
 def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> TrialRecord:
