@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.simulation import Simulation
+from fedhead.executors.client import hook_check
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.hook_check import check_client_hooks
 from fedhead.executors.lanes.lanes import Lanes
@@ -423,3 +425,16 @@ class CountsCalls(FedAvg):
 def test_hooks_are_tried_once() -> None:
     run(made := simulation(CountsCalls()))
     assert len(CountsCalls.calls) == 3 * len(made.clients.holders) + 1
+
+
+def test_a_component_with_the_id_of_one_that_is_gone_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Part:
+        pass
+
+    gone = ref(Part())  # nobody else holds it
+    new = Part()
+    monkeypatch.setattr(hook_check, "_checked", {("a hook", id(new)): [gone]})
+    assert not hook_check._is_checked("a hook", [new])
+    hook_check._note_checked("a hook", [new])
+    assert hook_check._is_checked("a hook", [new])
+    assert not hook_check._is_checked("another hook", [new])
