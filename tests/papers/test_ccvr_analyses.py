@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -269,11 +270,12 @@ def test_forecast_from_the_command_line(run: Path, capsys: pytest.CaptureFixture
 
 
 def test_mistakes_are_answered_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
     for arguments, words in (
         (["analyse", "cak", str(run)], "did you mean 'cka'?"),
         (["analyse", "cka"], "needs a run"),
-        (["analyse", "cka", str(tmp_path)], "no run folder"),
-        (["analyse", "embed", str(run), str(run)], "one run at a time"),
+        (["analyse", "cka", str(tmp_path / "empty")], "needs a run"),
+        (["analyse", "embed", str(run), str(shutil.copytree(run, tmp_path / "copy"))], "one run at a time"),
         (["analyse", "norms", str(run), "--rounds", "9"], "round 9 is not among the run's 1 … 2"),
         (["analyse", "norms", str(run), "--rounds", "x"], "whole numbers"),
         (["analyse", "norms", str(run), "--rounds", "2-1"], "rising spans"),

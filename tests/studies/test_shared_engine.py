@@ -77,6 +77,6 @@ def test_an_executor_that_is_no_stack_is_refused(capsys: pytest.CaptureFixture[s
     assert call(["sweep", "digits", "lr=[0.1,0.2]", "--engine", "shared", "--executor", "loop", "--device", "cpu"]) == 2
     assert "engine shared trains in stacks: leave executor 'loop' out" in capsys.readouterr().err
     assert call(["sweep", "digits", "lr=[0.1,0.2]", "--engine", "shared", "--devices", "cpu,cpu"]) == 2
-    assert "--engine shared takes many at once: leave one out" in capsys.readouterr().err
+    assert "among processes of this machine: leave --engine shared out" in capsys.readouterr().err
     with pytest.raises(fh.BadInput, match="give 'local', 'shared' or 'ray'"):
         fh.sweep("digits", {"lr": [0.1]}, engine="threads")  # type: ignore[arg-type]

@@ -40,4 +40,4 @@ def ls(
         words = entry["parameters"]
         parameters = words if isinstance(words, str) else ", ".join(f"{k}={v}" for k, v in words.items())
         body.append([entry["name"], parameters, entry["description"], entry["from"]])
-    print_table(Table("", ["name", "parameters", "description", "from"], body), right=False)
+    print_table(Table("", ["name", "parameters", "description", "from"], body), left=4)

@@ -29,19 +29,19 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, width=200)
 
 
-def print_table(table: Table, right: bool = True) -> None:
+def print_table(table: Table, left: int = 1) -> None:
     """Print a table under its title.
 
     Args:
         table: The table.
-        right: Whether all columns but the first are right-aligned.
+        left: How many columns are left-aligned.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
 
     shown = RichTable(box=None, pad_edge=False, header_style="bold")
     for column, heading in enumerate(table.head):
-        shown.add_column(Text(heading), justify="right" if right and column else "left", no_wrap=column == 0)
+        shown.add_column(Text(heading), justify="left" if column < left else "right", no_wrap=column == 0)
     for row in table.cells():
         shown.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in row))
     if table.title:

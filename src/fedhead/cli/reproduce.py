@@ -26,7 +26,7 @@ from fedhead.cli.options import (
     numbers,
     words,
 )
-from fedhead.cli.output import console, raise_failures, resumable
+from fedhead.cli.output import print_table, raise_failures, resumable
 from fedhead.core.system.errors import BadInput
 from fedhead.studies.devices import check_devices, on_each
 
@@ -122,9 +122,7 @@ def reproduce(
 
     part = None if shard is None else read_shard(shard)
     runs = make_engine(engine, 1, 0, "cell")
-    if devices is not None and engine == "shared":
-        raise BadInput("--devices shares runs among processes, --engine shared takes many at once: leave one out")
-    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    names = check_devices(devices, device=device, shard=shard, engine=engine)
     options: dict[str, Any] = {
         "scale": scale,
         "pick": words(cells),
@@ -168,27 +166,22 @@ def _log(text: str) -> None:
 
 
 def _print_table(result: TableResult, folder: Path) -> None:
-    from rich.table import Table
-
     from fedhead.papers.tables.table_result import plus_minus
+    from fedhead.report.table import Table
 
-    shown = Table(title=result.title, caption=result.note(), title_justify="left", caption_justify="left")
-    several = len({cell.metric for cell in result.cells}) > 1
     changed = any(cell.overrides for cell in result.cells)
-    for axis in result.axes:
-        shown.add_column(axis)
-    for column in [*(["changed"] if changed else []), *(["metric"] if several else [])]:
-        shown.add_column(column)
-    for column in ("ours", "published", "difference"):
-        shown.add_column(column, justify="right")
-    for cell in result.cells:
-        shown.add_row(
+    head = [*result.axes, *(["changed"] if changed else []), "metric", "ours", "published", "difference"]
+    body = [
+        [
             *(cell.choices[axis] for axis in result.axes),
             *([" ".join(cell.overrides)] if changed else []),
-            *([cell.metric] if several else []),
+            cell.metric,
             plus_minus(cell.mean, cell.deviation),
             plus_minus(cell.published, cell.published_deviation),
             "–" if cell.difference is None else f"{cell.difference:+.2f}",
-        )
-    console().print(shown)
+        ]
+        for cell in result.cells
+    ]
+    print_table(Table(result.title, head, body), left=len(head) - 3)
+    print(result.note())
     print(f"written to {folder / result.file}.csv and .json")

@@ -25,8 +25,7 @@ from fedhead.cli.options import (
     TableAsJson,
     numbers,
 )
-from fedhead.cli.output import GOES_ON, console, raise_failures, resumable
-from fedhead.core.system.errors import BadInput
+from fedhead.cli.output import GOES_ON, print_table, raise_failures, resumable
 from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
@@ -88,11 +87,7 @@ def sweep(
 
     given = dict(assignment(text) for text in assignments or ())
     part = None if shard is None else read_shard(shard)
-    if devices is not None and engine == "ray":
-        raise BadInput("--devices are those of this machine: leave --engine ray out")
-    if devices is not None and engine == "shared":
-        raise BadInput("--devices shares runs among processes, --engine shared takes many at once: leave one out")
-    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    names = check_devices(devices, device=device, shard=shard, engine=engine)
     table = plan(recipe, given)
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
@@ -124,21 +119,14 @@ def sweep(
 
 
 def _print_table(result: SweepResult) -> None:
-    from rich.table import Table as Shown
-    from rich.text import Text
+    from fedhead.report.table import Table, plus_minus
 
-    from fedhead.report.table import plus_minus
-
-    shown = Shown(title=Text(result.title), title_justify="left")
-    for axis in result.axes:
-        shown.add_column(axis)
-    for column in (*result.columns, "runs"):
-        shown.add_column(column, justify="right")
+    body = []
     for row in result.rows:
         values = [plus_minus(*row.mean_and_deviation(column)) for column in result.columns]
         finished = str(row.runs) if row.finished == row.runs else f"{row.finished} of {row.runs}"
-        shown.add_row(*(Text(row.choices[axis]) for axis in result.axes), *values, finished)
-    console().print(shown)
+        body.append([*(row.choices[axis] for axis in result.axes), *values, finished])
+    print_table(Table(result.title, [*result.axes, *result.columns, "runs"], body), left=len(result.axes))
     if result.left:
         print(f"the time is up: {result.left} runs are left; {GOES_ON}")
     print(f"written to {result.folder / 'table.csv'}; its runs are in {result.folder / 'runs'}")

@@ -132,7 +132,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     found = {**row, **(row.get("metrics") or {})}
     found |= {f"validation_{name}": value for name, value in (row.get("validation") or {}).items()}
     found |= {f"personal_{name}": value for name, value in (row.get("personal_metrics") or {}).items()}
-    return {name: value for name, value in found.items() if _is_number(value)}
+    return {name: value for name, value in found.items() if is_number(value)}
 
 
 def client_values(row: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -143,9 +143,10 @@ def client_values(row: Mapping[str, Any]) -> dict[str, list[float]]:
         "accuracy": row.get("clients") or [],
         "test_loss": row.get("client_test_loss") or [],
     }
-    there = {name: [value for value in values if _is_number(value)] for name, values in found.items()}
+    there = {name: [value for value in values if is_number(value)] for name, values in found.items()}
     return {name: values for name, values in there.items() if values}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value of a record is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -31,18 +31,23 @@ def read_devices(text: str) -> list[str]:
     return found
 
 
-def check_devices(devices: str, *, device: str, shard: str | None) -> list[str]:
+def check_devices(devices: str | None, *, device: str, shard: str | None, engine: str = "local") -> list[str]:
     """Return the names of devices, before any process is started.
 
     Args:
-        devices: What `--devices` said.
+        devices: What `--devices` said; None: nothing, so there are none.
         device: What `--device` said.
         shard: What `--shard` said.
+        engine: What `--engine` said.
 
     Raises:
         BadInput: If these do not go together, or there is no such GPU.
     """
+    if devices is None:
+        return []
     names = read_devices(devices)
+    if engine != "local":
+        raise BadInput(f"--devices shares the runs among processes of this machine: leave --engine {engine} out")
     if device != "auto" or shard is not None:
         raise BadInput(
             f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"

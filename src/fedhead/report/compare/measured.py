@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedhead.loggers.base import is_number
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
 
@@ -94,8 +94,4 @@ def _at_the_end(rows: list[Row], last_rounds: int) -> dict[str, float]:
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     entries = {**row, **(row.get("metrics") or {})}
-    return {name: float(v) for name, v in entries.items() if name not in _NO_RESULTS and _finite(v)}
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return {name: float(v) for name, v in entries.items() if name not in _NO_RESULTS and is_number(v)}

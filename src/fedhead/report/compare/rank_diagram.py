@@ -64,9 +64,7 @@ def _legend(ax: Axes, ranking: Ranking, unit: float, width: float, height: float
     length, middle, y = ranking.critical_difference * unit, width / 2, height - 0.25
     if length <= width - 0.2:
         ax.plot([middle - length / 2, middle + length / 2], [y, y], "|-", color=INK, lw=0.8, ms=5)
-    note = (
-        f"critical difference {ranking.critical_difference:.2f} (p = {ranking.alpha:g}), {len(ranking.ranks)} settings"
-    )
+    note = f"critical difference {ranking.critical_difference:.2f} (p = 0.05), {len(ranking.ranks)} settings"
     ax.text(middle, y + 0.07, note, ha="center", va="bottom", fontsize=7)
 
 

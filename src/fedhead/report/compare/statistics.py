@@ -113,7 +113,6 @@ class Ranking:
             ranks are the same on all data sets.
         p_iman_davenport: Its p-value.
         critical_difference: Mean ranks that differ by at least this differ significantly (Nemenyi).
-        alpha: Level of the critical difference.
     """
 
     names: tuple[str, ...]
@@ -124,7 +123,6 @@ class Ranking:
     iman_davenport: float | None
     p_iman_davenport: float | None
     critical_difference: float
-    alpha: float
 
     def groups(self) -> list[tuple[int, ...]]:
         """Return the largest groups of methods that do not differ significantly, by their indices, best first."""
@@ -143,7 +141,6 @@ def rank(
     names: Sequence[str],
     scores: Sequence[Sequence[float]],
     better: Literal["max", "min"] = "max",
-    alpha: float = 0.05,
 ) -> Ranking:
     """Rank methods on each data set, and test whether their mean ranks differ (Demšar, 2006, Section 3.2.2).
 
@@ -151,7 +148,6 @@ def rank(
         names: The methods, at least two.
         scores: One line per data set with one score per method.
         better: Whether high or low scores are good.
-        alpha: Level of the critical difference.
     """
     table = np.asarray(scores, dtype=np.float64)
     ranks = scipy.stats.rankdata(table if better == "min" else -table, axis=1)
@@ -165,8 +161,7 @@ def rank(
         p_chi,
         f,
         p_f,
-        critical_difference(methods, sets, alpha),
-        alpha,
+        critical_difference(methods, sets),
     )
 
 
@@ -182,13 +177,13 @@ def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, f
     return chi, float(found.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
 
 
-def critical_difference(methods: int, data_sets: int, alpha: float = 0.05) -> float:
-    """Return the difference of mean ranks that is significant at a level, by Nemenyi's test.
+def critical_difference(methods: int, data_sets: int) -> float:
+    """Return the difference of mean ranks that is significant (p = 0.05), by Nemenyi's test.
 
     CD = q √(k(k+1) / 6N), where q is the Studentized range's quantile over √2 (Demšar, 2006, Table 5).
 
     >>> round(critical_difference(methods=4, data_sets=14), 2)
     1.25
     """
-    q = float(scipy.stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    q = float(scipy.stats.studentized_range.ppf(0.95, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * data_sets))
