@@ -250,8 +250,7 @@ def _enter(into: Measured, name: str, one: Metric, given: Callable[[str], Any], 
 def _given(predictions: Predictions, word: str) -> Any:
     if word == "predictions":
         return predictions
-    value = getattr(predictions, word)
-    return value.copy()  # a user's function may write into it
+    return getattr(predictions, word).copy()  # a user's function may write into it
 
 
 def _number(name: str, one: Metric, given: Callable[[str], Any]) -> float:

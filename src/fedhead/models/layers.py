@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from fedhead.core.training.batch import PARTS
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree
-from fedhead.models.split_model import Placeholder, SplitModel
+from fedhead.models.split_model import SplitModel
 
 
 def names(model: SplitModel) -> list[str]:
@@ -25,12 +25,8 @@ def names(model: SplitModel) -> list[str]:
         module = model.get_submodule(part)
         if isinstance(module, nn.Linear):
             found.append(part)
-        found += [f"{part}.{name}" for name, child in module.named_children() if _has_parameters(child)]
+        found += [f"{part}.{name}" for name, child in module.named_children() if list(child.parameters())]
     return [*found, PARTS[2]]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return not isinstance(module, Placeholder) and next(module.parameters(), None) is not None
 
 
 def activations(model: SplitModel, x: Inputs, weights: Tree | None = None) -> dict[str, Tensor]:

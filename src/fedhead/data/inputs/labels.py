@@ -122,7 +122,7 @@ class Classes:
         index = order[place]
         if (strange := self.values[index] != y).any():
             raise BadInput(
-                f"{what} holds the class {_quoted(y[strange][0])}, which is not among {_few(self.names or ())}: "
+                f"{what} holds the class {y[strange][0].item()!r}, which is not among {_few(self.names or ())}: "
                 "give names=[…] with all classes, or correct it"
             )
         return torch.from_numpy(index.astype(np.int64))
@@ -209,7 +209,3 @@ def _refuse_missing(missing: NDArray[np.bool_], what: str) -> None:
 
 def _few(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
-
-
-def _quoted(value: Any) -> str:
-    return repr(str(value)) if isinstance(value, str) else str(value)

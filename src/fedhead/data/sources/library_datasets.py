@@ -98,7 +98,7 @@ class Reader:
             return Part(*source)
         x, y = torch_sets.samples(source, self.label, self.names, what)
         x, layout = self._inputs(x if isinstance(x, dict) else {"x": x})
-        return Part(x, torch_sets.label_array(y), layout)
+        return Part(x, np.asarray([value.item() if hasattr(value, "item") else value for value in y]), layout)
 
     def _columns(self, source: Any, what: str, is_test: bool) -> Part:
         frame = is_frame(source)

@@ -52,8 +52,3 @@ def _rows(source: Any, what: str) -> Iterable[Any]:
         "Dataset, or a pandas DataFrame",
     )
     return (source[i] for i in range(len(source)))
-
-
-def label_array(values: Sequence[Any]) -> Any:
-    """Return labels as an array of numbers or words."""
-    return np.asarray([value.item() if hasattr(value, "item") else value for value in values])
