@@ -289,12 +289,7 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
     assert not torch.equal(stage.rows(held.task.pool, 0), stage.rows(held.task.pool, 1))
 
 
-def test_recalibration_is_refused_where_the_data_is_elsewhere() -> None:
-    simulation = trained()
-    outside = dataclasses.replace(simulation.task, pool=None)
-    stage = Recalibrate().on_method(simulation.experiment.method)
-    with pytest.raises(BadInput, match="oracle for simulations"):
-        stage.aggregate(simulation.server, Replies([], [], []), outside)
+def test_recalibration_is_refused_where_there_is_no_global_model() -> None:
     with pytest.raises(BadInput, match="no global model"):
         Recalibrate().on_method(HeadOnly())
 
