@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import io
-import tokenize
-import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
 
 from wire import MODEL, look
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.stage import STAGES, Stage
-from fedhead.core.components.parameters import parameters
-from fedhead.core.components.ranges import Range
+from fedhead.api.reference import field_entries
 from fedhead.core.training.objectives import NAMES as OBJECTIVES
 
 # Beside `fedhead run digits method=NAME`: what a method or stage can't do without.
@@ -118,77 +112,9 @@ def _facts(folder: str, cls: type[Algorithm]) -> list[str]:
 
 
 def _parameters(folder: str, name: str, cls: type[Algorithm]) -> list[str]:
-    hints = parameters(cls)
-    if not hints:
-        return ["None."]
-    prefix = "method." if folder == "methods" else f"stage.{name}."
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    comments = _comments(cls)
-    rows = [
-        f"| `{prefix}{word}` | `{_plain(defaults[word])}` | {_cell(allowed(hint))} | {_cell(comments.get(word, ''))} |"
-        for word, hint in hints.items()
-    ]
-    return ["| parameter | default | allowed | meaning |", "|---|---|---|---|", *rows]
-
-
-def allowed(hint: Any) -> str:
-    """Say which values a type hint with ranges allows."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        ranges = [str(part) for part in arguments[1:] if isinstance(part, Range)]
-        return ", ".join([allowed(arguments[0]), *ranges])
-    if origin is Literal:
-        return ", ".join(f"`{_plain(choice)}`" for choice in arguments)
-    if hint is type(None):
-        return "`null`"
-    if arguments and origin is not tuple:
-        return " or ".join(map(allowed, arguments))
-    return {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}.get(hint, f"`{hint}`")
-
-
-def _comments(cls: type[Algorithm]) -> dict[str, str]:
-    """What the source says beside or above each field, and the `Args` of the docstring."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base) and base.__module__.startswith("fedhead."):
-            found |= _arguments(inspect.getdoc(base) or "") | _fields(inspect.getsource(base))
-    return found
-
-
-def _fields(source: str) -> dict[str, str]:
-    lines = source.splitlines()
-    comments = {
-        token.start[0] - 1: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for number, line in enumerate(lines):
-        word, colon, _ = line.strip().partition(":")
-        if not (colon and word.isidentifier() and line.startswith("    ") and not line.startswith("     ")):
-            continue
-        above = []
-        while (before := number - len(above) - 1) in comments and lines[before].strip().startswith("#"):
-            above.insert(0, comments[before])
-        text = comments.get(number) or " ".join(above)
-        if text:
-            found[word] = text
-    return found
-
-
-def _arguments(docstring: str) -> dict[str, str]:
-    _, _, section = docstring.partition("\nArgs:\n")
-    found: dict[str, str] = {}
-    word = ""
-    for line in section.splitlines():
-        if not line.startswith("    "):
-            break
-        if line[4] != " ":
-            word, _, text = line.strip().partition(": ")
-            found[word] = text
-        else:
-            found[word] += " " + line.strip()
-    return found
+    entries = field_entries(cls, "method." if folder == "methods" else f"stage.{name}.")
+    rows = [f"| `{e.name}` | `{e.default}` | {_cell(e.allowed)} | {_cell(e.meaning)} |" for e in entries]
+    return ["| parameter | default | allowed | meaning |", "|---|---|---|---|", *rows] if rows else ["None."]
 
 
 def _hooks(cls: type[Algorithm]) -> list[str]:
@@ -223,11 +149,6 @@ def _wire_row(row: tuple[str, Mapping[str, int]]) -> str:
 
 def _first_line(cls: type[Algorithm]) -> str:
     return _cell((inspect.getdoc(cls) or "").partition("\n")[0])
-
-
-def _plain(value: Any) -> str:
-    """The value as a recipe writes it."""
-    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
 def _cell(text: str) -> str:

@@ -6,7 +6,12 @@ import ast
 import inspect
 from pathlib import Path
 
+import click
+import typer
+
 import fedhead
+from fedhead.api.reference import recipe_keys
+from fedhead.cli import app
 
 PUBLIC = Path(inspect.getfile(fedhead)).with_name("public.py")
 # A name belongs to the first group whose prefix its module has.
@@ -44,9 +49,36 @@ def pages() -> dict[str, str]:
         f"| [{GROUPS[key][0]}]({key}.md) | {', '.join(f'[`{name}`][fedhead.{name}]' for name in sorted(names))} |"
         for key, names in members.items()
     ]
+    found["reference/keys.md"] = _keys()
+    found["reference/commands.md"] = _commands()
+    rows += [
+        "| [Recipe keys](keys.md) | every key of a recipe |",
+        "| [Commands](commands.md) | every command and option |",
+    ]
     intro = "Every name that `import fedhead as fh` offers. The modules below `fedhead` are not part of the interface."
     found["reference/index.md"] = "\n".join(["# Reference", "", intro, "", "| | |", "|---|---|", *rows, ""])
     return found
+
+
+def _keys() -> str:
+    intro = "Keys of a recipe's YAML file and of `key=value` on the command line; `fedhead explain KEY` prints one."
+    lines = ["# Recipe keys", "", intro, "", "| key | default | allowed | meaning | example |", "|---|---|---|---|---|"]
+    lines += [f"| `{e.name}` | `{e.default}` | {e.allowed} | {e.meaning} | `{e.example}` |" for e in recipe_keys()]
+    nested = "`model.NAME`, `method.NAME` and `stage.STAGE.NAME` set a parameter of the model, the method or a stage."
+    return "\n".join([*lines, "", nested, ""])
+
+
+def _commands() -> str:
+    lines = ["# Commands", "", "As `fedhead COMMAND --help` prints them.", ""]
+    return "\n".join(lines + _helps("fedhead", typer.main.get_command(app)))
+
+
+def _helps(path: str, command: click.Command) -> list[str]:
+    """Return the help texts of a command, or of all commands of a group."""
+    if isinstance(command, click.Group):
+        return [line for name, inner in command.commands.items() for line in _helps(f"{path} {name}", inner)]
+    text = command.get_help(click.Context(command, info_name=path, terminal_width=100))
+    return [f"## {path}", "", "```text", text, "```", ""]
 
 
 def origins() -> dict[str, str]:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+from fedhead.api.reference import recipe_keys
 from fedhead.core.components.registry import Listed
 from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.papers.tables.paper_tables import names
@@ -21,13 +22,15 @@ def list_components(kind: str) -> list[dict[str, Any]]:
     """List the components of a kind.
 
     Args:
-        kind: Such as "methods", "models", "analyses" or "recipes".
+        kind: Such as "methods", "models", "analyses", "recipes" or "keys" (of recipes).
 
     Returns:
         One entry per component: its `name`, `parameters`, `description`, and the package that it comes `from`.
     """
     if kind == "recipes":
         return [_entry(name, {}, describe(path), "built in") for name, path in {**builtin(), **names()}.items()]
+    if kind == "keys":
+        return [_entry(e.name, f"{e.allowed} (default {e.default})", e.meaning, "built in") for e in recipe_keys()]
     entries = []
     for listed in {**registries(), "analyses": ANALYSES}[kind].listed():
         if listed.problem is not None:

@@ -12,7 +12,7 @@ from fedhead.cli.output import print_table
 
 Kind = Literal[
     "methods", "stages", "datasets", "models", "heads", "partitions", "executors", "analyses", "metrics", "uploads",
-    "aggregators", "samplers", "recipes",
+    "aggregators", "samplers", "recipes", "keys",
 ]  # fmt: skip
 
 

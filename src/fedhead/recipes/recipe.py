@@ -45,70 +45,81 @@ class Recipe:
     0.1
     """
 
-    dataset: str = "digits"
-    # what y holds: multiclass (null), binary (2 classes, one logit), multilabel, regression
+    dataset: str = "digits"  # name of a data set, or path of an .npz file or image folder, e.g. dataset=scans.npz
+    # type of the labels; null: multiclass, e.g. objective=multilabel
     objective: Literal["multiclass", "binary", "multilabel", "regression"] | None = None
-    partition: str = "dirichlet(0.1)"  # how the samples are distributed over the clients
-    clients: Annotated[int, AtLeast(1)] = 10
-    participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
-    sampler: str | None = None  # who they are: uniform (as null), weighted, round_robin, or your own
-    rounds: Annotated[int, AtLeast(0)] = 10  # 0: the stages alone, on the first weights
-    # late clients that the server drops, drop(0.2), or that do a part of their steps, partial(0.2); null: none
+    partition: str = "dirichlet(0.1)"  # distribution of the samples over clients, e.g. partition=skewed(2)
+    clients: Annotated[int, AtLeast(1)] = 10  # number of clients, e.g. clients=20
+    participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # share of clients per round, e.g. participation=0.5
+    sampler: str | None = None  # rule that draws the clients of a round; null: uniform, e.g. sampler=round_robin
+    rounds: Annotated[int, AtLeast(0)] = 10  # number of rounds; 0: stages on the initial weights, e.g. rounds=100
+    # late clients: drop(share) leaves them out, partial(share) cuts their steps; null: none, e.g. stragglers=drop(0.2)
     stragglers: str | None = None
-    local_epochs: Work = 1  # a number, a list with one per client, or uniform(1, 5)
-    local_steps: Work | None = None  # in place of epochs, likewise
-    batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Annotated[float, Above(0)] = 0.01
-    momentum: Decay = 0.0  # sgd's
-    nesterov: bool = False  # sgd's kind of momentum
-    betas: tuple[Decay, Decay] = (0.9, 0.999)  # adam's
-    weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # the learning rate is multiplied by this every round
-    lr_schedule: str | None = None  # over the rounds: cosine, cosine(0.01), step(30, 0.1); null: constant
-    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # in which the learning rate rises to lr
-    clip_norm: Annotated[float, Above(0)] | None = None  # largest norm of a step's gradient; null: as it is
-    label_smoothing: Annotated[float, AtLeast(0), Below(1)] | None = None  # share of a target spread over all classes
-    # of each class in the loss; balanced: from all clients' counts, balanced_per_client: from each client's own
+    # local epochs per round: a number, a list with one per client, or drawn for each, e.g. local_epochs=uniform(1, 5)
+    local_epochs: Work = 1
+    local_steps: Work | None = None  # local steps per round in place of epochs; null: epochs, e.g. local_steps=50
+    batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64  # samples per local step, e.g. batch_size=32
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # optimizer of local training, e.g. optimizer=adamw
+    lr: Annotated[float, Above(0)] = 0.01  # learning rate of local training, e.g. lr=0.1
+    momentum: Decay = 0.0  # momentum of SGD, e.g. momentum=0.9
+    nesterov: bool = False  # Nesterov momentum for SGD, e.g. nesterov=true
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # decay rates of Adam's averages, e.g. betas=[0.9, 0.99]
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0  # L2 penalty, e.g. weight_decay=1e-4
+    lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # factor of the learning rate per round, e.g. lr_decay=0.99
+    lr_schedule: str | None = None  # schedule over rounds: cosine, step; null: constant, e.g. lr_schedule=cosine(0.01)
+    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # linear warm-up to lr; null: none, e.g. warmup_rounds=5
+    # bound on the norm of a step's gradient; null: none, e.g. clip_norm=1.0
+    clip_norm: Annotated[float, Above(0)] | None = None
+    # label smoothing of the cross-entropy; null: none, e.g. label_smoothing=0.1
+    label_smoothing: Annotated[float, AtLeast(0), Below(1)] | None = None
+    # weight of each class in the loss; balanced: by the counts of all clients, balanced_per_client: by each client's
+    # own; null: equal, e.g. class_weights=balanced
     class_weights: Literal["balanced", "balanced_per_client"] | tuple[Annotated[float, AtLeast(0)], ...] | None = None
-    persistent_optimizer: bool = False  # whether momentum survives from round to round
-    drop_last: bool = False  # leave an epoch's last, partial batch out
-    augment: str | None = None  # null: the data set's own
-    normalize: str | None = None  # likewise; standard: by the mean and deviation of each feature over all clients
-    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # images to so many pixels, on the device (bicubic)
-    layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None  # of x in an .npz; null: inferred
-    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image files are resized to size x size
-    encode: str | None = None  # of texts and sounds in an .npz, such as hashing(2048) or spectrogram(1.0)
-    missing: Literal["refuse", "mean"] | None = None  # NaN in a table; mean: filled in, with an indicator column
-    # the test set of an .npz or folder that has none: a share, or the array that marks the test samples
+    persistent_optimizer: bool = False  # keep optimizer states between rounds, e.g. persistent_optimizer=true
+    drop_last: bool = False  # drop the last, partial batch of an epoch, e.g. drop_last=true
+    augment: str | None = None  # augmentation of training images; null: the data set's own, e.g. augment=cifar
+    # normalization of inputs; standard: by mean and deviation over all clients; null: the data set's own,
+    # e.g. normalize=standard
+    normalize: str | None = None
+    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image size of the model's input, e.g. resize=224
+    # axes of x in an .npz file; null: inferred, e.g. layout=nhwc
+    layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None
+    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # size to which image files are read, e.g. size=64
+    encode: str | None = None  # encoder of texts and sounds in an .npz file, e.g. encode=hashing(2048)
+    # handling of NaN in a table; mean: fill in, and add an indicator column; null: refuse, e.g. missing=mean
+    missing: Literal["refuse", "mean"] | None = None
+    # test set of a file or folder that has none: a share, or the array that marks test samples, e.g. test=0.2
     test: Annotated[float, Above(0), Below(1)] | str | None = None
-    # clients' own test sets: a share of their rows, or matched
+    # test set of each client: a share of its samples, or matched; null: none, e.g. client_test=0.2
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None
-    public: str | None = None  # the data set of samples that all clients hold; its own: rows that no client has
-    public_samples: Annotated[int, AtLeast(1)] | None = None  # null: 3000 of another data set, a fifth of its own
-    model: str | tuple[str, ...] = "mlp"  # of several, client i has model i mod n; name(parameter=value) sets its own
+    public: str | None = None  # data set of samples that all clients hold; null: none, e.g. public=fashionmnist
+    # number of public samples; null: 3000 of another data set, a fifth of the clients' own, e.g. public_samples=1000
+    public_samples: Annotated[int, AtLeast(1)] | None = None
+    # architecture; of a list of n, client i has entry i mod n, e.g. model=[resnet18, simplecnn]
+    model: str | tuple[str, ...] = "mlp"
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
-    weights: str | None = None  # first weights: a .safetensors or PyTorch file, or a run folder; null: by the seed
-    freeze: tuple[str, ...] = ()  # what stays at its first weights: parts, submodules, or patterns of parameters' names
-    cache_features: str | None = None  # of a frozen extractor, computed once: memory, or a folder; null: in every step
-    method: str = "fedavg"
+    weights: str | None = None  # initial weights: a file or run folder; null: by the seed, e.g. weights=runs/pretrained
+    freeze: tuple[str, ...] = ()  # parts, submodules or patterns that are not trained, e.g. freeze=[extractor]
+    cache_features: str | None = None  # cache of a frozen extractor's features; null: none, e.g. cache_features=memory
+    method: str = "fedavg"  # method of the rounds, e.g. method=fedprox(mu=0.1)
     method_parameters: Mapping[str, Any] = field(default_factory=dict)
-    stages: tuple[str, ...] = ()  # what follows the rounds
+    stages: tuple[str, ...] = ()  # stages after the rounds, e.g. stages=[ccvr, finetune]
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    uploads: tuple[str, ...] = ()  # what replies pass before they leave a client, such as clip(1.0) or half
-    aggregator: str | None = None  # such as median or krum(2); null: the method's own weighted mean
-    outliers: str | None = None  # such as drop(norm=5): replies that stand out; null: all replies count as they are
-    metrics: tuple[str, ...] = ()  # of the global model on the test set, besides the accuracy
-    # a share of each client's training samples that it does not train on: what callbacks watch is measured on them
+    uploads: tuple[str, ...] = ()  # transforms of what clients send, e.g. uploads=[clip(1.0), half]
+    aggregator: str | None = None  # aggregation rule; null: the method's weighted mean, e.g. aggregator=krum(2)
+    outliers: str | None = None  # policy for replies that stand out; null: none, e.g. outliers=drop(norm=5)
+    metrics: tuple[str, ...] = ()  # metrics besides the accuracy, e.g. metrics=[balanced_accuracy]
+    # share of each client's training samples held out for callbacks; null: none, e.g. validation=0.1
     validation: Annotated[float, Above(0), Below(1)] | None = None
-    callbacks: tuple[str, ...] = ()  # such as early_stopping(patience=5) or best_model
-    loggers: tuple[str, ...] = field(default=(), compare=False)  # such as csv, tensorboard or wandb(project=mine)
-    evaluate_every: Annotated[int, AtLeast(1)] = 1
-    last_rounds: Annotated[int, AtLeast(1)] = 1  # k of the mean over the last k rounds
-    subset: Annotated[int, AtLeast(1)] | None = None  # train on only so many samples; null: all
-    seed: Seed = 0
-    partition_seed: Seed | None = None  # of the split alone, where seeds are to share one; null: the run's seed
-    seeds: tuple[Seed, ...] = ()  # several runs, one per seed, in place of `seed`
+    callbacks: tuple[str, ...] = ()  # callbacks after each round, e.g. callbacks=[early_stopping(patience=5)]
+    # loggers of the rounds, e.g. loggers=[csv, tensorboard]
+    loggers: tuple[str, ...] = field(default=(), compare=False)
+    evaluate_every: Annotated[int, AtLeast(1)] = 1  # rounds between evaluations, e.g. evaluate_every=10
+    last_rounds: Annotated[int, AtLeast(1)] = 1  # number of last rounds in accuracy_mean, e.g. last_rounds=10
+    subset: Annotated[int, AtLeast(1)] | None = None  # number of training samples in use; null: all, e.g. subset=1000
+    seed: Seed = 0  # seed of all random numbers, e.g. seed=1
+    partition_seed: Seed | None = None  # seed of the partition alone; null: seed, e.g. partition_seed=0
+    seeds: tuple[Seed, ...] = ()  # several runs, one per seed, in place of seed, e.g. seeds=[0, 1, 2]
     folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # where `file.py:Name` is looked for
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
+from fedhead.core.components.ranges import AtLeast as AtLeast  # for the doctest
 from fedhead.core.components.ranges import Range
 from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.system.text import printable
@@ -259,6 +260,23 @@ def _fit_mapping(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
         return {_fit(k, arguments[0]): _fit(v, arguments[1]) for k, v in value.items()}
     except _Misfit as inner:
         raise inner if inner.exact else misfit from None
+
+
+def describe_type(hint: Any) -> str:
+    """Return the values that a type hint with ranges allows, in words.
+
+    >>> describe_type(Annotated[int, AtLeast(1)] | None)
+    'a whole number, at least 1, or null'
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return ", ".join(
+            [describe_type(arguments[0]), *(str(part) for part in arguments[1:] if isinstance(part, Range))]
+        )
+    if origin in (Union, types.UnionType):
+        parts = [describe_type(argument) for argument in arguments]
+        return (", or " if any("," in part for part in parts) else " or ").join(parts)
+    return _say(hint)
 
 
 def _say(hint: Any) -> str:

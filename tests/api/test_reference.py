@@ -1,0 +1,48 @@
+"""Reference of recipe keys and components: complete, and its examples are valid."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedhead.api.reference import Entry, explain, field_entries, recipe_keys
+from fedhead.cli import call
+from fedhead.core.system.errors import BadInput
+from fedhead.methods import METHODS
+from fedhead.recipes.recipe import KEYS, Recipe
+from fedhead.stages import STAGES
+
+
+def test_every_key_has_an_entry() -> None:
+    assert [entry.name for entry in recipe_keys()] == list(KEYS)
+
+
+@pytest.mark.parametrize("entry", recipe_keys(), ids=lambda entry: entry.name)
+def test_every_key_has_a_meaning_and_an_example_that_changes_it(entry: Entry) -> None:
+    assert entry.meaning
+    assert entry.allowed
+    assert entry.example.startswith(f"{entry.name}=")
+    assert getattr(Recipe().override([entry.example]), entry.name) != getattr(Recipe(), entry.name)
+
+
+@pytest.mark.parametrize("cls", [*METHODS.values(), *STAGES.values()], ids=lambda cls: cls.name)
+def test_every_parameter_of_methods_and_stages_has_a_meaning(cls: type) -> None:
+    assert [entry.name for entry in field_entries(cls) if not entry.meaning] == []
+
+
+def test_explain_shows_keys_and_components(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("lr").splitlines()[1:] == [
+        "  allowed: a number, above 0",
+        "  default: 0.01",
+        "  example: fedhead run digits 'lr=0.1'",
+    ]
+    assert "method.mu = 0.01 (a number, at least 0)" in explain("fedprox")
+    assert explain("median").startswith("aggregator median: ")
+    assert call(["explain", "rounds"]) == 0
+    assert capsys.readouterr().out.startswith("rounds: number of rounds")
+
+
+def test_explain_names_the_nearest() -> None:
+    with pytest.raises(BadInput, match="unknown key or component 'local_epoch': did you mean 'local_epochs'"):
+        explain("local_epoch")
+    with pytest.raises(BadInput, match=r"unknown key or component 'xyzzy': fedhead ls keys lists keys"):
+        explain("xyzzy")
