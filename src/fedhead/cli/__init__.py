@@ -22,7 +22,6 @@ from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare
 from fedhead.cli import demo as demo
 from fedhead.cli import deploy as deploy
-from fedhead.cli import explain as explain
 from fedhead.cli import export as export
 from fedhead.cli import ls as ls
 from fedhead.cli import new as new

@@ -1,4 +1,4 @@
-"""The command ls."""
+"""The commands ls and explain."""
 
 from __future__ import annotations
 
@@ -41,3 +41,19 @@ def ls(
         parameters = words if isinstance(words, str) else ", ".join(f"{k}={v}" for k, v in words.items())
         body.append([entry["name"], parameters, entry["description"], entry["from"]])
     print_table(Table("", ["name", "parameters", "description", "from"], body), left=4)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe key, or name of a component.")],
+) -> None:
+    """Explain a recipe key, or a method, stage or other component with its parameters.
+
+    \b
+    Examples:
+      fedhead explain local_epochs
+      fedhead explain ccvr
+    """
+    from fedhead.api.reference import explain as explanation
+
+    print(explanation(name))

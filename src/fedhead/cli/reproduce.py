@@ -27,7 +27,7 @@ from fedhead.cli.options import (
     words,
 )
 from fedhead.cli.output import print_table, raise_failures, resumable
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def reproduce(
 
     part = None if shard is None else read_shard(shard)
     runs = make_engine(engine, 1, 0, "cell")
+    require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
     names = check_devices(devices, device=device, shard=shard, engine=engine)
     options: dict[str, Any] = {
         "scale": scale,

@@ -26,6 +26,7 @@ from fedhead.cli.options import (
     numbers,
 )
 from fedhead.cli.output import GOES_ON, print_table, raise_failures, resumable
+from fedhead.core.system.errors import require
 from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def sweep(
     from fedhead.studies.sweep.sweep_file import plan
 
     given = dict(assignment(text) for text in assignments or ())
+    require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
     part = None if shard is None else read_shard(shard)
     names = check_devices(devices, device=device, shard=shard, engine=engine)
     table = plan(recipe, given)
