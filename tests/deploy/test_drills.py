@@ -175,9 +175,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Drill:
     """
     folder = tmp_path_factory.mktemp("killed")
     project = secure(folder, ["rounds=12", "evaluate_every=12"])
-    drill = Drill(LocalFederation(project, secure=True, log=lambda line: drill.told.append(line)), [])
     starts = dict.fromkeys(SITES, 0)
     struck: list[str] = []
+
+    def log(line: str) -> None:
+        drill.told.append(line)
+        strike()
+
+    drill = Drill(LocalFederation(project, secure=True, log=log), [])
 
     def kill(name: str, process: subprocess.Popen[bytes] | None) -> None:
         assert process is not None
@@ -186,7 +191,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Drill:
 
     def strike() -> None:
         rows, federation = history(project), drill.federation
-        if not struck and rows:
+        if not rows:
+            return
+        if not struck:
             kill("node", drill.node("south").process)
         back = drill.node("south").starts > 1 and drill.reasons("south") and not missing(rows[-1])
         if struck == ["node"] and back:
@@ -196,7 +203,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Drill:
             kill("link", federation.link)
 
     with pytest.raises(FedheadError, match=r"the SuperLink has ended with code -9.*--resume"):
-        drill.federation.run(strike)
+        drill.federation.run()
     assert struck == ["node", "link"]
     assert starts["south"] >= 2
     assert (starts["north"], starts["west"]) == (1, 1)
