@@ -1,4 +1,4 @@
-"""Federated methods, one file each; `METHODS` finds them by name."""
+"""Federated methods, one file each, and their registry `METHODS`."""
 
 from fedhead.algorithm.method import METHODS
 

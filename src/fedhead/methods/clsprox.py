@@ -22,6 +22,6 @@ class ClsProx(Method):
     mu: Annotated[float, AtLeast(0)] = 0.001  # μ, weight of the proximal term
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """ℓ(w) + μ/2 ‖φ − φ_t‖²."""
+        """Return ℓ(w) + μ/2 ‖φ − φ_t‖², where φ is the classifier."""
         drift = w.part("classifier") - self.start(client).part("classifier")
         return super().loss(w, batch, client) + self.mu / 2 * drift.sq()

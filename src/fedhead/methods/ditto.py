@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the global one, held near it (Li et al., 2021)."""
+"""Ditto: personal models regularized towards the global model (Li et al., 2021)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fedhead.core.tree.tree import Tree, Weights
 @method("ditto")
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Each client also trains its own model, pulled towards the global one (Li et al., 2021).
+    """FedAvg plus a personal model per client, regularized towards the global model (Li et al., 2021).
 
-    The global model is FedAvg's, batch for batch. FedETF's experiments set λ = 0.001.
+    The global model is identical to FedAvg's. FedETF's experiments set λ = 0.001.
     """
 
-    # λ, the pull towards the global model; the paper tunes it over 0.1, 1 and 2
+    # λ, weight of the distance to the global model; the paper tunes it over 0.1, 1 and 2
     lam: Annotated[float, AtLeast(0)] = 1.0
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """The personal model v_k starts where the global one does."""
+        """Initialize the personal model v_k with the global weights."""
         return Tree(personal=w)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """First the global model's local update, then the personal model's (Algorithm 1)."""
+        """Train the global model, then the personal model (Algorithm 1)."""
         return (Phase(self.loss), Phase(self.personal_loss, on="personal"))
 
     def personal_loss(self, v: Weights, batch: Batch, client: Client) -> Tensor:
-        """h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""
+        """Return h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""
         fit = client.loss(client.apply(v, batch.x).logits, batch)
         return fit + self.lam / 2 * (v - self.start(client)).sq()
 
@@ -45,9 +45,9 @@ class Ditto(Method):
         return Reply(send=super().finish(w, client).send, keep=Tree(personal=client.state["personal"]))
 
     def personal_model(self, client: Client) -> Weights:
-        """v_k."""
+        """Return v_k."""
         return client.state["personal"]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
     def tuned_model(self, w: Weights, client: Client) -> Weights:
-        """v_k, which one more round has trained too."""
+        """Return v_k, which fine-tuning trains together with the global model."""
         return self.personal_model(client)

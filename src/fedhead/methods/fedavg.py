@@ -10,4 +10,4 @@ from fedhead.algorithm.method import Method, method
 @method("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Average the models that clients train on their own data (McMahan et al., 2017)."""
+    """Weighted average of the models that clients train on their own data (McMahan et al., 2017)."""

@@ -17,15 +17,15 @@ from fedhead.core.tree.tree import Tree, Weights
 class FedAvgM(Method):
     """FedAvg with momentum on the server (Hsu et al., 2019)."""
 
-    beta: Annotated[float, AtLeast(0), Below(1)] = 0.9  # β, momentum
-    damped: bool = True  # v ← βv + (1−β)Δ as MOON's and CCVR's experiments do; False: Hsu et al.'s v ← βv + Δ
+    beta: Annotated[float, AtLeast(0), Below(1)] = 0.9  # β, momentum of the server's update
+    damped: bool = True  # damped momentum v ← βv + (1−β)Δ, as in MOON and CCVR; False: v ← βv + Δ (Hsu et al.)
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """The model and a velocity at rest."""
+        """Initialize the model and the velocity v = 0."""
         return super().init_server(w, task).replace(velocity=w.part(*self.shared).params.zeros())
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """w ← w − v; running statistics are averaged plainly, since a variance must not overshoot below 0."""
+        """Update w ← w − v; average running statistics without momentum, which could make a variance negative."""
         old, new = server["model"], super().aggregate(server, replies, task)["model"]
         step = old.params - new.params  # Δ
         v = self.beta * server["velocity"] + ((1 - self.beta) if self.damped else 1.0) * step

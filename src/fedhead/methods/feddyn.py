@@ -19,30 +19,30 @@ from fedhead.core.tree.tree import Tree, Weights
 @method("feddyn")
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Regularize each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
+    """Dynamic regularization of each client that aligns local and global optima (Acar et al., 2021)."""
 
     alpha: Annotated[float, Above(0)] = 0.01  # α, weight of the quadratic penalty
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """The model and h = 0."""
+        """Initialize the model and h = 0."""
         return super().init_server(w, task).replace(h=w.params.zeros())
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """The gradient ∇L_k(θ_k⁰) = 0."""
+        """Initialize the gradient ∇L_k(θ_k⁰) = 0."""
         return Tree(gradient=w.params.zeros())
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + α/2 ‖θ − θᵗ‖² (Eq. 1)."""
+        """Return L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + α/2 ‖θ − θᵗ‖² (Eq. 1)."""
         linear = w.params.dot(client.state["gradient"])
         return super().loss(w, batch, client) - linear + self.alpha / 2 * (w - self.start(client)).sq()
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """∇L_k(θ_k) ← ∇L_k(θ_k) − α (θ_k − θᵗ) (Eq. 2)."""
+        """Send the model and keep ∇L_k(θ_k) ← ∇L_k(θ_k) − α (θ_k − θᵗ) (Eq. 2)."""
         gradient = client.state["gradient"] - self.alpha * (w.params - self.start(client).params)
         return Reply(send=super().finish(w, client).send, keep=Tree(gradient=gradient))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """h ← h − α/m Σ (θ_k − θᵗ); θ ← mean θ_k − h/α (Algorithm 1), both means unweighted."""
+        """Update h ← h − α/m Σ (θ_k − θᵗ) and θ ← mean θ_k − h/α (Algorithm 1) with unweighted means."""
         old, sent = server["model"], replies.mean("model", [1.0] * len(replies))
         mean = old.replace(sent)
         h = server["h"] - (self.alpha * len(replies) / task.clients) * (mean.params - old.params)

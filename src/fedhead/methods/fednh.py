@@ -25,21 +25,21 @@ PROTOTYPES = "classifier.weight"
 @method("fednh")
 @dataclass(frozen=True)
 class FedNH(Method):
-    """Spread the class prototypes evenly at first, then let them follow the clients' features (Dai et al., 2023).
+    """Evenly spread initial class prototypes that move with the clients' features (Dai et al., 2023).
 
-    The prototype head belongs to the model: logits s·cos(w_c, z), prototypes fixed in local training, s trained.
-    FedETF's experiments average the models by samples.
+    The prototype head belongs to the model: logits are s·cos(w_c, z); local training updates s but not the prototypes.
+    FedETF's experiments use `average_over="samples"`.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
-    rho: Annotated[float, AtLeast(0), AtMost(1)] = 0.9  # ρ, how much of a prototype stays in a round
-    average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
+    rho: Annotated[float, AtLeast(0), AtMost(1)] = 0.9  # ρ, momentum of the prototypes from round to round
+    average_over: Literal["clients", "samples"] = "clients"  # unit of equal weight in the averaged model
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Send the model and μ_k,c, the unit means of unit features, weighed by the class counts."""
+        """Send the model and the prototypes μ_k,c (normalized means of normalized features) times the class counts."""
         reply = super().finish(w, client)
         means = F.normalize(class_sums(client, w, lambda out: F.normalize(out.z, dim=-1)), dim=1)
         return Reply(
@@ -47,16 +47,16 @@ class FedNH(Method):
         )
 
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
-        """Refuse prototypes of more samples than the client has, or of none, and means that are longer than 1."""
+        """Check that counts match the client's samples and that no mean of unit features is longer than 1."""
         check_counts("its prototypes", sent["counts"], samples, sent["prototypes"])
         if bool((sent["prototypes"].norm(dim=1) > sent["counts"] * (1 + 1e-3)).any()):
             raise BadInput("a mean of unit features is longer than 1")
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """w_c ← ρ w_c + (1−ρ) μ_c, both of unit norm, and unit norm again; a class that nobody holds stays."""
+        """Update w_c ← ρ w_c + (1−ρ) μ_c and normalize it; classes without samples keep their prototype."""
         shares = [1.0] * len(replies) if self.average_over == "clients" else None
         model = server["model"].replace(replies.mean("model", shares))
         old, mean = model[PROTOTYPES], F.normalize(cast(Tensor, replies.sum("prototypes")), dim=1)
         new = F.normalize(self.rho * old + (1 - self.rho) * mean, dim=1)
-        held = cast(Tensor, replies.sum("counts")) > 0
-        return server.replace(model=model.replace({PROTOTYPES: torch.where(held.unsqueeze(1), new, old)}))
+        present = cast(Tensor, replies.sum("counts")) > 0
+        return server.replace(model=model.replace({PROTOTYPES: torch.where(present.unsqueeze(1), new, old)}))

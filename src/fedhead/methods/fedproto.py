@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 @method("fedproto")
 @dataclass(frozen=True)
 class FedProto(LocalOnly):
-    """Pull each client's features towards the mean prototypes of all; models stay with the clients (Tan et al., 2022).
+    """Features pulled towards shared class prototypes; models stay with the clients (Tan et al., 2022).
 
-    Clients may differ in architecture as long as their features have one dimension. FedETF's experiments set
-    λ = 0.1 and predict by logits. Both their code and the authors' average over clients.
+    Clients may differ in architecture if their features have the same dimension. FedETF's experiments set
+    λ = 0.1 and predict by logits. Their code and the authors' code both use `average_over="clients"`.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")
-    # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
+    # λ, weight of the distance to the prototypes (Eq. 7); the paper uses 1, and 0.1 for CIFAR
     lam: Annotated[float, AtLeast(0)] = 1.0
-    predict_by: Literal["prototypes", "logits"] = "prototypes"  # the nearest prototype, or the classifier
-    average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
+    predict_by: Literal["prototypes", "logits"] = "prototypes"  # rule of prediction: nearest prototype or classifier
+    average_over: Literal["samples", "clients"] = "samples"  # unit of equal weight in a prototype (Eq. 6)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse features of different dimensions."""
+        """Check that all models have the same feature dimension."""
         super().check(models, federation)
         sizes = sorted({model.features for model in models})
         if len(sizes) > 1:
@@ -59,13 +59,13 @@ class FedProto(LocalOnly):
             )
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """No prototype has been seen yet."""
+        """Initialize the prototypes to zero and mark them as unseen."""
         like = next(iter(w.values()))
         zeros = like.new_zeros(task.classes, task.model.features)
         return Tree(prototypes=Tree(mean=zeros, seen=zeros[:, 0].clone()))
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """L_S + λ L_R (Eq. 7), the distance taken sample by sample, as the mean square over the dimensions."""
+        """Return L_S + λ L_R (Eq. 7); L_R is the mean squared distance of each sample to its class prototype."""
         out, prototypes = client.apply(w, batch.x), client.received["prototypes"]
         feature = prototype_space(client.task.model)(out)
         distance = (feature - prototypes["mean"][batch.y]).square().mean(-1)
@@ -73,28 +73,28 @@ class FedProto(LocalOnly):
         return client.loss(out.logits, batch) + self.lam * pull
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3), sent as sums that add up."""
+        """Send C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3) as sums and counts."""
         sums, counts = class_sums(client, w, prototype_space(client.task.model)), client.counts
         if self.average_over == "clients":
             sums, counts = sums / counts.clamp_min(1).unsqueeze(1), (counts > 0).to(counts.dtype)
         return Reply(send=Tree(sums=sums, counts=counts), keep=Tree(own=w))
 
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
-        """Refuse prototypes of more samples than the client has, or of none."""
+        """Check that the prototypes' counts match the client's samples."""
         check_counts("its prototypes", sent["counts"], samples, sent["sums"])
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """The mean prototype of each class over those who hold it (Eq. 6); a class that nobody held stays as it was."""
+        """Average the prototypes of each class (Eq. 6); classes without samples keep their prototype."""
         old = server["prototypes"]
         sums, counts = cast(Tensor, replies.sum("sums")), cast(Tensor, replies.sum("counts"))
-        held = counts > 0
-        mean = torch.where(held.unsqueeze(1), sums / counts.clamp_min(1).unsqueeze(1), old["mean"])
-        return server.replace(prototypes=Tree(mean=mean, seen=torch.maximum(old["seen"], held.to(mean.dtype))))
+        present = counts > 0
+        mean = torch.where(present.unsqueeze(1), sums / counts.clamp_min(1).unsqueeze(1), old["mean"])
+        return server.replace(prototypes=Tree(mean=mean, seen=torch.maximum(old["seen"], present.to(mean.dtype))))
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """The class of the nearest prototype (Eq. 8), or the logits."""
+        """Return negative distances to the prototypes (Eq. 8), or the logits."""
         out, prototypes = client.apply(w, x, train=False), client.received["prototypes"]
         if self.predict_by == "logits":
             return out.logits
-        near = -torch.cdist(prototype_space(client.task.model)(out), prototypes["mean"])
-        return near.masked_fill(prototypes["seen"] == 0, -torch.inf)
+        scores = -torch.cdist(prototype_space(client.task.model)(out), prototypes["mean"])
+        return scores.masked_fill(prototypes["seen"] == 0, -torch.inf)

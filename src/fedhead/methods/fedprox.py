@@ -22,5 +22,5 @@ class FedProx(Method):
     mu: Annotated[float, AtLeast(0)] = 0.01  # μ, weight of the proximal term (Eq. 2)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """F_k(w) + μ/2 ‖w − w_t‖²."""
+        """Return F_k(w) + μ/2 ‖w − w_t‖²."""
         return super().loss(w, batch, client) + self.mu / 2 * (w - self.start(client)).sq()

@@ -25,38 +25,39 @@ from fedhead.core.tree.tree import Tree, Weights
 @method("fedrod")
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """Two predictors on one extractor: a balanced generic head, averaged, and a personal one (Chen and Chao, 2022)."""
+    """Two heads on one extractor: an averaged generic head and a personal one (Chen and Chao, 2022)."""
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     own_loss: ClassVar[bool] = True
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts in the balanced softmax
-    # classes that a client lacks: counted once, as FedETF's public code does, or out of the softmax; see docs/fedetf.md
+    # treatment of classes without samples at a client: one counts each once, as FedETF's public code; mask removes them
+    # from the softmax; see docs/fedetf.md
     absent: Literal["mask", "one"] = "one"
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """A linear personal head that adds nothing yet."""
+        """Initialize a linear personal head with zeros, which adds nothing to the logits."""
         like = next(iter(w.values()))
         size, features = task.classes, task.model.features
-        own = {"personal.weight": like.new_zeros(size, features), "personal.bias": like.new_zeros(size)}
-        return Tree(own=Weights(own))
+        head = {"personal.weight": like.new_zeros(size, features), "personal.bias": like.new_zeros(size)}
+        return Tree(own=Weights(head))
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """The model and the personal head together."""
+        """Train the model and the personal head together."""
         return (Phase(self.loss, trains=(*PARTS, "personal")),)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """ℓ_BSM of the generic logits + ℓ of generic plus personal ones, which teaches the personal head alone."""
+        """Return ℓ_BSM(generic logits) + ℓ(generic + personal logits); only the personal head learns from the second."""
         out = client.apply(w.part(*PARTS), batch.x)
         generic = balanced_softmax(out.logits, batch.y, batch.weight, client.counts, self.gamma, self.absent)
         both = out.logits.detach() + self.personal_logits(w, out.z.detach(), client)
         return generic + cross_entropy(both, batch.y, batch.weight)
 
     def personal_logits(self, w: Weights, z: Tensor, client: Client) -> Tensor:
-        """What the personal head adds."""
+        """Return the personal head's logits."""
         return F.linear(z, w["personal.weight"], w["personal.bias"])
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """The sum of both heads' logits."""
+        """Return the sum of both heads' logits."""
         out = client.apply(w.part(*PARTS), x, train=False)
         return out.logits + self.personal_logits(w, out.z, client)
 
@@ -64,13 +65,13 @@ class FedRoD(Method):
 @method("fedrod_hyper")
 @dataclass(frozen=True)
 class FedRoDHyper(FedRoD):
-    """FedRoD whose personal heads come from one shared hypernetwork, given a client's class distribution."""
+    """FedRoD with a shared hypernetwork that generates personal heads from class distributions."""
 
     shared: ClassVar[tuple[str, ...]] = (*PARTS, "personal")
-    hidden: Annotated[int, AtLeast(1)] = 32  # width of the hypernetwork's one hidden layer
+    hidden: Annotated[int, AtLeast(1)] = 32  # width of the hypernetwork's hidden layer
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """The model and the hypernetwork H_ν; its last layer starts at 0, so that personal heads add nothing yet."""
+        """Initialize the model and the hypernetwork H_ν; its last layer is 0, so personal heads start at 0."""
         like, size = next(iter(w.values())), task.classes * (task.model.features + 1)
         generator = random.generator(random.key(task.seed, "fedrod"))
         first = (torch.rand(self.hidden, task.classes, generator=generator) * 2 - 1) / math.sqrt(task.classes)
@@ -83,16 +84,16 @@ class FedRoDHyper(FedRoD):
         return Tree(model=w.replace(network))
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """Nothing is kept: the head follows from the class distribution."""
+        """Return an empty state: the hypernetwork generates the personal head."""
         return Tree()
 
     def personal_logits(self, w: Weights, z: Tensor, client: Client) -> Tensor:
-        """φ_k = H_ν(a_k), a linear head from the client's class distribution a_k."""
+        """Return the logits of φ_k = H_ν(a_k), a linear head generated from the class distribution a_k."""
         share = client.counts / client.samples
         code = F.relu(F.linear(share, w["personal.0.weight"], w["personal.0.bias"]))
         head = F.linear(code, w["personal.1.weight"], w["personal.1.bias"]).reshape(client.task.classes, -1)
         return F.linear(z, head[:, :-1], head[:, -1])
 
     def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """The model with its generic head."""
+        """Return the model with its generic head."""
         return cast(Weights, server["model"].part(*PARTS))

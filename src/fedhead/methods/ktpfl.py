@@ -35,32 +35,32 @@ _WITHOUT_EFFECT = {
 @method("ktpfl")
 @dataclass(frozen=True)
 class KTpFL(Method):
-    """Distil all clients' knowledge into each, mixed by coefficients that are learned (Zhang et al., 2021).
+    """Distillation of all clients' knowledge into each client, mixed by learned coefficients (Zhang et al., 2021).
 
-    A client's knowledge is what it says of public samples, softened; with `share="all"` ("+weight", for one
-    architecture) it is the model itself, and the client goes on from its mixture. What its paper does in two exchanges
-    is one here: a client trains, sends its knowledge, and is distilled into at the start of its next round.
+    A client's knowledge is its soft predictions on public samples. With `share="all"` ("+weight", for one
+    architecture) it is the model itself, and the client starts from the mixture of models. The paper's two exchanges
+    per round are one here: a client trains, sends its knowledge, and distils at the start of its next round.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ()
-    temperature: Annotated[float, Above(0)] = 10.0  # T, of the soft predictions
-    penalty: Annotated[float, AtLeast(0)] = 0.7  # ρ, weight of the pull of the coefficients to 1/K
-    # η₃, the step of the coefficients; None: the public code's (`step_size`)
+    temperature: Annotated[float, Above(0)] = 10.0  # T, temperature of the soft predictions
+    penalty: Annotated[float, AtLeast(0)] = 0.7  # ρ, weight of the penalty that pulls the coefficients towards 1/K
+    # η₃, learning rate of the coefficients; None: the public code's (`step_size`)
     coefficient_lr: Annotated[float, Above(0)] | None = None
-    sharpness: Annotated[float, Above(0)] = 5.0  # the coefficients' rows are softmax(sharpness · c)
-    distillation_epochs: Annotated[int, AtLeast(1)] = 1  # passes over the public data
-    distillation_batch: Annotated[int, AtLeast(1)] = 256  # public samples per step
-    # mse: the mean square of softmax(f_k(x)) minus the target, as in FedClassAvg's code
+    sharpness: Annotated[float, Above(0)] = 5.0  # sharpness s of the coefficients softmax(s · c)
+    distillation_epochs: Annotated[int, AtLeast(1)] = 1  # epochs of distillation on the public data
+    distillation_batch: Annotated[int, AtLeast(1)] = 256  # public samples per distillation step
+    # distillation loss; mse: mean squared difference of softmax(f_k(x)) and the target, as in FedClassAvg's code
     distillation_loss: Literal["kl", "mse"] = "kl"
-    # local epochs of the first round, in which there is nothing to distil yet; None: the run's
+    # local epochs of the first round, which has no distillation; None: the run's
     initial_epochs: Annotated[int, AtLeast(1)] | None = None
-    share: Literal["predictions", "all"] = "predictions"  # soft predictions on public data, or whole models
-    # with share=all: how far towards its mixture a client's model is moved
+    share: Literal["predictions", "all"] = "predictions"  # shared knowledge: soft predictions, or whole models
+    # share of the way from the client's model to its mixture, with share=all
     transfer: Annotated[float, AtLeast(0), AtMost(1)] = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse options that what is shared leaves without effect."""
+        """Refuse options that have no effect with the chosen `share`."""
         super().__post_init__()
         for field in dataclasses.fields(self):
             if field.name in _WITHOUT_EFFECT[self.share] and getattr(self, field.name) != field.default:
@@ -71,11 +71,11 @@ class KTpFL(Method):
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Nothing is averaged by name, but mixing whole models needs one architecture."""
+        """Whole models with `share="all"`, which needs one architecture; otherwise nothing."""
         return PARTS if self.share == "all" else ()
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """There must be public samples to speak of."""
+        """Check that the federation has public samples if predictions are shared."""
         super().check(models, federation)
         if self.share == "predictions" and federation.public is None:
             raise BadInput(
@@ -85,29 +85,29 @@ class KTpFL(Method):
 
     # -- server -----------------------------------------------------------------------------------
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """No knowledge yet, and the same trust in everyone: c_kl = 1/K."""
+        """Initialize empty knowledge and the coefficients c_kl = 1/K."""
         like = next(iter(w.values()))
         return Tree(knowledge=Tree(), coefficients=like.new_full((task.clients, task.clients), 1 / task.clients))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Take in the new knowledge, then learn the coefficients of those who sent it."""
+        """Merge the new knowledge and update the coefficients of the clients that sent it."""
         new = {str(k): sent["knowledge"] for k, sent in zip(replies.clients, replies.sent, strict=True)}
         merged = {**server["knowledge"], **new}
         knowledge = Tree({str(k): merged[str(k)] for k in sorted(map(int, merged))})
         return Tree(knowledge=knowledge, coefficients=self.learn(server["coefficients"], knowledge, replies.clients))
 
     def learn(self, c: Tensor, knowledge: Tree, clients: Sequence[int]) -> Tensor:
-        """c_k ← softmax(s · (c_k − η₃ ∇[ MSE(S_k, Σ_l c_kl S_l) + ρ MSE(c_k, 1/K) ])) for these clients' rows.
+        """Update c_k ← softmax(s · (c_k − η₃ ∇[ MSE(S_k, Σ_l c_kl S_l) + ρ MSE(c_k, 1/K) ])) for the given clients.
 
-        s is the sharpness: the softmax of such small numbers alone would stay close to 1/K. The gradient needs the
-        inner products of the clients' knowledge alone. Who has sent nothing yet has weight 0.
+        s is the sharpness: without it the softmax of such small numbers stays close to 1/K. The gradient needs only the
+        inner products of the clients' knowledge. Clients that have sent nothing yet have weight 0.
         """
         known = [int(k) for k in knowledge]
-        place = [known.index(k) for k in clients]
+        positions = [known.index(k) for k in clients]
         gram = _inner_products(knowledge)
         rows = c[list(clients)][:, known]
         rows = rows / rows.sum(dim=1, keepdim=True)
-        gradient = 2 * (rows @ gram - gram[place]) + 2 * self.penalty / len(known) * (rows - 1 / len(known))
+        gradient = 2 * (rows @ gram - gram[positions]) + 2 * self.penalty / len(known) * (rows - 1 / len(known))
         lr = step_size(gradient) if self.coefficient_lr is None else self.coefficient_lr
         rows = torch.softmax(self.sharpness * (rows - lr * gradient), dim=1)
         spread = c.new_zeros(len(clients), len(c))
@@ -117,7 +117,7 @@ class KTpFL(Method):
         return new
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """The client's own mixture Σ_l c_kl S_l of what is known."""
+        """Return the client's mixture Σ_l c_kl S_l of the knowledge so far."""
         knowledge = server["knowledge"]
         if not knowledge:
             return Tree()
@@ -126,18 +126,18 @@ class KTpFL(Method):
 
     # -- client -----------------------------------------------------------------------------------
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """The client's model."""
+        """Keep the client's model."""
         return Tree(own=w)
 
     def start(self, client: Client) -> Weights:
-        """Go on from the client's own model, or from the mixture of models."""
+        """Start from the client's own model, or from the mixture of models."""
         own = cast(Weights, client.state["own"])
         if self.share == "predictions" or "target" not in client.received:
             return own
         return own.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), client.received["target"])
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """Distil what the others know, once there is something; then train on the client's own data."""
+        """Distil from the second round on, then train on the client's data."""
         private = [Phase(self.loss)]
         if self.initial_epochs is not None:
             private = [Phase(self.loss, epochs=self.initial_epochs, ends=1), Phase(self.loss, begins=2)]
@@ -149,7 +149,7 @@ class KTpFL(Method):
         return (public, *private)
 
     def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples, or the mean square."""
+        """Return KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples, or the mean squared error."""
         target = client.received["target"]["soft"][batch.rows]
         logits = client.apply(w, batch.x).logits
         if self.distillation_loss == "mse":
@@ -166,30 +166,30 @@ class KTpFL(Method):
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """There is none: each client has its own."""
+        """Return None: each client has its own model."""
         return None
 
     def personal_model(self, client: Client) -> Weights:
-        """The local model after training."""
+        """Return the trained local model."""
         return cast(Weights, client.state["own"])
 
 
 def step_size(gradient: Tensor) -> Tensor:
-    """η₃ of the public code for each row [K, 1]: 5ⁿ, −5 ≤ n ≤ 5, that makes a coefficient's mean step 0.01 to 0.05.
+    """Return the public code's η₃ for each row, [K, 1]: 5ⁿ with −5 ≤ n ≤ 5, for a mean step of 0.01 to 0.05.
 
-    Soft predictions differ by little and the gradient with them: one step size for all would leave them at 1/K.
+    Soft predictions differ by little, so gradients are small: with one step size the coefficients would stay at 1/K.
     """
     mean = gradient.abs().mean(dim=1, keepdim=True)
     return 5 ** torch.ceil(torch.log(0.01 / mean) / math.log(5)).clamp(-5, 5)
 
 
 def _inner_products(knowledge: Tree) -> Tensor:
-    """⟨S_k, S_l⟩ / |S| of all pairs; of models the sum over parameters, each divided by its size."""
+    """Return ⟨S_k, S_l⟩ / |S| of all pairs; for models the sum over parameters, each divided by its size."""
     parts = [k.params if isinstance(k, Weights) else k for k in knowledge.values()]
     total: Tensor | None = None
     for name in parts[0]:
         rows = torch.stack([part[name].flatten() for part in parts])
         product = rows @ rows.T / rows.shape[1]
         total = product if total is None else total + product
-    assert total is not None, "asked only when there is knowledge"
+    assert total is not None, "called only with knowledge"
     return total

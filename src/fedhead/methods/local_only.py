@@ -1,4 +1,4 @@
-"""Local training alone: every client on its own, the floor that each federated method must beat."""
+"""Local training without communication: the baseline that every federated method must beat."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedhead.core.tree.tree import Tree, Weights
 @method("local")
 @dataclass(frozen=True)
 class LocalOnly(Method):
-    """Train every client on its own data alone; nothing is sent."""
+    """Local training on each client's own data, without communication."""
 
     shared: ClassVar[tuple[str, ...]] = ()
     broadcast: ClassVar[tuple[str, ...]] = ()
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """The server has nothing to hold."""
+        """Return an empty state."""
         return Tree()
 
     def start(self, client: Client) -> Weights:
-        """Go on from the client's own model."""
+        """Start from the client's own model."""
         return client.state["own"]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
     def finish(self, w: Weights, client: Client) -> Reply:
@@ -33,5 +33,5 @@ class LocalOnly(Method):
         return Reply(send=Tree(), keep=Tree(own=w))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Nothing arrives."""
+        """Return the state unchanged."""
         return server

@@ -21,17 +21,17 @@ from fedhead.core.tree.tree import Tree, Weights
 @method("moon")
 @dataclass(frozen=True)
 class Moon(Method):
-    """Pull local features towards the global model's and away from the last local model's (Li et al., 2021)."""
+    """Contrastive loss: features near the global model's and far from the last local model's (Li et al., 2021)."""
 
     mu: Annotated[float, AtLeast(0)] = 1.0  # μ, weight of the contrastive term
-    temperature: Annotated[float, Above(0)] = 0.5  # τ
+    temperature: Annotated[float, Above(0)] = 0.5  # τ, temperature of the contrastive term
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """No previous model yet: a place for it, and a switch that keeps the contrast off in the first round."""
+        """Add a placeholder for the previous model and a flag that disables the contrast in the first round."""
         return super().init_client(w, task).replace(previous=w, seen=torch.zeros_like(next(iter(w.values())).sum()))
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """ℓ_sup + μ ℓ_con (Eq. 3 and 4); the contrast is taken on z, the projected features."""
+        """Return ℓ_sup + μ ℓ_con (Eq. 3 and 4); ℓ_con compares z, the projected features."""
         out = client.apply(w, batch.x)
         with torch.no_grad():
             towards = client.apply(self.start(client), batch.x, train=False).z
@@ -41,6 +41,6 @@ class Moon(Method):
         return client.loss(out.logits, batch) + self.mu * seen * contrast
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Keep the local model as the next round's previous one."""
+        """Keep the local model as the previous model of the next round."""
         reply = super().finish(w, client)
         return Reply(reply.send, reply.keep.replace(previous=w, seen=torch.ones_like(client.state["seen"])))
