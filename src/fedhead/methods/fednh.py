@@ -36,7 +36,7 @@ class FedNH(Method):
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     rho: Annotated[float, AtLeast(0), AtMost(1)] = 0.9  # ρ, momentum of the prototypes from round to round
-    average_over: Literal["clients", "samples"] = "clients"  # unit of equal weight in the averaged model
+    average_over: Literal["clients", "samples"] = "clients"  # equal weight per client or per sample in the mean model
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the model and the prototypes μ_k,c (normalized means of normalized features) times the class counts."""

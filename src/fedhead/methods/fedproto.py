@@ -44,7 +44,7 @@ class FedProto(LocalOnly):
     # λ, weight of the distance to the prototypes (Eq. 7); the paper uses 1, and 0.1 for CIFAR
     lam: Annotated[float, AtLeast(0)] = 1.0
     predict_by: Literal["prototypes", "logits"] = "prototypes"  # rule of prediction: nearest prototype or classifier
-    average_over: Literal["samples", "clients"] = "samples"  # unit of equal weight in a prototype (Eq. 6)
+    average_over: Literal["samples", "clients"] = "samples"  # equal weight per sample or per client (Eq. 6)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check that all models have the same feature dimension."""

@@ -46,7 +46,7 @@ class FedRoD(Method):
         return (Phase(self.loss, trains=(*PARTS, "personal")),)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Return ℓ_BSM(generic logits) + ℓ(generic + personal logits); only the personal head learns from the second."""
+        """Return ℓ_BSM(generic) + ℓ(generic + personal logits); the second term trains only the personal head."""
         out = client.apply(w.part(*PARTS), batch.x)
         generic = balanced_softmax(out.logits, batch.y, batch.weight, client.counts, self.gamma, self.absent)
         both = out.logits.detach() + self.personal_logits(w, out.z.detach(), client)

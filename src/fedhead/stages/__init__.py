@@ -1,4 +1,4 @@
-"""Stages, what happens after the rounds, one file each; `STAGES` finds them by name."""
+"""Stages that follow the rounds, one file each, and their registry `STAGES`."""
 
 from fedhead.algorithm.stage import STAGES
 

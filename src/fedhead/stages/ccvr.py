@@ -37,42 +37,42 @@ if TYPE_CHECKING:
 @stage("ccvr")
 @dataclass(frozen=True)
 class CCVR(StatisticsStage):
-    """Train the classifier anew on features drawn from the clients' class statistics (Luo et al., 2021, Algorithm 1).
+    """Classifier retraining on features drawn from the clients' class statistics (Luo et al., 2021, Algorithm 1).
 
-    Where clients differ in architecture, each architecture has its own statistics and calibrated classifier.
-    The paper's sizes are 2000 features per class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
+    With several architectures, each has its own statistics and calibrated classifier.
+    The paper uses 2000 features per class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for Dirichlet(0.5).
     """
 
-    samples: Annotated[int, AtLeast(1)] = 2000  # M_c, virtual features per class
-    proportional: bool = False  # M_c in proportion to N_c/|D|, `samples` per class on average
-    epochs: Annotated[int, AtLeast(0)] = 10  # of training the classifier on them
+    samples: Annotated[int, AtLeast(1)] = 2000  # M_c, number of virtual features per class
+    proportional: bool = False  # M_c proportional to N_c/|D|, with `samples` per class on average
+    epochs: Annotated[int, AtLeast(0)] = 10  # epochs of training the classifier
     lr: Annotated[float, Above(0)] = 1e-3  # learning rate of SGD
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # of SGD
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # virtual features per step
-    # The paper applies ReLU and Tukey's transformation but not where: to the real features before their statistics
-    # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all: the
-    # default, as none of the others was measured to be better (docs/ccvr.md). The paper's tables here have real.
+    # place of ReLU and Tukey's transformation, which the paper does not state: real features, before their statistics
+    # and in testing (real); virtual features and testing (both); virtual features only (virtual); nowhere (none). No
+    # choice was measured to be better than the default (docs/ccvr.md). The reproduced paper tables use real.
     tukey: Tukey = "none"
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
-    covariance: Literal["full", "diagonal", "low-rank"] = "full"  # what clients send of Σ_c
-    rank: Annotated[int, AtLeast(0)] = 16  # of a low-rank covariance; its diagonal stays exact
-    free: bool = False  # calibrate also a head that is fixed or not linear in the features
+    covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form in which clients send Σ_c
+    rank: Annotated[int, AtLeast(0)] = 16  # rank of a low-rank covariance; its diagonal stays exact
+    free: bool = False  # calibration also of heads that are fixed or not linear in the features
 
     @property
     def kind(self) -> Kind:
-        """A low rank is made of full covariances."""
+        """Full covariances, also for low-rank ones, which are computed from them."""
         return "diagonal" if self.covariance == "diagonal" else "full"
 
     def on_method(self, method: Method) -> Self:
-        """Refuse methods whose clients have no features in common."""
+        """Check that the method's clients share features."""
         bound = super().on_method(method)
-        if self.covariance == "low-rank":  # factors of covariances don't add up
+        if self.covariance == "low-rank":  # factors of covariances can't be summed
             object.__setattr__(bound, "sums", ())
         return bound
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse heads that can't be calibrated."""
+        """Check that the heads can be calibrated."""
         super().check(models, federation)
         for model in models:
             check_head(model, self.free, "ccvr")
@@ -81,18 +81,18 @@ class CCVR(StatisticsStage):
 
     # -- client -----------------------------------------------------------------------------------
     def transformed(self, z: Tensor) -> Tensor:
-        """Transform the real features, if that is where Tukey's transformation goes."""
+        """Apply Tukey's transformation to the real features if `tukey="real"`."""
         return tukey(z, self.power) if self.tukey == "real" else z
 
     def collect(self, w: Weights, client: Client) -> Tree:
-        """Sum up the features (Eq. 2), and reduce the sums to a low rank where that is asked for."""
+        """Sum the features (Eq. 2) and factorize the sums if the covariance is low-rank."""
         total = super().collect(w, client)
         if self.covariance == "low-rank":
             total = low_rank_sums(total["count"], total["sum"], total["outer"], self.rank)
         return total
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Send the class statistics, and the head where the server has none to start from."""
+        """Send the class statistics, and the head if the method does not share it."""
         reply = super().finish(w, client)
         if "classifier" in self.method.shared:
             return reply
@@ -101,11 +101,11 @@ class CCVR(StatisticsStage):
     # -- server -----------------------------------------------------------------------------------
     @property
     def adds_up(self) -> bool:
-        """Factors of covariances don't add up, and the mean of heads is no plain sum."""
+        """False for factors of covariances and for heads averaged by samples, which are not plain sums."""
         return bool(self.sums) and "classifier" in self.method.shared
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Merge the statistics (Eq. 3 and 4), draw virtual features, train the head on them."""
+        """Merge the statistics (Eq. 3 and 4), draw virtual features and train the head on them."""
         merged = self.merge(replies)
         if "classifier" in self.method.shared:
             head = server["model"].part("classifier")
@@ -114,7 +114,7 @@ class CCVR(StatisticsStage):
         return cast(Tree, head.replace(self.calibrate(task.model, head, merged, task.seed)))
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
-        """The head after training on virtual features, as the classifier's entries that were trained."""
+        """Return the classifier's trained entries after training on virtual features."""
         counts = virtual_counts(statistics.count, self.samples, self.proportional)
         params = cast(Weights, head).params
         transformed = self.tukey in ("both", "virtual")
@@ -130,11 +130,11 @@ class CCVR(StatisticsStage):
 
     # -- models -----------------------------------------------------------------------------------
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
-        """The head's scores, of transformed features where testing transforms them."""
+        """Return the head's scores, on transformed features if testing transforms them."""
         if self.tukey not in ("real", "both"):
             return out.logits
         return classify(task.model, w, tukey(out.z, self.power))
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """As the global model does."""
+        """Return the same scores as for the global model."""
         return self.scores(client.apply(w, x, train=False), w, client.task)

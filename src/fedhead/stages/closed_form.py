@@ -1,4 +1,4 @@
-"""Heads in closed form: one message per client, and the head that training on all features in one place would give."""
+"""Closed-form heads: one message per client gives the head of the pooled features of all clients."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
 
-ALL_CLIENTS, MEMBERS = "all_clients", "members"  # in the server's state: the merged sums, and whose they are
-NEVER = -1e9  # the score of a class that is never predicted
+ALL_CLIENTS, MEMBERS = "all_clients", "members"  # entries of the server's state: merged sums and their clients
+NEVER = -1e9  # score of a class that is never predicted
 
 
 @dataclass(frozen=True)
 class ClosedFormHead(StatisticsStage):
-    """A head that is computed from merged statistics, without training; it replaces the classifier, whatever that is.
+    """Head computed from merged statistics without training; it replaces the model's classifier.
 
-    It follows the rounds of any method, or stands alone with `rounds: 0` on a model that comes with its weights.
+    It follows the rounds of any method, or is used alone with `rounds: 0` on a pretrained model.
 
     Args:
-        absent: What to do about a class that no client has samples of: refuse it, or never predict it.
+        absent: Treatment of a class without samples at any client: refuse it, or never predict it.
     """
 
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
-    kept_for: str = field(default="", repr=False, kw_only=True)  # the stage that the server keeps the sums for
+    kept_for: str = field(default="", repr=False, kw_only=True)  # stage for which the server keeps the sums
 
     @property
     def given_name(self) -> str:
-        """The stage that the user asked for, which errors name."""
+        """Name of the stage in error messages: the one that the user requested."""
         return self.kept_for or self.name
 
     def check_counts(self, count: Tensor) -> None:
-        """Refuse a class without samples, unless such classes are never to be predicted."""
+        """Check that every class has samples, unless `absent="never"`."""
         for c in torch.nonzero(count == 0).flatten().tolist() if self.absent == "refuse" else ():
             raise BadInput(
                 f"{self.given_name}: no client has a sample of class {c}: leave the class out of the data, or set "
@@ -52,20 +52,20 @@ class ClosedFormHead(StatisticsStage):
 
     @property
     def adds_up(self) -> bool:
-        """The head needs only the sums over all clients of an architecture, where clients send sums."""
+        """True if clients send sums: the head needs only their total per architecture."""
         return bool(self.sums)
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Compute the heads, and keep the sums where personal heads are to be computed from them."""
+        """Compute the heads, and keep the sums if personal heads are computed from them."""
         server = super().aggregate(server, replies, task)
         if not self.kept_for:
             return server
-        found = {name: self.merge(own) for name, own in by_architecture(replies).items()}
-        merged = Tree({name: one.tree().replace(self.chosen(one)) for name, one in found.items()})
-        return server.replace({ALL_CLIENTS: merged, MEMBERS: torch.tensor(list(replies.clients))})
+        merged = {name: self.merge(group) for name, group in by_architecture(replies).items()}
+        sums = Tree({name: total.tree().replace(self.chosen(total)) for name, total in merged.items()})
+        return server.replace({ALL_CLIENTS: sums, MEMBERS: torch.tensor(list(replies.clients))})
 
     def chosen(self, statistics: Statistics) -> Tree:
-        """Return the settings that were chosen by the statistics, by name."""
+        """Return the named parameters that are chosen from the statistics."""
         return Tree()
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -73,48 +73,48 @@ class ClosedFormHead(StatisticsStage):
         return self.as_classifier(self.fit(self.merge(replies)), task)
 
     def as_classifier(self, head: Tree, task: Task) -> Tree:
-        """Return a head under the classifier's full names, in the type of the model."""
+        """Return a head with the classifier's full parameter names, in the model's dtype."""
         return Tree({f"classifier.{name}": t.to(next(task.model.parameters()).dtype) for name, t in head.items()})
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
-        """Return the head of the statistics of several clients; see `fit`."""
+        """Fit the head to the statistics of several clients; see `fit`."""
         return self.fit(merge(parts))
 
     def fit(self, statistics: Statistics) -> Tree:
-        """Return the head of merged statistics.
+        """Fit the head to merged statistics.
 
         Args:
-            statistics: Statistics of all clients together, of the kind that the stage collects.
+            statistics: Merged statistics of all clients, of the stage's `kind`.
 
         Returns:
-            The parameters of the head in float64, with one row per class.
+            Parameters of the head in float64, with one row per class.
 
         Raises:
             BadInput: If a class has no samples, or the system has no unique solution.
         """
         self.check_counts(statistics.count)
-        there = torch.nonzero(statistics.count > 0).flatten()
-        if not len(there):
+        present = torch.nonzero(statistics.count > 0).flatten()
+        if not len(present):
             raise BadInput(f"{self.given_name}: the statistics hold no samples of any class")
-        found = self.solve(statistics.of_classes(there), there.tolist())
-        if len(there) == statistics.classes:
-            return found
-        rows = {name: t.new_zeros(statistics.classes, *t.shape[1:]) for name, t in found.items()}
+        head = self.solve(statistics.of_classes(present), present.tolist())
+        if len(present) == statistics.classes:
+            return head
+        rows = {name: t.new_zeros(statistics.classes, *t.shape[1:]) for name, t in head.items()}
         rows["bias"] += NEVER
-        return Tree({name: t.index_copy(0, there, found[name]) for name, t in rows.items()})
+        return Tree({name: t.index_copy(0, present, head[name]) for name, t in rows.items()})
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
-        """Return the head of classes that all have samples: `weight` [C, d] and `bias` [C] in float64.
+        """Solve for the head of classes that all have samples: `weight` [C, d] and `bias` [C] in float64.
 
         Args:
-            statistics: Statistics of these classes.
-            numbers: Their numbers, for error messages.
+            statistics: Statistics of the classes.
+            numbers: Class numbers, for error messages.
         """
         raise NotImplementedError
 
     # -- models -----------------------------------------------------------------------------------
     def architecture(self, model: SplitModel) -> SplitModel:
-        """Return the model with a plain linear layer for a classifier."""
+        """Return the model with a linear layer as its classifier."""
         if type(model.classifier) is nn.Linear and model.classifier.bias is not None:
             return model
         return with_classifier(model, _blank_linear(model.features, model.classes))
@@ -124,22 +124,22 @@ class ClosedFormHead(StatisticsStage):
         return F.linear(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
-        """Return the model with the new head alone: the old classifier may have other entries."""
+        """Return the model with the new head and without the old classifier, whose entries may differ."""
         return super().under(w.without("classifier"), heads, task)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """Return the new head's scores, whatever classifier the client's architecture has."""
+        """Return the new head's scores for any classifier of the client's architecture."""
         return self.logits(w, client.apply(w.without("classifier"), x, train=False).z)
 
 
 def _blank_linear(features: int, classes: int) -> nn.Linear:
-    """Return a linear layer without first weights, for which no random numbers are drawn."""
-    made: nn.Linear = nn.utils.skip_init(nn.Linear, features, classes)  # type: ignore[no-untyped-call]  # torch's
-    return made
+    """Return an uninitialized linear layer, which draws no random numbers."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, features, classes)  # type: ignore[no-untyped-call]  # torch's
+    return layer
 
 
 def with_classifier(model: SplitModel, classifier: nn.Module) -> SplitModel:
-    """Return a model that shares all parts with another one but its classifier."""
-    made = SplitModel(model.extractor, classifier, model.projection)
-    made.origin, made.kept_width = model.origin, model.kept_width
-    return made
+    """Return a model with another classifier that shares all other parts."""
+    new = SplitModel(model.extractor, classifier, model.projection)
+    new.origin, new.kept_width = model.origin, model.kept_width
+    return new

@@ -25,37 +25,37 @@ from fedhead.stages.closed_form import ClosedFormHead
 @stage("fedcof")
 @dataclass(frozen=True)
 class FedCOF(ClosedFormHead):
-    """Solve ridge regression with covariances estimated from the spread of the clients' class means.
+    """Ridge regression with covariances estimated from the spread of the clients' class means.
 
-    This is FedCOF (Goswami et al., 2025, Algorithm 1). Means of n_kc samples scatter by Σ_c/n_kc, so Σ̂_c = Σ_k n_kc
-    (μ_kc − μ_c)(μ_kc − μ_c)ᵀ / (K_c − 1) + γI over the K_c clients with class c is unbiased but for γ where clients'
-    samples are alike. The head is W = Ĝ⁻¹B with Ĝ = Σ_c (N_c − 1) Σ̂_c + N μμᵀ, without the scatter between classes,
-    and unit weights per class. Clients send C(d + 1) numbers, and the server needs each client's, not only their sum.
+    This is FedCOF (Goswami et al., 2025, Algorithm 1). Means of n_kc samples have the covariance Σ_c/n_kc. Hence Σ̂_c =
+    Σ_k n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ / (K_c − 1) + γI over the K_c clients with class c is unbiased up to γ if the
+    clients' samples are identically distributed. The head is W = Ĝ⁻¹B with Ĝ = Σ_c (N_c − 1) Σ̂_c + N μμᵀ, without
+    the scatter between classes, normalized per class. Clients send C(d + 1) numbers; the server needs each reply.
     """
 
-    gamma: Annotated[float, AtLeast(0)] = 1.0  # γ
+    gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, multiple of the identity that is added to each covariance
 
     sums: ClassVar[tuple[str, ...]] = ()
 
     @property
     def kind(self) -> Kind:
-        """Counts and sums are enough."""
+        """Counts and sums, without second moments."""
         return "means"
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Estimate the covariances and solve for the head."""
-        self.merge(replies)  # checks them, by client
+        self.merge(replies)  # validates each reply
         return self.as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]), task)
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
-        """Return the head of the means of several clients."""
+        """Fit the head to the class means of several clients."""
         return self.fit(second_moment_from_means(parts, self.gamma))
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the normalized solution, which has no bias."""
         moment = statistics.second_moment()
-        more = "above 0" if self.gamma == 0 else "higher, and have two samples or more of some class"
-        fix = f"set stage.{self.name}.gamma {more}"
+        change = "above 0" if self.gamma == 0 else "higher, and have two samples or more of some class"
+        fix = f"set stage.{self.name}.gamma {change}"
         weight = solve(
             moment, statistics.sum.mT, moment.diagonal(), f"{self.name}: the estimated second moment", fix
         ).mT
@@ -66,8 +66,8 @@ def second_moment_from_means(parts: Sequence[Statistics], gamma: float) -> Stati
     """Return pooled statistics whose second moment Ĝ is estimated from the class means of clients.
 
     Args:
-        parts: Statistics of single clients; of any kind, as only counts and sums are read.
-        gamma: γ, added to the covariance of each class.
+        parts: Statistics of each client, of any kind; only counts and sums are read.
+        gamma: γ, multiple of the identity that is added to each covariance.
     """
     means = [replace(part, outer=part.count.new_zeros(0)) for part in parts]
     total = merge(means)
@@ -76,9 +76,9 @@ def second_moment_from_means(parts: Sequence[Statistics], gamma: float) -> Stati
     weight = torch.where(holders > 1, freedom / (holders - 1).clamp_min(1), 0.0)
     moment: Tensor = total.sum.new_zeros(total.features, total.features)
     for part in parts:
-        off = (part.mean() - total.mean()) * (weight * part.count).sqrt()[:, None]
-        moment += off.mT @ off
+        deviation = (part.mean() - total.mean()) * (weight * part.count).sqrt()[:, None]
+        moment += deviation.mT @ deviation
     moment.diagonal().add_(gamma * freedom.sum())
-    everything = total.sum.sum(0)
-    moment += torch.outer(everything, everything) / total.count.sum().clamp_min(1)
+    feature_sum = total.sum.sum(0)
+    moment += torch.outer(feature_sum, feature_sum) / total.count.sum().clamp_min(1)
     return replace(total, outer=pack(moment))

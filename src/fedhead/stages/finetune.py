@@ -1,4 +1,4 @@
-"""Personalization after the rounds: one more local update for any method, and FedETF's Algorithm 2."""
+"""Personalization after the rounds: fine-tuning for any method, and FedETF's Algorithm 2."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
     from fedhead.models.split_model import SplitModel
 
-V, BETA = "classifier.weight", "classifier.scale"  # the ETF's vectors and the temperature, as the model names them
-TUNED = "tuned"  # where the client's state keeps its own model
+V, BETA = "classifier.weight", "classifier.scale"  # parameter names of the ETF's vectors and the temperature
+TUNED = "tuned"  # entry of the client's state with its tuned model
 
 
 @stage("finetune")
 @dataclass(frozen=True)
 class FineTune(Stage):
-    """Every client trains once more as the method has it, from the final model, and keeps the result for itself.
+    """One more local update of every client, by the method's own training; the result is its personal model.
 
-    This is the one rule by which FedETF's experiments measure personal accuracy for all methods; the global model
-    stays as it is. Clients that never took part are tuned too.
+    FedETF's experiments measure the personal accuracy of all methods this way. The global model does not change.
+    Clients that never took part in a round are tuned too.
 
-    The learning rate is that of the round after the one whose models are tuned: the last, the one where a callback
-    stopped the run, or the one that was kept. The run's decay counts, of which 0.99 a round leaves 13 % after 200
-    rounds; `full_lr` begins again with the rate of the first round.
+    The learning rate is that of the round after the tuned model's round: the last round, the round in which a callback
+    stopped the run, or the selected one. It includes the run's decay: 0.99 per round leaves 13 % after 200 rounds.
+    `full_lr` uses the learning rate of the first round.
     """
 
-    full_lr: bool = dataclasses.field(default=False, kw_only=True)  # the run's first learning rate, without its decay
+    full_lr: bool = dataclasses.field(default=False, kw_only=True)  # learning rate of the first round, without decay
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse a federation in which no client can be tested."""
+        """Check that at least one client has test samples."""
         super().check(models, federation)
         if federation.client_test is None or not any(len(rows) for rows in federation.client_test):
             raise BadInput(
@@ -54,45 +54,45 @@ class FineTune(Stage):
             )
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """The method's own."""
+        """Return the method's phases."""
         return self.tuned(self.method.phases(task))
 
     def tuned(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
-        """Phases at the learning rate of the stage."""
+        """Return the phases with the stage's learning rate."""
         return tuple(dataclasses.replace(phase, scheduled=phase.scheduled and not self.full_lr) for phase in phases)
 
     def correct(self, g: Tree, client: Client) -> Tree:
-        """The method's own."""
+        """Correct gradients as the method does."""
         return self.method.correct(g, client)
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Send nothing, keep the tuned model."""
+        """Send nothing and keep the tuned model."""
         return Reply(send=Tree(), keep=client.state.replace({TUNED: self.method.tuned_model(w, client)}))
 
     def personal_model(self, client: Client) -> Weights:
-        """The tuned model."""
+        """Return the tuned model."""
         return client.state[TUNED]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
 
 @stage("finetune_ccvr")
 @dataclass(frozen=True)
 class FineTuneCCVR(FineTune):
-    """CCVR, and then one more local update of every client from the calibrated model.
+    """CCVR, followed by one more local update of every client from the calibrated model.
 
-    This is the personal accuracy of CCVR in FedETF's tables; the defaults are what those experiments calibrate with.
+    This gives the personal accuracy of CCVR in FedETF's paper tables. The defaults are those of its experiments.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
-    samples: Annotated[int, AtLeast(1)] = 10  # virtual features per class
-    epochs: Annotated[int, AtLeast(0)] = 100  # of training the classifier on them
+    samples: Annotated[int, AtLeast(1)] = 10  # number of virtual features per class
+    epochs: Annotated[int, AtLeast(0)] = 100  # epochs of training the classifier
     lr: Annotated[float, Above(0)] = 0.01  # learning rate of SGD
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # plain SGD, unlike CCVR's own experiments
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # momentum of SGD; CCVR's experiments use 0.9
     weight_decay: Annotated[float, AtLeast(0)] = 0.0  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 128  # virtual features per step
-    covariance: Literal["full", "diagonal"] = "diagonal"  # what clients send of Σ_c
+    covariance: Literal["full", "diagonal"] = "diagonal"  # form in which clients send Σ_c
 
     def on_method(self, method: Method) -> Self:
-        """Refuse what CCVR can't follow, and methods without a global model to go on from."""
+        """Check that CCVR can follow the method and that the method has a global model."""
         bound = super().on_method(method)
         CCVR().on_method(method)
         if not set(PARTS) <= set(method.shared):
@@ -100,12 +100,12 @@ class FineTuneCCVR(FineTune):
         return bound
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse what CCVR refuses."""
+        """Apply the checks of CCVR too."""
         super().check(models, federation)
         self.prerequisite().check(models, federation)
 
     def prerequisite(self) -> Stage:
-        """The calibration."""
+        """Return the calibration."""
         return CCVR(
             samples=self.samples,
             epochs=self.epochs,
@@ -121,26 +121,26 @@ class FineTuneCCVR(FineTune):
 @stage("finetune_etf")
 @dataclass(frozen=True)
 class FineTuneETF(FineTune):
-    """FedETF's personalized fine-tuning (Algorithm 2): the extractor, then in turns ETF and projection.
+    """FedETF's personalized fine-tuning (Algorithm 2): the extractor first, then ETF and projection alternately.
 
-    Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
-    entropy (Eq. 9-11) with the run's optimizer, β throughout, and the running statistics of a fixed extractor stay as
-    they are. `variant="code"` is what the public code does: the first step is an ordinary local round, V is trained by
-    plain SGD at 0.1 and p at 0.05 (without the run's decay) for 3 epochs each, and β is left. BatchNorm stays in
-    training mode, so that running statistics go on adapting to the client.
+    Accuracy is recorded after each step (Fig. 6b). With `variant="paper"`, each step trains for `epochs` with plain
+    cross entropy (Eq. 9-11) and the run's optimizer. Every step trains β. Running statistics change only while the
+    extractor is trained. With `variant="code"`, as in the public code, the first step is an ordinary local round, V is
+    trained by plain SGD with learning rate 0.1 and p with 0.05 (without decay) for 3 epochs each, and β is fixed.
+    BatchNorm stays in training mode, so running statistics keep adapting to the client.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "etf"
-    iterations: Annotated[int, AtLeast(0)] = 20  # T_p; the paper gives none, this is the public code's
-    # E of each step, None: the run's local epochs (3 for variant code)
+    iterations: Annotated[int, AtLeast(0)] = 20  # T_p, number of iterations; default of the public code
+    # E, epochs of each step; None: the run's local epochs (3 with variant=code)
     epochs: Annotated[int, AtLeast(1)] | None = None
-    variant: Literal["paper", "code"] = "paper"  # the algorithm of the paper, or of its public code
-    record: bool = True  # whether the accuracy after each step is measured
-    at: str | None = dataclasses.field(default=None, repr=False)  # the step whose model is returned; None: the last
+    variant: Literal["paper", "code"] = "paper"  # algorithm of the paper, or of its public code
+    record: bool = True  # measurement of the accuracy after each step
+    at: str | None = dataclasses.field(default=None, repr=False)  # step whose model is returned; None: the last
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """ŵ = {u, β}, then T_p times ŵ = {V, β} and ŵ = {p, β}; each saves what it trained."""
+        """Train ŵ = {u, β}, then T_p times ŵ = {V, β} and ŵ = {p, β}; each phase saves its trained parameters."""
         if self.variant == "code":
             wd, epochs = getattr(task.local.optimizer, "weight_decay", 0.0), self.epochs or 3
             first = [dataclasses.replace(phase, saves="extractor") for phase in self.method.phases(task)]
@@ -158,28 +158,28 @@ class FineTuneETF(FineTune):
         return (*self.tuned(first), *turns)
 
     def extractor_loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Cross entropy without balance (Eq. 9) while the extractor is trained."""
+        """Return the unbalanced cross entropy (Eq. 9), with the extractor in training mode."""
         return client.loss(client.apply(w, batch.x).logits, batch)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Cross entropy without balance (Eq. 9) on top of a fixed extractor."""
+        """Return the unbalanced cross entropy (Eq. 9) on a fixed extractor."""
         return client.loss(client.apply(w, batch.x, train=self.variant == "code").logits, batch)
 
     def steps(self) -> dict[str, Stage]:
-        """Before, after the extractor, and after each turn."""
+        """Return the states before tuning, after the extractor, and after each later step."""
         turns = [f"{name} {t}" for t in range(1, self.iterations + 1) for name in ("classifier", "projection")]
         names = ["global", "extractor", *turns] if self.record else []
         return {name: dataclasses.replace(self, at=name).on_method(self.method) for name in names}
 
     def personal_model(self, client: Client) -> Weights:
-        """The model at the end, or as it was after the step `at`."""
+        """Return the final model, or the model after the step `at`."""
         end = super().personal_model(client)
         if self.at is None:
             return end
         w = self.method.start(client)
         if self.at == "global":
             return w
-        w = end.replace(w.part("projection", "classifier"))  # the extractor is trained in the first step alone
+        w = end.replace(w.part("projection", "classifier"))  # only the first step trains the extractor
         for name in self.steps():
             if name in client.state:
                 w = w.replace(client.state[name])

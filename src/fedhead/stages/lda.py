@@ -19,17 +19,17 @@ from fedhead.stages.closed_form import ClosedFormHead
 
 @dataclass(frozen=True)
 class GaussianHead(ClosedFormHead):
-    """A head that assumes Gaussian features per class: what LDA and QDA have in common.
+    """Base of LDA and QDA, which assume Gaussian features per class.
 
     Covariances are maximum-likelihood estimates, shrunk to (1 − s)Σ + s·tr(Σ)/d·I, as in scikit-learn's solvers
     `lsqr` and `eigen`.
     """
 
-    # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Eq. 17 and 19)
+    # s, shrinkage; null: Ledoit-Wolf's for Gaussian features, computed from the sums (Chen et al., 2010, Eq. 17 and 19)
     shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None
 
     def shrunk(self, covariance: Tensor, samples: float) -> Tensor:
-        """Return a covariance of so many samples, shrunk as asked for."""
+        """Return the covariance of a number of samples, shrunk by `shrinkage`."""
         return shrink(covariance, ledoit_wolf(covariance, samples) if self.shrinkage is None else self.shrinkage)
 
     def log_priors(self, count: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class GaussianHead(ClosedFormHead):
 
     @property
     def remedy(self) -> str:
-        """What to do about a singular covariance."""
+        """Fix for a singular covariance, for error messages."""
         if self.shrinkage == 0:
             return f"set stage.{self.given_name}.shrinkage above 0, or leave it to be chosen (null)"
         return f"set stage.{self.given_name}.shrinkage higher or, if no feature varies within classes, use ncm or ridge"
@@ -47,9 +47,9 @@ class GaussianHead(ClosedFormHead):
 @stage("lda")
 @dataclass(frozen=True)
 class LDA(GaussianHead):
-    """Predict by the log posterior of Gaussians with one covariance: w_c = Σ⁻¹μ_c, b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2.
+    """Linear discriminant analysis: w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2 for one covariance Σ.
 
-    FedCGS (Guan et al., 2025) sends the same sums for it, and GH-OFL (Turazza et al., 2026) names it GH-LDA. Σ is the
+    FedCGS (Guan et al., 2025) sends the same sums. GH-OFL (Turazza et al., 2026) calls it GH-LDA. Σ is the
     covariance within classes.
     """
 

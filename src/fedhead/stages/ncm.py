@@ -18,17 +18,17 @@ from fedhead.stages.closed_form import ClosedFormHead
 @stage("ncm")
 @dataclass(frozen=True)
 class NCM(ClosedFormHead):
-    """Predict the class whose mean feature is nearest (FedNCM; Legate et al., 2023, Algorithm 1).
+    """Nearest class mean (FedNCM; Legate et al., 2023, Algorithm 1).
 
-    argmin_c ‖z − μ_c‖² = argmax_c μ_cᵀz − ‖μ_c‖²/2, a linear head. With `metric="cosine"` its weights are the unit
-    means and its bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z).
+    argmin_c ‖z − μ_c‖² = argmax_c μ_cᵀz − ‖μ_c‖²/2, a linear head. With `metric="cosine"`, weights are the normalized
+    means and the bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z).
     """
 
-    metric: Literal["euclidean", "cosine"] = "euclidean"  # the distance to a mean
+    metric: Literal["euclidean", "cosine"] = "euclidean"  # distance to the class means
 
     @property
     def kind(self) -> Kind:
-        """Counts and sums are enough."""
+        """Counts and sums, without second moments."""
         return "means"
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:

@@ -1,4 +1,4 @@
-"""A personal head per client by linear discriminant analysis."""
+"""Personal heads by linear discriminant analysis."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedhead.stages.personal_head import PersonalHead, solve
 class PersonalLDA(PersonalHead):
     """Linear discriminant analysis on a client's own statistics interpolated with all clients'; see `PersonalHead`.
 
-    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of all clients' covariance.
+    A client chooses its weight t by the cross entropy. The shrinkage is that of all clients' covariance.
     """
 
-    shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None  # as of `lda`; null: chosen from all clients' sums
+    shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None  # shrinkage; null: as `lda` chooses it
 
     def prerequisite(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""

@@ -1,4 +1,4 @@
-"""A personal head per client by ridge regression."""
+"""Personal heads by ridge regression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedhead.stages.closed_form import NEVER, ClosedFormHead
 from fedhead.stages.personal_head import PersonalHead, solve
 from fedhead.stages.ridge import Ridge
 
-PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # relative to the mean eigenvalue of the second moment
+PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # candidate penalties, relative to the mean eigenvalue of the second moment
 
 
 @stage("personal_ridge")
@@ -23,19 +23,19 @@ PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # relative to the mean eigenvalue of the se
 class PersonalRidge(PersonalHead):
     """Ridge regression on a client's own statistics interpolated with all clients'; see `PersonalHead`.
 
-    Its weight is chosen by the squared error on one-hot labels, and with it the penalty λ, unless that is given: where
-    clients contradict each other, the one of all clients' sums is far too large for any of them.
+    A client chooses its weight t, and its penalty λ unless given, by the squared error on one-hot labels. If clients
+    contradict each other, the penalty chosen from all clients' sums is far too large for each of them.
     """
 
-    alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by each client
-    intercept: bool = True  # whether there is one
+    alpha: Annotated[float, Above(0)] | None = None  # λ, ridge penalty; null: chosen by each client
+    intercept: bool = True  # intercept of the regression
 
     def prerequisite(self) -> ClosedFormHead:
         """Return ridge regression on all clients' sums."""
         return Ridge(self.alpha, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
-        """Return penalties: the given one, or that of all clients' sums and some relative to the mean eigenvalue."""
+        """Return the given penalty, or that of all clients' sums and several relative to the mean eigenvalue."""
         alpha, zero = chosen["alpha"], torch.zeros_like(chosen["alpha"])
         relative = PENALTIES if self.alpha is None else ()
         return [Tree(alpha=alpha, relative=zero), *(Tree(alpha=zero, relative=zero + value) for value in relative)]
@@ -54,6 +54,6 @@ class PersonalRidge(PersonalHead):
         return Tree(weight=weight, bias=torch.where(count > 0, share - weight @ mean, NEVER))
 
     def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
-        """Return the squared error, of the classes that there are."""
+        """Return the squared error over the classes with samples."""
         labels = (y[:, None] == torch.arange(scores.shape[-1], device=y.device)).double()
         return ((scores - labels).square() * there).sum(-1)

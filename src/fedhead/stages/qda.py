@@ -1,4 +1,4 @@
-"""Quadratic discriminant analysis: one message per client, a covariance per class (GH-OFL: Turazza et al., 2026)."""
+"""Quadratic discriminant analysis, one message per client (GH-OFL: Turazza et al., 2026)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fedhead.stages.lda import GaussianHead
 @stage("qda")
 @dataclass(frozen=True)
 class QDA(GaussianHead):
-    """Predict by the log posterior of Gaussians with a covariance per class (GH-QDA of Turazza et al., 2026).
+    """Quadratic discriminant analysis, with a covariance per class (GH-QDA of Turazza et al., 2026).
 
-    It is log π_c − log|Σ_c|/2 − ‖L_c⁻¹(z − μ_c)‖²/2 with Σ_c = L_cL_cᵀ. Messages and the head have d×d numbers
-    per class, and a class needs many samples for them; with few, lda is better.
+    The score is log π_c − log|Σ_c|/2 − ‖L_c⁻¹(z − μ_c)‖²/2 with Σ_c = L_cL_cᵀ. Messages and the head have d×d numbers
+    per class, whose estimates need many samples; with few samples, lda is better.
     """
 
     @property
@@ -47,8 +47,8 @@ class QDA(GaussianHead):
                 )
             moment = unpack(statistics.outer[c], d)
             covariance = self.shrunk((moment - torch.outer(statistics.sum[c], mean[c])) / n, n)
-            what = f"{self.name}: the covariance of class {number}, with {n:g} samples,"
-            factor = factorize(covariance, moment.diagonal() / n, what, self.remedy)
+            source = f"{self.name}: the covariance of class {number}, with {n:g} samples,"
+            factor = factorize(covariance, moment.diagonal() / n, source, self.remedy)
             factors.append(torch.linalg.solve_triangular(factor, torch.eye(d).to(factor), upper=False))
             halves.append(factor.diagonal().log().sum())  # log|Σ_c|/2
         bias = self.log_priors(statistics.count) - torch.stack(halves)

@@ -1,4 +1,4 @@
-"""Calibration with real features, which no server has: CCVR's oracle (Luo et al., 2021, Tables 1, 2 and 5)."""
+"""Calibration with the clients' real features: CCVR's oracle (Luo et al., 2021, Tables 1, 2 and 5)."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 @stage("recalibrate")
 @dataclass(frozen=True)
 class Recalibrate(Stage):
-    """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
+    """Classifier retraining on all clients' real features, an upper bound for simulations (Luo et al., 2021)."""
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     oracle: ClassVar[bool] = True
-    per_class: Annotated[int, AtLeast(1)] | None = None  # real features per class; None: all
-    epochs: Annotated[int, AtLeast(0)] = 50  # of training the classifier on them
+    per_class: Annotated[int, AtLeast(1)] | None = None  # number of real features per class; None: all
+    epochs: Annotated[int, AtLeast(0)] = 50  # epochs of training the classifier
     lr: Annotated[float, Above(0)] = 1e-3  # learning rate of SGD
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # of SGD
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # features per step
-    free: bool = False  # calibrate also a head that is fixed or not linear in the features
+    free: bool = False  # calibration also of heads that are fixed or not linear in the features
 
     def on_method(self, method: Method) -> Self:
-        """Refuse methods without a global model."""
+        """Check that the method has a global model."""
         if not set(PARTS) <= set(method.shared):
             raise BadInput(f"recalibrate can't follow {method.name}: it leaves no global model to calibrate")
         return super().on_method(method)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse heads that can't be calibrated."""
+        """Check that the heads can be calibrated."""
         super().check(models, federation)
         for model in models:
             check_head(model, self.free, "recalibrate")
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Train the head on the clients' own features, pooled."""
+        """Train the head on the pooled features of all clients."""
         assert task.pool is not None, "an oracle is refused at real sites"
         w = cast(Weights, self.method.global_model(server, task))
         z, y = features(task.model, w, task.pool, self.rows(task.pool, task.seed))
@@ -75,7 +75,7 @@ class Recalibrate(Stage):
         return server.replace(model=server["model"].replace(head))
 
     def rows(self, pool: Pool, seed: int) -> Tensor:
-        """The samples to calibrate with."""
+        """Return the indices of the calibration samples."""
         if self.per_class is None:
             return torch.arange(len(pool))
         y = pool.y.cpu().numpy()
@@ -88,7 +88,7 @@ class Recalibrate(Stage):
 def features(
     model: SplitModel, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """Return z of these rows of a pool (None: all), not augmented, and their labels."""
-    places = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
-    found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(places, chunk)]
-    return torch.cat(found), pool.y[places]
+    """Return unaugmented features z and labels of the samples `rows` of a pool (None: all)."""
+    indices = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
+    parts = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(indices, chunk)]
+    return torch.cat(parts), pool.y[indices]

@@ -20,16 +20,16 @@ from fedhead.stages.closed_form import ClosedFormHead
 @stage("ridge")
 @dataclass(frozen=True)
 class Ridge(ClosedFormHead):
-    """Solve ridge regression on all clients' features.
+    """Ridge regression on all clients' features.
 
     W = (ΣG_k + λI)⁻¹ ΣB_k, with G_k = ZᵀZ and B_k = ZᵀY of client k. This is Fed3R (Fanì et al., 2024) and AFL (He et
-    al., 2025), which differ in how the sums are sent. The penalty λ is given, or chosen by the closed form of
-    leave-one-out that needs only sums (generalized cross-validation).
+    al., 2025), which differ in how the sums are sent. The penalty λ is given, or chosen by generalized
+    cross-validation, which needs only the sums.
     """
 
-    alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by generalized cross-validation
-    intercept: bool = True  # Fed3R and AFL have none
-    normalize: bool = False  # whether each class's weights are scaled to unit norm, as in Fed3R
+    alpha: Annotated[float, Above(0)] | None = None  # λ, ridge penalty; null: chosen by generalized cross-validation
+    intercept: bool = True  # intercept of the regression; Fed3R and AFL have none
+    normalize: bool = False  # scaling of each class's weights to unit norm, as in Fed3R
 
     @property
     def kind(self) -> Kind:
@@ -37,7 +37,7 @@ class Ridge(ClosedFormHead):
         return "pooled"
 
     def choose(self, statistics: Statistics) -> float:
-        """Return the penalty λ that a head of these statistics is solved with."""
+        """Return the penalty λ for these statistics."""
         return RidgePath.of(statistics, self.intercept).best() if self.alpha is None else self.alpha
 
     def chosen(self, statistics: Statistics) -> Tree:

@@ -1,4 +1,4 @@
-"""Base of the stages that compute a head from the clients' class statistics, in one message per client."""
+"""Base class of stages that compute a head from the clients' class statistics."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 
-OUTER = "second_moment"  # of all classes: sent apart from what has one row per class
-LARGER = 1000  # features of one model that differ so much would leave nothing of the other clients' in a head
+OUTER = "second_moment"  # entry of the second moment of all classes, sent apart from the entries with one row per class
+LARGER = 1000  # factor above the median size at which one client's features would dominate the head
 
 
 @dataclass(frozen=True)
 class StatisticsStage(Stage):
-    """Clients send the class statistics of their features; the server computes a head from them.
+    """Base of stages in which clients send class statistics and the server computes a head from them.
 
-    Where clients differ in architecture, each architecture has its own statistics and head. The head is kept under
-    `calibrated` in the server's state, beside the trained model.
+    With several architectures, each has its own statistics and head. The server's state holds the heads under
+    `calibrated`, next to the trained model.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
@@ -43,21 +43,21 @@ class StatisticsStage(Stage):
 
     @property
     def kind(self) -> Kind:
-        """What clients send of second moments."""
+        """Kind of second moments that clients send."""
         raise NotImplementedError
 
     def on_method(self, method: Method) -> Self:
-        """Refuse methods whose clients have no features in common."""
+        """Check that the method's clients share features."""
         require_shared_parts(self.name, method)
         return super().on_method(method)
 
     # -- client -----------------------------------------------------------------------------------
     def start(self, client: Client) -> Weights:
-        """The model that the method would begin its next round with, without what the method keeps beside it."""
+        """Start from the model of the method's next round, without parts that the method adds to it."""
         return super().start(client).part(*PARTS)
 
     def transformed(self, z: Tensor) -> Tensor:
-        """Return what statistics are taken of; the features themselves by default."""
+        """Transform the features before their statistics are computed; the identity by default."""
         return z
 
     def collect(self, w: Weights, client: Client) -> Tree:
@@ -82,13 +82,13 @@ class StatisticsStage(Stage):
 
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
-        """Refuse statistics that no features of so many samples have."""
+        """Check that the statistics are possible for the client's samples and architecture."""
         statistics_check.check(self.received(sent), "its statistics", samples=samples)
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
 
     def add(self, total: Tree, sent: Tree) -> Tree:
-        """Add a client's sums to those of its architecture, in the order in which `merge` would."""
+        """Add a client's sums to those of its architecture, in the same order as `merge`."""
         group, sums = str(int(sent["architecture"])), Tree({name: sent[name] for name in self.sums if name in sent})
         if group not in total:
             return total.replace({group: sums.clone()})
@@ -101,17 +101,17 @@ class StatisticsStage(Stage):
         return Tree(architecture=sent["architecture"], size=torch.tensor(size, dtype=torch.float64))
 
     def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
-        """Return whose features are far larger than those of the other clients of the architecture."""
+        """Find clients whose features are far larger than those of other clients of the architecture."""
         sizes: dict[int, dict[int, float]] = {}
         for k, digest in digests.items():
             sizes.setdefault(int(digest["architecture"]), {})[k] = float(digest["size"])
-        found = {}
+        reasons = {}
         for group in sizes.values():
             limit = LARGER * median([size for size in group.values() if size] or [0.0])
             for k, size in group.items():
                 if 0 < limit < size:
-                    found[k] = f"its features have a size of {size:.3g}, more than {LARGER} times the clients' median"
-        return found
+                    reasons[k] = f"its features have a size of {size:.3g}, more than {LARGER} times the clients' median"
+        return reasons
 
     def received(self, sent: Tree) -> Statistics:
         """Return the statistics in a client's reply."""
@@ -120,34 +120,34 @@ class StatisticsStage(Stage):
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the head of each architecture from the statistics of its clients."""
-        each = by_architecture(replies)
-        return server.replace(calibrated=Tree({name: self.new_head(server, own, task) for name, own in each.items()}))
+        heads = {name: self.new_head(server, group, task) for name, group in by_architecture(replies).items()}
+        return server.replace(calibrated=Tree(heads))
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Return the head for clients of one architecture, as the classifier's entries by full name."""
+        """Return the head for clients of one architecture, as classifier entries with full names."""
         raise NotImplementedError
 
     def merge(self, replies: Replies) -> Statistics:
-        """Return the statistics of all clients together; refuse those that no features could have, by client.
+        """Validate and merge the statistics of all clients.
 
         Args:
-            replies: What the clients of one architecture sent, or its total.
+            replies: Replies of the clients of one architecture, or their total.
         """
-        if replies.total is not None:  # each was checked when it was added
+        if replies.total is not None:  # each reply was checked before it was added
             return statistics_check.check(self.received(replies.total), "the merged statistics")
         sources = [f"statistics of client {k}" for k in replies.clients]
         return statistics_check.merge_checked(sources, lambda i: self.received(replies.sent[i]))
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """The trained extractor under the new head, where clients share one extractor."""
+        """Return the trained extractor with the new head, or None if clients don't share the extractor."""
         extractor = [part for part in PARTS if part != "classifier"]
         if "calibrated" not in server or not set(extractor) <= set(self.method.shared):
             return None
         return self.under(server["model"].part(*PARTS), server["calibrated"], task)
 
     def personal_model(self, client: Client) -> Weights:
-        """The client's extractor under the new head."""
+        """Return the client's extractor with the new head."""
         return self.under(self.start(client), client.received["calibrated"], client.task)
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
@@ -156,7 +156,7 @@ class StatisticsStage(Stage):
 
 
 def require_shared_parts(name: str, method: Method) -> None:
-    """Raise `BadInput` for a stage after a method whose clients have no features in common."""
+    """Raise `BadInput` if a stage follows a method whose clients share no features."""
     if not set(method.shared) & {"extractor", "classifier"}:
         raise BadInput(
             f"{name} can't follow {method.name}: its clients share neither extractor nor classifier, "
@@ -165,21 +165,21 @@ def require_shared_parts(name: str, method: Method) -> None:
 
 
 def by_architecture(replies: Replies) -> dict[str, Replies]:
-    """Return the replies of the clients of each architecture, or their total, by the architecture's number."""
+    """Group the replies, or their totals, by architecture number."""
     if replies.total is not None:
         return {group: replace(replies, total=sums) for group, sums in replies.total.items()}
     groups: dict[str, list[int]] = {}
-    for place, reply in enumerate(replies.sent):
-        groups.setdefault(str(int(reply["architecture"])), []).append(place)
-    return {group: _some(replies, places) for group, places in groups.items()}
+    for position, reply in enumerate(replies.sent):
+        groups.setdefault(str(int(reply["architecture"])), []).append(position)
+    return {group: _select(replies, positions) for group, positions in groups.items()}
 
 
-def _some(replies: Replies, places: Sequence[int]) -> Replies:
-    """Return the replies at these places."""
-    clients, samples = [replies.clients[i] for i in places], [replies.samples[i] for i in places]
-    return Replies(clients, samples, [replies.sent[i] for i in places])
+def _select(replies: Replies, positions: Sequence[int]) -> Replies:
+    """Return the replies at these positions."""
+    clients, samples = [replies.clients[i] for i in positions], [replies.samples[i] for i in positions]
+    return Replies(clients, samples, [replies.sent[i] for i in positions])
 
 
 def architecture_number(model: SplitModel) -> int:
-    """A number for a model's architecture, the same wherever its tensors have the same names and shapes."""
+    """Return a number that identifies an architecture by its parameters' names and shapes."""
     return random.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))
