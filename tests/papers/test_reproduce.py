@@ -70,7 +70,7 @@ def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_
 
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--seeds 0: at least 1"):
+    with pytest.raises(BadInput, match="--seeds: 0 is out of range, it must be at least 1"):
         reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, settings=CPU)
     assert not (tmp_path / "out").exists()
 
