@@ -124,7 +124,7 @@ def test_batches_larger_than_any_client_are_told_of(
 ) -> None:
     local = LocalTraining(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
     make_simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
-    assert ("trains alike in less time" in caplog.text) == told
+    assert ("trains the same in less time" in caplog.text) == told
 
 
 @pytest.mark.parametrize("name", ["local", "ditto"])

@@ -1,1 +1,1 @@
-"""The engine: it owns the client axis, and runs what methods and stages say."""
+"""Engine: trains methods and stages over all clients, round by round."""

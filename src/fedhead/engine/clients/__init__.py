@@ -1,1 +1,1 @@
-"""The clients' half of a round: data, batches, evaluation."""
+"""Client side of a round: data, batches, evaluation."""

@@ -1,4 +1,4 @@
-"""The batches that clients train on in a round, and their tables: made in the round, or ahead while a GPU trains."""
+"""Batches of the clients and their index tables, drawn on demand or ahead of a round while a GPU trains."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fedhead.executors.client.job_tables import (
 )
 from fedhead.executors.client.program import ClientProgram
 
-FEW = 1 << 14  # samples that are drawn at once, sooner than a thread would have taken over
+FEW = 1 << 14  # samples; below this, drawing is faster than starting a background task
 
-Draws = list[list[DrawArguments]]  # of each client's phases
+Draws = list[list[DrawArguments]]  # by client and phase
 Schedules = list[list[BatchSchedule]]
 
 
 class _Ahead(NamedTuple):
-    """The batches of a round that were begun ahead of it."""
+    """Batches of a later round, drawn ahead."""
 
     round: int
     clients: list[int]
@@ -46,12 +46,12 @@ class _Ahead(NamedTuple):
 
 
 class ClientBatches:
-    """The batches of all clients, of the present round or of the next one.
+    """Batches of all clients, for the current round or the next one.
 
     Args:
-        rows: Each client's training rows.
-        public: The samples that all clients hold.
-        stragglers: Who does only a part of the work, in rounds.
+        rows: Indices of each client's training samples.
+        public: Public samples, which all clients hold.
+        stragglers: Policy for late clients, which train only partially.
     """
 
     def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
@@ -61,21 +61,21 @@ class ClientBatches:
 
     @cached_property
     def public_rows(self) -> Rows:
-        """The rows of the samples that all clients hold."""
+        """Indices of the public samples."""
         return np.arange(0 if self._public is None else len(self._public), dtype=np.int64)
 
     def of_round(
         self, algorithm: Algorithm, task: Task, group: int, clients: list[int], round: int, label: str
     ) -> tuple[Schedules, JobTables | None]:
-        """Return the batches of each client's phases in an exchange, and their tables if these were made ahead.
+        """Return the batches of each client's phases, and their index tables if they were built ahead.
 
         Args:
-            algorithm: A method or a stage.
-            task: Sizes and settings, of the clients' architecture.
-            group: The architecture's number.
-            clients: Numbers of the clients.
+            algorithm: Method or stage.
+            task: Task of the clients' architecture.
+            group: Number of the architecture.
+            clients: Client numbers.
             round: Number of the round.
-            label: `local_schedule.TRAIN`, or the stage's.
+            label: `local_schedule.TRAIN`, or the label of a stage.
         """
         ahead = self._ahead.pop(group, None)
         if ahead is not None and (label, round, clients) == (TRAIN, ahead.round, ahead.clients):
@@ -84,59 +84,59 @@ class ClientBatches:
         return _draw(self._draws(algorithm, task, clients, round, label)), None
 
     def empty(self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str) -> Schedules:
-        """Return batches of the same shapes as `of_round` does, for work in which nothing is trained."""
+        """Return empty batches with the shapes of `of_round`, for jobs without training."""
         draws = self._draws(algorithm, task, clients, round, label)
-        return [list(map(batching.empty_batches, mine)) for mine in draws]
+        return [list(map(batching.empty_batches, phases)) for phases in draws]
 
     def forget(self) -> None:
-        """Drop batches that were drawn ahead and not asked for, and their tables."""
+        """Discard batches and index tables that were drawn ahead."""
         self._ahead.clear()
 
     def wait(self) -> None:
-        """Wait until all that was begun is done."""
+        """Wait for all background tasks."""
         if self._worker is not None:
-            self._worker.submit(int).result()  # it comes after all else
+            self._worker.submit(int).result()  # the single worker runs it last
 
     def begin(self, program: ClientProgram, group: int, clients: list[int], round: int, tables: bool) -> None:
-        """Begin to draw the batches of clients in a later round of training, and to put them into tables.
+        """Start drawing the batches of a later training round, and building their index tables.
 
-        Few samples are drawn at once. Many are drawn by a thread, which also makes the tables, without the device.
+        Small draws run immediately. Large ones run in a background thread, which builds the tables on the host.
 
         Args:
-            program: What the clients do.
-            group: The number of their architecture.
-            clients: Numbers of the clients.
+            program: Client program.
+            group: Number of the architecture.
+            clients: Client numbers.
             round: Number of the round.
-            tables: Whether to make tables, for a stack that takes all of these clients at once.
+            tables: Whether to build index tables, for a stack of all these clients.
         """
         draws = self._draws(program.algorithm, program.task, clients, round, TRAIN)
-        steps = [list(map(batching.count_steps, mine)) for mine in draws]
+        steps = [list(map(batching.count_steps, phases)) for phases in draws]
         orders = stack_order(steps, [len(self._rows[k]) for k in clients]) if tables and all(draws) else []
-        places = orders[0] if len(orders) == 1 else []
-        rows = [self._rows[clients[place]] for place in places]
-        made: JobTables | None = None
-        if sum(draw.n * draw.epochs for mine in draws for draw in mine) <= FEW:
+        order = orders[0] if len(orders) == 1 else []
+        rows = [self._rows[clients[index]] for index in order]
+        job_tables: JobTables | None = None
+        if sum(draw.n * draw.epochs for phases in draws for draw in phases) <= FEW:
             schedules = _draw(draws)
-            if places:
-                ordered = [schedules[place] for place in places]
+            if order:
+                ordered = [schedules[index] for index in order]
                 batches = all_batches(program, rows, ordered, self.public_rows)
-                made = JobTables(places, row_table(program, rows, ordered, keep=True), batches)
-            self._ahead[group] = _Ahead(round, clients, schedules, made)
+                job_tables = JobTables(order, row_table(program, rows, ordered, keep=True), batches)
+            self._ahead[group] = _Ahead(round, clients, schedules, job_tables)
             return
         self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="batches")
         drawing = self._worker.submit(_draw, draws)
         data, public_rows = phase_data(program), self.public_rows
 
-        def make() -> list[HostBatches]:  # by the thread that has drawn them before, so that it does not wait
+        def build() -> list[HostBatches]:  # same thread as the drawing, so result() does not block
             schedules = drawing.result()
-            return host_batches(data, rows, [schedules[place] for place in places], public_rows)
+            return host_batches(data, rows, [schedules[index] for index in order], public_rows)
 
-        if places:
-            made = JobTables(places, None, self._worker.submit(make))
-        self._ahead[group] = _Ahead(round, clients, drawing, made)
+        if order:
+            job_tables = JobTables(order, None, self._worker.submit(build))
+        self._ahead[group] = _Ahead(round, clients, drawing, job_tables)
 
     def _draws(self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int, label: str) -> Draws:
-        """Return what the batches of each client's phases are drawn from."""
+        """Return the draw arguments of each client's phases."""
         phases = algorithm.phases(task)
         for number, phase in enumerate(phases):
             if phase.data not in ("private", "public"):
@@ -159,5 +159,5 @@ class ClientBatches:
 
 def _draw(draws: Draws) -> Schedules:
     """Draw the batches of each client's phases."""
-    drawn = iter(batching.draw_all([draw for mine in draws for draw in mine]))
-    return [[next(drawn) for _ in mine] for mine in draws]
+    drawn = iter(batching.draw_all([draw for phases in draws for draw in phases]))
+    return [[next(drawn) for _ in phases] for phases in draws]

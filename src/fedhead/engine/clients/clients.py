@@ -1,7 +1,7 @@
-"""The clients' half of an exchange: their data, architectures and initial states, and their work.
+"""Client side of an exchange: data, architectures, initial states and jobs.
 
-A simulation holds all clients of a federation; a real site holds one, whose number decides its batches. Both run this
-very code.
+A simulation holds all clients of a federation; a real site holds one. Both run this code. Batches depend on the
+client's number, so a site draws the same ones as a simulation.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 
 
 class Clients:
-    """The clients whose data is here: data, architectures and the work that they do in an exchange.
+    """Clients of this machine: data, architectures and jobs.
 
-    It checks nothing: `Experiment.check` and `Experiment.check_data` do.
+    Validation happens elsewhere, in `Experiment.check` and `Experiment.check_data`.
 
     Args:
-        experiment: What is run.
-        federation: The data that is here.
-        device: Where to compute.
-        dtype: Of the models' weights.
+        experiment: Experiment to run.
+        federation: Data of this machine.
+        device: Device to train on.
+        dtype: Data type of the models' weights.
         bf16: Whether models compute in bfloat16.
-        all_here: Whether the data of all clients is here; a real site knows neither the others' sizes nor their data.
+        all_here: Whether this machine holds all clients' data. A real site knows neither data nor sizes of the others.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Clients:
             warn_if_emulated(self.device)
         self.assign = experiment.assignment(len(federation))
         templates = [_template(model, self.device, dtype) for model in experiment.models]
-        # features that are kept take the place of samples, and have no transform
+        # cached features replace the samples, and need no transform
         parts = federation
         transform = federation.transform
         cache = experiment.schedule.cache_features
@@ -85,7 +85,7 @@ class Clients:
             transform = Transform()
         self.pool = Pool(parts.train, transform, device, dtype)
         self.test = None if parts.test is None else Pool(parts.test, transform, device, dtype)
-        # what clients say of public samples is compared sample by sample, so those are never augmented
+        # outputs on public samples are compared between clients, so these are never augmented
         self.public = None
         if parts.public is not None:
             self.public = Pool(parts.public, transform.replace(augment="none"), device, dtype)
@@ -96,7 +96,7 @@ class Clients:
         self.initial = [weights(model) for model in templates]
         local, schedule = experiment.local, experiment.schedule
         objective = training_objective.make(federation, local, self.device, all_here)
-        held = self._held() if all_here else None
+        training_pool = self._training_pool() if all_here else None
         self.tasks = [
             Task(
                 model=model,
@@ -108,24 +108,24 @@ class Clients:
                 participation=schedule.participation,
                 objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
-                pool=held,
+                pool=training_pool,
             )
             for model in templates
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
-        self._counts_of = self.counts.unbind()  # once, not in every round
+        self._counts_of = self.counts.unbind()  # once, instead of in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.batches = ClientBatches(federation.rows, self.public, experiment.stragglers)
         self.padding_check, self._all_here = PaddingCheck(), all_here
-        self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
+        self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # by architecture
 
-    def _held(self) -> Pool:
-        """What the clients train on, all of them together: local test samples are no part of it."""
+    def _training_pool(self) -> Pool:
+        """Return the training samples of all clients, without local test samples."""
         rows = np.sort(np.concatenate(self.federation.rows))
         return self.pool if len(rows) == len(self.pool) else self.pool.take(torch.from_numpy(rows).to(self.device))
 
     def initial_state(self, client: int) -> Tree:
-        """A client's state before its first round, which all clients of its architecture share."""
+        """Return a client's initial state, shared by all clients of its architecture."""
         group = self.assign[client]
         if group not in self._initial_states:
             w, task = self.initial[group], self.tasks[group]
@@ -137,42 +137,42 @@ class Clients:
 
     @property
     def task(self) -> Task:
-        """The task, for what does not depend on the architecture."""
+        """Task of the first architecture, for fields that all architectures share."""
         return self.tasks[0]
 
     def task_of(self, client: int) -> Task:
-        """The task with the client's own architecture."""
+        """Return the task of a client's architecture."""
         return self.tasks[self.assign[client]]
 
     def leave_out_classes_below(self, count: int) -> None:
-        """Leave the rows of classes with fewer samples out of what clients send, or of still more as was set before."""
+        """Raise the minimum class count: clients leave classes with fewer samples out of their replies."""
         if count > self.task.min_class_count:
             self.tasks = [replace(task, min_class_count=count) for task in self.tasks]
 
     def small_classes(self, algorithm: Algorithm, client: int) -> list[int]:
-        """The classes that a client holds too few samples of to send their rows in an exchange."""
+        """Return the classes that a client leaves out of its reply because it holds too few samples of them."""
         return class_rows.small_classes(algorithm, self._counts_of[client], self.task.min_class_count)
 
     @cached_property
     def holders(self) -> list[int]:
-        """The clients that hold training data; the others can't take part."""
+        """Clients with training data; only these can take part."""
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
 
     def lr(self, round: int) -> float:
-        """The learning rate of a round, from 1."""
+        """Return the learning rate of a round, from 1."""
         return self.task.local.lr(round, self.task.rounds)
 
     def stage_lr(self, round: int) -> float:
-        """The learning rate of a stage: decayed by the rounds before it, as if no more of them had been planned.
+        """Return the learning rate of a stage: decayed as if the trained rounds were all that was planned.
 
         Args:
-            round: The stage's number, that of the round after those.
+            round: Round number of the stage, one after the last trained round.
         """
         return self.task.local.lr(round, round - 1)
 
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
-        """What the clients of one architecture do in an exchange."""
+        """Return the client program of one architecture for an exchange."""
         return ClientProgram(
             algorithm, self.tasks[group], self.pool, self.public, self.experiment.uploads, bf16=self.bf16
         )
@@ -185,7 +185,7 @@ class Clients:
         round: int,
         trains: bool = True,
     ) -> list[Job]:
-        """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
+        """Return the jobs of a downlink's clients, one per architecture; draw batches only if `trains`."""
         label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else local_schedule.TRAIN
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):
@@ -217,23 +217,23 @@ class Clients:
         return jobs
 
     def draw_ahead(self, clients: Sequence[int], round: int, tables: bool = True) -> None:
-        """Begin to draw the batches of a later round of training, and to put them into tables, in the background.
+        """Start drawing the batches of a later training round and building their index tables.
 
-        Few are drawn, put into tables and copied to the device at once.
+        Large draws run in the background. Small ones run immediately and are copied to the device.
 
         Args:
-            clients: Those who take part in it.
+            clients: Clients of that round.
             round: Number of the round.
-            tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
+            tables: Whether to build index tables; only a stack of all clients of an architecture uses them.
         """
         self.batches.forget()
         for group in sorted({self.assign[k] for k in clients}):
-            own = [k for k in clients if self.assign[k] == group]
-            self.batches.begin(self.program(self.method, group), group, own, round, tables)
+            members = [k for k in clients if self.assign[k] == group]
+            self.batches.begin(self.program(self.method, group), group, members, round, tables)
 
     @property
     def test_rows(self) -> tuple[list[Rows], Pool]:
-        """The clients' own test samples, and the pool that they are rows of."""
+        """Indices of the clients' own test samples, and the pool that they index."""
         local = self.federation.client_test
         assert local is not None, "asked only where clients have test samples"
         pool = self.pool if self.federation.client_test_from == "train" else self.test
@@ -242,7 +242,7 @@ class Clients:
 
 
 def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> SplitModel:
-    """Return a copy of a model for computing with any weights."""
-    made = copy.deepcopy(model).to(device, dtype)
-    made.may_normalize_batches = may_normalize_batches(made)
-    return made
+    """Return a copy of a model, used as a template for functional calls with any weights."""
+    template = copy.deepcopy(model).to(device, dtype)
+    template.may_normalize_batches = may_normalize_batches(template)
+    return template

@@ -1,4 +1,4 @@
-"""Evaluation: what records hold of a test, of the global model and of every client's own."""
+"""Evaluation results of global and personal models as record entries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedhead.metrics.registry import Measured, Metric, measure, measure_clients
 
 @dataclass(frozen=True)
 class ClientTests:
-    """How the clients' own models did on the clients' own samples; None for a client without any.
+    """Evaluation of the clients' personal models on their own samples; None for a client without samples.
 
     Attributes:
-        accuracy: Per cent, of each client; None of a regression.
-        loss: The mean loss, of each client.
-        samples: Test samples of each client.
-        steps: Accuracies at the states on the way of a stage.
-        metrics: Further metrics of each client, by name.
-        notes: Why some of these are NaN, by name.
+        accuracy: Accuracy of each client in per cent; None for regression.
+        loss: Mean loss of each client.
+        samples: Number of test samples of each client.
+        steps: Accuracies of a stage's intermediate steps, by step and client.
+        metrics: Additional metrics by name and client.
+        notes: Reasons for missing metric values, by metric.
     """
 
     accuracy: list[float | None]
@@ -36,7 +36,7 @@ class ClientTests:
 
 @dataclass(frozen=True)
 class ClientTest:
-    """The test of one client's own model."""
+    """Evaluation of one client's personal model."""
 
     accuracy: float | None
     loss: float | None
@@ -44,33 +44,33 @@ class ClientTest:
 
 
 def client_test(predictions: Predictions, metrics: Mapping[str, Metric]) -> ClientTest:
-    """Return what is recorded of the test of one client's own model."""
+    """Compute the metrics of one client's personal model."""
     return ClientTest(accuracy(predictions), loss(predictions), measure(metrics, predictions))
 
 
 def client_tests(
     each: Sequence[ClientTest | None], samples: list[int], steps: dict[str, list[float | None]]
 ) -> ClientTests:
-    """Collect the tests of all clients; None for one that was not tested."""
-    names = dict.fromkeys(name for one in each if one is not None for name in one.measured.values)
+    """Combine the results of all clients; `each` is None for a client that was not evaluated."""
+    names = dict.fromkeys(name for test in each if test is not None for name in test.measured.values)
     notes = {}
     for name in names:
-        undefined = [(k, one.measured.notes[name]) for k, one in enumerate(each) if one and name in one.measured.notes]
+        undefined = [(k, t.measured.notes[name]) for k, t in enumerate(each) if t and name in t.measured.notes]
         if undefined:
             reason = "client {}: {}".format(*undefined[0])
             notes[f"client_metrics.{name}"] = f"no value for {len(undefined)} of {len(each)} clients ({reason})"
     return ClientTests(
-        [None if one is None else one.accuracy for one in each],
-        [None if one is None else one.loss for one in each],
+        [None if test is None else test.accuracy for test in each],
+        [None if test is None else test.loss for test in each],
         samples,
         steps,
-        {name: [None if one is None else one.measured.values[name] for one in each] for name in names},
+        {name: [None if test is None else test.measured.values[name] for test in each] for name in names},
         notes,
     )
 
 
 def global_row(predictions: Predictions, metrics: Mapping[str, Metric], final: bool = False) -> Row:
-    """Return what is recorded of the test of the global model; with `final` also the confusion matrix."""
+    """Return the record entries of the global model; `final` adds the confusion matrix."""
     row: Row = {
         "accuracy": accuracy(predictions),
         "test_loss": loss(predictions),
@@ -87,9 +87,9 @@ def global_row(predictions: Predictions, metrics: Mapping[str, Metric], final: b
 
 
 def client_rows(tests: ClientTests) -> Row:
-    """Return what is recorded of the clients' own tests: each client's, and means over the clients.
+    """Return the record entries of the personal models: values by client, and means over clients.
 
-    `personal` counts all clients alike, `personal_weighted` by their test samples; the losses likewise.
+    `personal` weights all clients equally, `personal_weighted` by their test samples; likewise for losses.
     """
     row: Row = {
         "personal": nanmean(tests.accuracy),
@@ -108,12 +108,12 @@ def client_rows(tests: ClientTests) -> Row:
 
 
 def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, Metric]) -> Row:
-    """Return what callbacks watch: each number under one name, metrics too.
+    """Return the validation metrics that callbacks watch, in one flat dictionary.
 
     Args:
-        found: The test of the global model on the validation samples, as `global_row` returns it.
-        tests: The tests of the clients' own models on their own.
-        metrics: The run's further metrics.
+        found: Entries of the global model on the validation samples, from `global_row`.
+        tests: Results of the personal models on the clients' own validation samples.
+        metrics: Additional metrics of the run.
     """
     row: Row = {"accuracy": found["accuracy"], "loss": found["test_loss"], **found.get("metrics", {})}
     if tests is not None:
@@ -125,9 +125,9 @@ def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, 
 
 # -- numbers ------------------------------------------------------------------------------------------
 def accuracy(predictions: Predictions) -> float | None:
-    """The share of hits in per cent, or None where there was nothing to test, or where numbers are predicted.
+    """Return the accuracy in per cent; None without samples or for regression.
 
-    A sample with several labels is a hit if all of them are right, as in scikit-learn's `accuracy_score`.
+    A multilabel sample is correct if all its labels are correct, as in scikit-learn's `accuracy_score`.
     """
     if not len(predictions) or predictions.objective == "regression":
         return None
@@ -138,30 +138,30 @@ def accuracy(predictions: Predictions) -> float | None:
 
 
 def loss(predictions: Predictions) -> float | None:
-    """The mean loss, or None where there was nothing to test."""
+    """Return the mean loss; None without samples."""
     return predictions.loss if len(predictions) else None
 
 
 def per_class(predictions: Predictions) -> list[float | None] | None:
-    """The recall of each class or label in per cent, None for one without test samples; None for numbers."""
+    """Return the recall of each class or label in per cent, None without samples of it; None for regression."""
     if predictions.objective == "regression":
         return None
     if predictions.objective == "multilabel":
-        hits, held = predictions.y_true * predictions.y_pred, predictions.y_true
+        hits, positives = predictions.y_true * predictions.y_pred, predictions.y_true
     else:
-        hits, held = np.diag(predictions.confusion)[None], predictions.confusion.T
-    pairs = zip(hits.sum(axis=0).tolist(), held.sum(axis=0).tolist(), strict=True)
+        hits, positives = np.diag(predictions.confusion)[None], predictions.confusion.T
+    pairs = zip(hits.sum(axis=0).tolist(), positives.sum(axis=0).tolist(), strict=True)
     return [100.0 * float(hits) / total if total else None for hits, total in pairs]
 
 
 def nanmean(values: Sequence[float | None], weights: Sequence[float] | None = None) -> float | None:
-    """Return the mean of the values that are there, neither None nor NaN; None where there are none.
+    """Return the mean of the values, ignoring None and NaN; None if no values remain.
 
     Args:
-        values: The values.
-        weights: One weight per value; None: all count alike.
+        values: Values.
+        weights: Weight of each value; None: equal weights.
     """
     pairs = zip(values, [1.0] * len(values) if weights is None else weights, strict=True)
-    there = [(v, w) for v, w in pairs if v is not None and v == v]
-    total = sum(w for _, w in there)
-    return sum(v * w for v, w in there) / total if total else None
+    valid = [(v, w) for v, w in pairs if v is not None and v == v]
+    total = sum(w for _, w in valid)
+    return sum(v * w for v, w in valid) / total if total else None

@@ -1,8 +1,8 @@
-"""Features that are computed once: of a frozen extractor, for all that trains or computes the head alone.
+"""Feature cache of a frozen extractor, for training or computing the head alone.
 
-They are kept in memory or in files. The name of a file is a digest of everything that decides the features: the
-extractor's code, settings and weights, the transform, the samples and the precision. A change of any of these is
-another file, so that kept features are never out of date.
+Features are cached in memory or in files. The file name is a digest of everything that affects the features: code,
+configuration and weights of the extractor, the transform, the samples and the precision. A change of any of these
+gives another file, so cached features are never stale.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from fedhead.models.split_model import SplitModel
 
 F = TypeVar("F", bound=Federation)
 MEMORY = "memory"
-BATCH = {"cuda": 2048, "cpu": 64}  # samples at once; halved where they do not fit in memory
-Advance = Callable[[int], None]  # is told how many more samples are done
+BATCH = {"cuda": 2048, "cpu": 64}  # batch size; halved on out-of-memory errors
+Advance = Callable[[int], None]  # progress callback with the number of newly processed samples
 
 
 @dataclass(frozen=True)
 class FeatureExtractor:
-    """Computes the features of samples, or finds those that were computed before.
+    """Callable that computes the features of samples, with an optional file cache.
 
     Args:
-        model: The model, on the device and in the type that it computes in.
-        transform: Maps stored samples to model inputs.
-        bf16: Whether the extractor computes in bfloat16; features are float32 all the same.
-        folder: Where features are kept; None: only in memory.
-        projected: Whether to return z, which the classifier takes, in place of h.
+        model: Model, on the device and in the dtype to compute with.
+        transform: Transform from stored samples to model inputs.
+        bf16: Whether the extractor computes in bfloat16; features keep the model's dtype.
+        folder: Cache folder; None: no files.
+        projected: Whether to return projected features z (the classifier's input) instead of h.
     """
 
     model: SplitModel
@@ -57,11 +57,11 @@ class FeatureExtractor:
     projected: bool = False
 
     def __call__(self, samples: Samples, advance: Advance | None = None) -> Samples:
-        """Return the samples with their features in place of their inputs, on the model's device.
+        """Return the samples with features instead of inputs, on the model's device.
 
         Args:
-            samples: Samples as stored.
-            advance: Is called with the number of samples that are done after each batch.
+            samples: Stored samples.
+            advance: Progress callback, called after each batch with its number of samples.
 
         Raises:
             BadInput: If the folder can't be written to.
@@ -69,16 +69,16 @@ class FeatureExtractor:
         if self.folder is None:
             return Samples(self._compute(samples.x, advance), samples.y)
         path = self.folder / f"{self.key(samples.x)}.safetensors"
-        found = _read(path)
-        if found is None:
-            found = self._compute(samples.x, advance)
-            _write(path, found)
+        features = _read(path)
+        if features is None:
+            features = self._compute(samples.x, advance)
+            _write(path, features)
         elif advance is not None:
             advance(len(samples.y))
-        return Samples(found.to(self._like.device), samples.y)
+        return Samples(features.to(self._like.device), samples.y)
 
     def key(self, x: Inputs) -> str:
-        """Return a digest of everything that decides the features of these samples."""
+        """Return a digest of everything that affects the features of these samples."""
         parts = [self.model.extractor, *([self.model.projection] if self.projected else [])]
         facts = [
             *(module_digest(part) for part in parts),
@@ -90,7 +90,7 @@ class FeatureExtractor:
 
     @property
     def _like(self) -> Tensor:
-        """A tensor of the device and type that features have."""
+        """Tensor with the device and dtype of features."""
         return next(self.model.parameters())
 
     @torch.no_grad()
@@ -99,13 +99,13 @@ class FeatureExtractor:
         model = copy.deepcopy(self.model).eval()
 
         def compute(batch: int) -> Tensor:
-            made: list[Tensor] = []
+            batches: list[Tensor] = []
             for begin in range(0, max(size, 1), batch):
                 part = map_inputs(lambda t, at=begin: t[at : at + batch].to(device), x)
-                made.append(self._features(model, part))
+                batches.append(self._features(model, part))
                 if advance is not None:
-                    advance(len(made[-1]))
-            return torch.cat(made)
+                    advance(len(batches[-1]))
+            return torch.cat(batches)
 
         return retry_with_smaller_batches(compute, BATCH.get(device.type, BATCH["cpu"]), size, "features")[0]
 
@@ -114,54 +114,54 @@ class FeatureExtractor:
         inputs = map_inputs(channels_last, inputs)
         with torch.autocast(self._like.device.type, torch.bfloat16, enabled=self.bf16):
             h = model.extract(inputs)
-            found: Tensor = model.projection(h) if self.projected else h
-        return found.to(self._like.dtype)
+            features: Tensor = model.projection(h) if self.projected else h
+        return features.to(self._like.dtype)
 
 
 def with_features(federation: Federation, models: Sequence[SplitModel], cache: str, bf16: bool) -> Federation:
-    """Return a federation's samples with the features h of a frozen extractor in place of their inputs.
+    """Return a federation with the features h of a frozen extractor instead of inputs.
 
     Args:
-        federation: The federation.
-        models: The one model, on its device; it takes features from then on as it takes inputs.
-        cache: "memory", or the folder where features are kept.
+        federation: Federation.
+        models: A single model, on its device. Afterwards it accepts features as well as inputs.
+        cache: "memory", or a cache folder.
         bf16: Whether the extractor computes in bfloat16.
 
     Raises:
-        BadInput: If training on kept features would not be training through the extractor.
+        BadInput: If training on cached features would differ from training through the extractor.
     """
     if len(models) != 1:
         raise BadInput(f"cache_features: {len(models)} architectures have different features; give one model")
     check_kept(models[0], federation.transform, federation.train.x)
     extract = FeatureExtractor(models[0], federation.transform, bf16, None if cache == MEMORY else Path(cache))
-    made = of_features(federation, extract)
-    models[0].kept_width = shape_of(made.train.x)[0]
-    return made
+    converted = of_features(federation, extract)
+    models[0].kept_width = shape_of(converted.train.x)[0]
+    return converted
 
 
 def of_features(federation: F, extract: FeatureExtractor, advance: Advance | None = None) -> F:
-    """Return a federation of the same clients with features in place of inputs.
+    """Return a federation of the same clients with features instead of inputs.
 
     Args:
-        federation: The federation.
-        extract: Computes features.
-        advance: Is called with the number of samples that are done after each batch.
+        federation: Federation.
+        extract: Feature extractor.
+        advance: Progress callback, called after each batch with its number of samples.
     """
     parts = {name: getattr(federation, name) for name in ("train", "test", "public")}
-    found = {name: None if held is None else extract(held, advance) for name, held in parts.items()}
-    return replace(federation, transform=Transform(), missing={}, **found)  # type: ignore[arg-type]  # one type each
+    features = {name: None if samples is None else extract(samples, advance) for name, samples in parts.items()}
+    return replace(federation, transform=Transform(), missing={}, **features)  # type: ignore[arg-type]  # one type each
 
 
 def check_kept(model: SplitModel, transform: AnyTransform, x: Inputs) -> None:
-    """Check that training on kept features is training through the extractor.
+    """Check that training on cached features equals training through the extractor.
 
     Args:
-        model: The model, on its device.
-        transform: Maps stored samples to model inputs.
+        model: Model, on its device.
+        transform: Transform from stored samples to model inputs.
         x: A few stored samples.
 
     Raises:
-        BadInput: If the extractor is trained, samples are augmented, or the extractor computes otherwise in training.
+        BadInput: If the extractor is trained, samples are augmented, or features differ in training mode.
     """
     if any(parameter.requires_grad for parameter in model.extractor.parameters()):
         raise BadInput("cache_features: the extractor is trained, so its features change; set freeze=[extractor]")
@@ -185,7 +185,7 @@ def check_kept(model: SplitModel, transform: AnyTransform, x: Inputs) -> None:
 
 
 def _read(path: Path) -> Tensor | None:
-    """Return kept features; None where there are none, or the file is damaged."""
+    """Return cached features; None if the file is missing or damaged."""
     try:
         return load_tree(path)[0]["features"] if path.is_file() else None
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""The test of a global model."""
+"""Evaluation of a global model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from fedhead.models import functional
 
 
 def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
-    """Return the scores of the classes by the global model, [B, C].
+    """Return the class scores of the global model, [B, C].
 
     Raises:
-        BadInput: If a user's method writes into the weights, which it has a copy of to replace entries; if there is no
-            row for each sample.
+        BadInput: If a user's method modifies the weights in place, or returns another number of rows than samples.
     """
     with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
         out: Output = functional.call(algorithm.architecture(task.model).eval(), w, x)
@@ -36,15 +35,15 @@ def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) 
 def global_predictions(
     algorithm: Algorithm, model: Weights, task: Task, pool: Pool, bf16: bool = False, keep_scores: bool = False
 ) -> Predictions:
-    """Test a global model.
+    """Return the predictions of a global model.
 
     Args:
-        algorithm: The method or stage, which makes scores of the model's outputs.
-        model: The model's weights.
-        task: Sizes and settings.
+        algorithm: Method or stage, which computes scores from model outputs.
+        model: Weights of the model.
+        task: Task.
         pool: Test samples.
         bf16: Whether the model computes in bfloat16.
-        keep_scores: Whether metrics need the scores themselves.
+        keep_scores: Whether to store the scores for metrics that need them.
     """
     return predict(
         lambda x: scores(algorithm, model, x, task, bf16),

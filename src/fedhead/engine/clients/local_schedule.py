@@ -1,4 +1,4 @@
-"""How much of its local work a client does in a phase of a round, and what its batches are drawn from."""
+"""Local schedule: epochs, steps and batch seeds of a client's phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedhead.core.training import batching, per_client_counts
 from fedhead.core.training.batching import DrawArguments
 from fedhead.engine.policies.stragglers import Stragglers
 
-TRAIN = "train"  # the label of the rounds; that of a stage is `stage:NAME`
+TRAIN = "train"  # label of training rounds; stages use `stage:NAME`
 
 
 def draw_arguments(
@@ -23,32 +23,32 @@ def draw_arguments(
     samples: int,
     stragglers: Stragglers | None,
 ) -> DrawArguments:
-    """Return what the batches of a phase are drawn from.
+    """Return the draw arguments for the batches of a phase.
 
     Args:
-        phase: The phase. One with its own number of epochs does these at every client.
+        phase: Phase. Its own number of epochs, if any, applies to every client.
         number: Index of the phase.
-        task: Sizes and settings.
+        task: Task.
         client: Number of the client.
         round: Number of the round.
-        label: `TRAIN`, or the stage's.
-        samples: How many samples the client has for this phase.
-        stragglers: Who does only a part of the work, in rounds.
+        label: `TRAIN`, or the label of a stage.
+        samples: Number of samples that the client has for this phase.
+        stragglers: Policy for late clients, which train only partially.
     """
     local = task.local
     size = phase.batch_size or local.batch_size
     per_epoch = batching.steps_per_epoch(samples, size, local.drop_last)
-    most: int | None = None
+    max_steps: int | None = None
     if phase.epochs is not None:
         epochs = phase.epochs
     elif local.steps is None:
         epochs = per_client_counts.amount_of(local.epochs, client, round, task.seed)
     else:
-        most = per_client_counts.amount_of(local.steps, client, round, task.seed)
-        epochs = math.ceil(most / max(per_epoch, 1))
+        max_steps = per_client_counts.amount_of(local.steps, client, round, task.seed)
+        epochs = math.ceil(max_steps / max(per_epoch, 1))
     part = stragglers.part(client, round, task.seed) if stragglers is not None and label == TRAIN else 1.0
     if part < 1:
-        most = math.ceil(part * (epochs * per_epoch if most is None else most))
+        max_steps = math.ceil(part * (epochs * per_epoch if max_steps is None else max_steps))
     epochs = epochs if phase.begins <= round <= (phase.ends or round) else 0
     key = batching.phase_key(task.seed, round, label, number, client)
-    return DrawArguments(samples, size, epochs, local.drop_last, key, most)
+    return DrawArguments(samples, size, epochs, local.drop_last, key, max_steps)

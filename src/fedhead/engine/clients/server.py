@@ -1,4 +1,4 @@
-"""The server's half of an exchange, the same in a simulation and across machines: downlink, aggregation, test."""
+"""Server side of an exchange, for all transports: downlink, aggregation, evaluation."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ _FIX = (
 
 
 class Downlink(NamedTuple):
-    """The server's message in an exchange."""
+    """Message from the server to the clients."""
 
     broadcast: Tree  # to every client
-    per_client: dict[int, Tree]  # to one client alone, by its number
+    per_client: dict[int, Tree]  # extra content for one client, by client number
 
     def nbytes(self) -> int:
-        """The bytes that all clients receive together."""
-        return len(self.per_client) * self.broadcast.nbytes + sum(own.nbytes for own in self.per_client.values())
+        """Return the bytes that all clients receive together."""
+        return len(self.per_client) * self.broadcast.nbytes + sum(tree.nbytes for tree in self.per_client.values())
 
 
 def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
-    """Return what these clients receive; `task` gives the task of a client's architecture."""
-    down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
+    """Return the downlink to these clients; `task` maps a client to the task of its architecture."""
+    broadcast = Tree({name: server[name] for name in algorithm.broadcast if name in server})
     hook = f"{type(algorithm).__name__}.per_client"
     with _checked(hook, algorithm, server):
-        own = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
-    return Downlink(down, own)
+        per_client = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
+    return Downlink(broadcast, per_client)
 
 
 def initial_server(method: Method, w: Weights, task: Task) -> Tree:
-    """The server's state before the first round.
+    """Return the initial server state.
 
     Raises:
-        BadInput: If the method makes something else than a tree of tensors.
+        BadInput: If the method returns anything but a tree of tensors.
     """
     return checked_tree(method.init_server(w, task), f"{type(method).__name__}.init_server")
 
@@ -60,11 +60,11 @@ def initial_server(method: Method, w: Weights, task: Task) -> Tree:
 def aggregate(
     algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
 ) -> Tree:
-    """Return the server's new state from replies that have passed the checks, in the order of the clients' numbers.
+    """Return the new server state from validated replies, in ascending order of the clients.
 
     Raises:
-        BadInput: If the rule writes into the old state, or returns something else than a tree of tensors with all that
-            clients are to receive.
+        BadInput: If the rule modifies the old state in place, or returns anything but a tree of tensors with all
+            entries to broadcast.
     """
     hook = f"{type(algorithm).__name__}.aggregate"
     rules = () if aggregator is None else (aggregator,)
@@ -73,8 +73,8 @@ def aggregate(
             new = checked_tree(algorithm.aggregate(server, replies, task), hook)
         else:
             robust = RobustMean(aggregator, server)
-            found = algorithm.aggregate(server, replace(replies, robust_mean=robust), task)
-            new = robust.remember(algorithm, checked_tree(found, hook))
+            state = algorithm.aggregate(server, replace(replies, robust_mean=robust), task)
+            new = robust.remember(algorithm, checked_tree(state, hook))
     check_weights(new, server, hook)
     check_broadcast(new, server, algorithm.broadcast, hook)
     return new
@@ -85,19 +85,19 @@ def _checked(
 ) -> AbstractContextManager[None]:
     device = next((tensor.device for tensor in server.tensors()), None)
 
-    def given() -> dict[str, Tree]:
+    def inputs() -> dict[str, Tree]:
         return {"server": server} | (
             {"replies.sent[0]": replies.sent[0]} if replies is not None and replies.sent else {}
         )
 
-    return check_once(hook, (algorithm, *others), given, _FIX, device)
+    return check_once(hook, (algorithm, *others), inputs, _FIX, device)
 
 
 def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | None:
-    """The model that a method or stage makes of the server's state, which stays as it is; None where it has none.
+    """Return the global model of a method or stage; None if it has no global model.
 
     Raises:
-        BadInput: If the hook writes into the state.
+        BadInput: If the hook modifies the server state in place.
     """
     with _checked(f"{type(algorithm).__name__}.global_model", algorithm, server):
         return algorithm.global_model(server, task)
@@ -112,20 +112,20 @@ def evaluate_global_model(
     metrics: Mapping[str, Metric] = NO_METRICS,
     final: bool = False,
 ) -> Row:
-    """Return the global model's accuracy, loss and metrics as entries of a record, where it exists and can be tested.
+    """Evaluate the global model and return record entries; their values are None without a model or test samples.
 
     Args:
-        algorithm: The method or stage.
-        server: The server's state.
-        task: Sizes and settings.
+        algorithm: Method or stage.
+        server: Server state.
+        task: Task.
         pool: Test samples.
         bf16: Whether the model computes in bfloat16.
-        metrics: Further metrics, by name.
-        final: Whether to record the confusion matrix as well.
+        metrics: Additional metrics by name.
+        final: Whether to record the confusion matrix.
     """
     model = global_model(algorithm, server, task)
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
-    keep_scores = any(one.needs_scores for one in metrics.values())
+    keep_scores = any(metric.needs_scores for metric in metrics.values())
     predictions = global_predictions(algorithm, model, task, pool, bf16, keep_scores)
     return evaluation.global_row(predictions, metrics, final)

@@ -1,1 +1,1 @@
-"""The parts of a run: the experiment with its components and numbers, its checks, and where it is computed."""
+"""Experiments: components, schedule, validation and compute options of a run."""

@@ -1,9 +1,8 @@
-"""Callbacks: after each round they see its record and may stop the run or keep the round's models.
+"""Callbacks: called with each round's record, they may stop the run or keep the round's models.
 
-What they watch is measured on validation samples, a share of the clients' training samples that no client trains on
-(`validation`), or is the training loss; test samples never decide. A callback is a frozen dataclass of settings. What
-it remembers from round to round is a dictionary that belongs to the run and is stored with every checkpoint, so that a
-resumed run goes on as if it had not been stopped.
+They watch the training loss or metrics on validation samples (`validation`): a share of the clients' training samples
+that no client trains on. Test samples are never used. A callback is a frozen dataclass. Its memory is a dictionary that
+belongs to the run and is stored in every checkpoint, so a resumed run behaves like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ from fedhead.core.system.errors import BadInput, user_code
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import Metric
 
-# What is always measured on validation samples, and which values of it are good.
+# Built-in validation metrics, and whether high or low values are good.
 VALIDATED = {"accuracy": "max", "loss": "min", "personal": "max", "personal_loss": "min"}
 _BETTER = {**VALIDATED, "train_loss": "min"}
 
 
 class Action(enum.Flag):
-    """A callback's request to the run; several can be joined by `|`."""
+    """Request of a callback to the run; combine several with `|`."""
 
     STOP = enum.auto()
     KEEP = enum.auto()
 
 
 STOP = Action.STOP
-"""A callback's answer that ends training after this round."""
+"""Action that ends training after this round."""
 KEEP = Action.KEEP
-"""A callback's answer that ends the run with the models of this round, unless a later one is kept."""
+"""Action that makes this round's models the final ones, unless a later round is kept."""
 
 
 @dataclass(frozen=True)
 class Callback(Component):
-    """A rule that is asked after each round.
+    """Base class of callbacks, called after each round.
 
     Attributes:
-        keeps: Whether it may return `KEEP`; sites on other machines don't have the states of earlier rounds.
+        keeps: Whether it may return `KEEP`. Not possible with remote sites, which don't store earlier states.
     """
 
     keeps: ClassVar[bool] = False
 
     def check(self, metrics: Mapping[str, Metric], validated: bool) -> None:
-        """Raise `BadInput`, before anything is computed, if the callback can't be used in this run.
+        """Raise `BadInput` if the callback can't be used in this run; called before training.
 
         Args:
-            metrics: The run's further metrics, by name.
+            metrics: Additional metrics of the run by name.
             validated: Whether the clients have validation samples.
         """
 
@@ -61,33 +60,32 @@ class Callback(Component):
         """Decide after a round.
 
         Args:
-            row: The record of the round; `row["validation"]` holds what was measured on validation samples, in rounds
-                that were evaluated.
-            memory: What the callback remembers; it may write JSON values into it.
+            row: Record of the round. In evaluated rounds, `row["validation"]` holds the validation metrics.
+            memory: Memory of the callback between rounds; it may store JSON values in it.
 
         Returns:
-            `fedhead.STOP`, `fedhead.KEEP`, both, or None to go on.
+            `fedhead.STOP`, `fedhead.KEEP`, both, or None to continue.
         """
         raise NotImplementedError
 
 
 CALLBACKS = Registry.of(Callback, home=["fedhead.engine.experiment.callbacks"], needs=["after_round"])
-"""The callbacks by name."""
+"""Registry of callbacks."""
 callback = CALLBACKS.decorator
-"""Register a callback under a name, for recipes and the command line: a decorator of subclasses of `Callback`."""
+"""Decorator that registers a subclass of `Callback` under a name, for recipes and the command line."""
 
 
-# -- the built-in ones ----------------------------------------------------------------------------------
+# -- built-in callbacks --------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Watcher(Callback):
-    """A callback that compares one metric with its best value so far.
+    """Base class of callbacks that compare one metric with its best value so far.
 
     Args:
-        metric: What is watched, on validation samples: `accuracy`, `loss` (of the global model), `personal`,
-            `personal_loss` (the mean over clients of their own models), or one of the run's `metrics`; or `train_loss`,
-            which needs no validation samples.
-        min_delta: By how much a value must be better to count as better.
-        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric says.
+        metric: Metric to watch. On validation samples: `accuracy` and `loss` of the global model, `personal` and
+            `personal_loss` (means over the clients' personal models), or one of the run's `metrics`. `train_loss` needs
+            no validation samples.
+        min_delta: Minimum change that counts as an improvement.
+        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric declares.
     """
 
     metric: str = "accuracy"
@@ -95,7 +93,7 @@ class Watcher(Callback):
     mode: Literal["auto", "min", "max"] = "auto"
 
     def check(self, metrics: Mapping[str, Metric], validated: bool) -> None:
-        """Refuse a metric that is not measured, or that only test samples could give."""
+        """Raise `BadInput` if the metric is not computed, or if it needs missing validation samples."""
         if self.metric == "train_loss":
             return
         if self.metric not in VALIDATED and self.metric not in metrics:
@@ -118,7 +116,7 @@ class Watcher(Callback):
         return _BETTER.get(self.metric) or metrics[self.metric].better or "auto"
 
     def _improved(self, row: Row, memory: dict[str, Any]) -> bool | None:
-        """Say whether a round is the best so far, and remember its value; None for a round without one."""
+        """Return whether a round is the best so far, and store its value; None for a round without a value."""
         value = row.get("train_loss") if self.metric == "train_loss" else row.get("validation", {}).get(self.metric)
         if value is None or not math.isfinite(value):
             return None
@@ -132,19 +130,19 @@ class Watcher(Callback):
 @callback("early_stopping")
 @dataclass(frozen=True)
 class EarlyStopping(Watcher):
-    """Stop when a metric has not become better for a number of evaluated rounds (Prechelt, 1998).
+    """Stop when a metric has not improved for a number of evaluated rounds (Prechelt, 1998).
 
     Args:
-        metric: What is watched, see `Watcher`.
-        min_delta: By how much a value must be better to count as better.
-        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric says.
-        patience: How many evaluated rounds in a row may be no better.
+        metric: Metric to watch, see `Watcher`.
+        min_delta: Minimum change that counts as an improvement.
+        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric declares.
+        patience: Number of evaluated rounds without improvement after which to stop.
     """
 
     patience: Annotated[int, AtLeast(1)] = 5
 
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
-        """Count the rounds since the best one."""
+        """Count the rounds since the best one, and stop when patience is exhausted."""
         improved = self._improved(row, memory)
         if improved is None:
             return None
@@ -155,31 +153,31 @@ class EarlyStopping(Watcher):
 @callback("best_model")
 @dataclass(frozen=True)
 class BestModel(Watcher):
-    """End with the models of the round in which a metric was best, in place of the last one's.
+    """End with the models of the round with the best metric, instead of the last round's.
 
     Args:
-        metric: What is watched, see `Watcher`.
-        min_delta: By how much a value must be better to count as better.
-        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric says.
+        metric: Metric to watch, see `Watcher`.
+        min_delta: Minimum change that counts as an improvement.
+        mode: Whether high ("max") or low ("min") values are good; "auto": as the metric declares.
     """
 
     keeps: ClassVar[bool] = True
 
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
-        """Keep each best round."""
+        """Keep the round if it is the best so far."""
         return KEEP if self._improved(row, memory) else None
 
 
 # -- in the round loop ----------------------------------------------------------------------------------
 class CallbackList:
-    """The callbacks of a run with what they remember.
+    """Callbacks of a run with their memories.
 
     Args:
-        callbacks: The callbacks, in order.
-        metrics: The run's further metrics.
+        callbacks: Callbacks, in order.
+        metrics: Additional metrics of the run.
         validated: Whether the clients have validation samples.
-        keeps_states: Whether the clients' states of earlier rounds are still there.
-        memories: What each remembers, of a run that is resumed.
+        keeps_states: Whether client states of earlier rounds can be kept.
+        memories: Memory of each callback, for a resumed run.
         objective: Name of the run's objective.
 
     Raises:
@@ -196,16 +194,16 @@ class CallbackList:
         objective: str = "multiclass",
     ):
         self.callbacks = list(callbacks)
-        for one in self.callbacks:
-            one.check(metrics, validated)
-            if objective == "regression" and isinstance(one, Watcher) and one.metric in ("accuracy", "personal"):
+        for rule in self.callbacks:
+            rule.check(metrics, validated)
+            if objective == "regression" and isinstance(rule, Watcher) and rule.metric in ("accuracy", "personal"):
                 raise BadInput(
-                    f"callback {one.name} watches {one.metric}, which objective=regression has not: watch loss, "
+                    f"callback {rule.name} watches {rule.metric}, which objective=regression has not: watch loss, "
                     "personal_loss, train_loss or one of the run's metrics"
                 )
-            if one.keeps and not keeps_states:
+            if rule.keeps and not keeps_states:
                 raise BadInput(
-                    f"callback {one.name} keeps the models of a round, and sites don't have the states of earlier "
+                    f"callback {rule.name} keeps the models of a round, and sites don't have the states of earlier "
                     "ones: it is for simulations only"
                 )
         self.memories = [dict(memory) for memory in memories] or [{} for _ in self.callbacks]
@@ -214,25 +212,25 @@ class CallbackList:
                 f"callbacks: there are {len(self.callbacks)}, and the run was begun with {len(self.memories)}: give "
                 "the same ones to resume"
             )
-        for one, memory in zip(self.callbacks, self.memories, strict=True):
-            if isinstance(one, Watcher):
-                memory.setdefault("mode", one._mode(metrics))
+        for rule, memory in zip(self.callbacks, self.memories, strict=True):
+            if isinstance(rule, Watcher):
+                memory.setdefault("mode", rule._mode(metrics))
 
     def after_round(self, row: Row) -> Action:
-        """Ask all callbacks; notes in the record who stops the run and whether its models are kept."""
+        """Call all callbacks and combine their actions; record which one stops the run and whether models are kept."""
         action = Action(0)
-        for one, memory in zip(self.callbacks, self.memories, strict=True):
-            with user_code(f"callback {one.name}"):
-                asked = one.after_round(row, memory)
-            if asked is None:
+        for rule, memory in zip(self.callbacks, self.memories, strict=True):
+            with user_code(f"callback {rule.name}"):
+                answer = rule.after_round(row, memory)
+            if answer is None:
                 continue
-            if not isinstance(asked, Action):
-                raise BadInput(f"callback {one.name} returned {asked!r}: return fedhead.STOP, fedhead.KEEP or None")
-            if KEEP in asked and not one.keeps:
-                raise BadInput(f"callback {one.name} returned KEEP: set keeps = True in its class")
-            if STOP in asked:
-                row.setdefault("stopped", one.name)
-            action |= asked
+            if not isinstance(answer, Action):
+                raise BadInput(f"callback {rule.name} returned {answer!r}: return fedhead.STOP, fedhead.KEEP or None")
+            if KEEP in answer and not rule.keeps:
+                raise BadInput(f"callback {rule.name} returned KEEP: set keeps = True in its class")
+            if STOP in answer:
+                row.setdefault("stopped", rule.name)
+            action |= answer
         if KEEP in action:
             row["kept"] = True
         return action

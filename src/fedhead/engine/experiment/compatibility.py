@@ -1,4 +1,4 @@
-"""Checks that methods and models go together, before anything is computed."""
+"""Compatibility checks of methods and models, before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhead.models.split_model import SplitModel, weights
 
 
 def assignment(assign: Sequence[int] | None, models: int, clients: int) -> list[int]:
-    """Return the number of each client's model: as given, or i mod n for client i."""
+    """Return the model index of each client: as given, or i mod n for client i."""
     if assign is None:
         return [client % models for client in range(clients)]
     if len(assign) != clients:
@@ -30,13 +30,13 @@ def assignment(assign: Sequence[int] | None, models: int, clients: int) -> list[
 
 
 def check_models(method: Method, models: Sequence[SplitModel], assign: Sequence[int], local: LocalTraining) -> None:
-    """Raise `BadInput`, with the first client concerned, where a method can't train these models side by side."""
-    first = {group: client for client, group in reversed(list(enumerate(assign)))}  # the first client of a model
-    here = [(first[group], model) for group, model in enumerate(models) if group in first]
-    if here:
-        if len(here) > 1:
-            _differing(method, here)
-        _lone_samples(here, local)
+    """Raise `BadInput`, naming the first client concerned, if a method can't train these models together."""
+    first = {group: client for client, group in reversed(list(enumerate(assign)))}  # first client of each model
+    used = [(first[group], model) for group, model in enumerate(models) if group in first]
+    if used:
+        if len(used) > 1:
+            _check_same_shapes(method, used)
+        _check_batch_norm(used, local)
 
 
 def check_rounds(rounds: int, stages: Sequence[Stage]) -> None:
@@ -46,35 +46,35 @@ def check_rounds(rounds: int, stages: Sequence[Stage]) -> None:
 
 
 def check_trained(algorithm: Algorithm, method: Method, task: Task) -> None:
-    """Raise `BadInput` for a phase that has nothing to train because all of it is frozen.
+    """Raise `BadInput` for a phase whose trained parameters are all frozen.
 
     Args:
-        algorithm: The method itself, or a stage that follows it.
-        method: Decides what clients have to train.
-        task: Holds the model.
+        algorithm: Method, or a stage that follows it.
+        method: Method of the run; it defines the client state.
+        task: Task with the model.
     """
     if task.model.frozen:
         w = weights(task.model)
         initial_trained(method, algorithm.phases(task), task, w, method.init_client(w, task))
 
 
-def _differing(method: Method, here: Sequence[tuple[int, SplitModel]]) -> None:
-    """Refuse entries that a method averages and that have another name or shape in some architecture."""
+def _check_same_shapes(method: Method, models: Sequence[tuple[int, SplitModel]]) -> None:
+    """Raise `BadInput` if averaged entries differ in name or shape between architectures."""
     name = method.name or type(method).__name__
-    one, reference = here[0]
-    wanted = {n: tuple(t.shape) for n, t in weights(reference).part(*method.shared).items()}
-    for client, model in here[1:]:
+    first, reference = models[0]
+    shared = {n: tuple(t.shape) for n, t in weights(reference).part(*method.shared).items()}
+    for client, model in models[1:]:
         shapes = {n: tuple(t.shape) for n, t in weights(model).part(*method.shared).items()}
-        if method.shared == ("classifier",) and wanted.keys() == shapes.keys() and model.features != reference.features:
+        if method.shared == ("classifier",) and shared.keys() == shapes.keys() and model.features != reference.features:
             raise BadInput(
-                f"client {client}: its features have {model.features} dimensions and client {one}'s have "
+                f"client {client}: its features have {model.features} dimensions and client {first}'s have "
                 f"{reference.features}, but {name} averages their classifiers: give every model the same feature "
                 f"layer, such as model.feature_layer={reference.features}"
             )
-        for entry in [*wanted, *shapes]:
-            if wanted.get(entry) == shapes.get(entry):
+        for entry in [*shared, *shapes]:
+            if shared.get(entry) == shapes.get(entry):
                 continue
-            mine, theirs = shapes.get(entry, "not there"), wanted.get(entry, "not there")
+            mine, theirs = shapes.get(entry, "not there"), shared.get(entry, "not there")
             fix = (
                 "give every model the same head"
                 if method.shared == ("classifier",)
@@ -82,13 +82,13 @@ def _differing(method: Method, here: Sequence[tuple[int, SplitModel]]) -> None:
             )
             raise BadInput(
                 f"client {client}: {name} averages {entry!r}, which is {mine} in its model and {theirs} in client "
-                f"{one}'s: {fix}"
+                f"{first}'s: {fix}"
             )
 
 
-def _lone_samples(here: Sequence[tuple[int, SplitModel]], local: LocalTraining) -> None:
-    """BatchNorm has no variance to normalize by in a batch of one sample."""
-    for client, model in here:
+def _check_batch_norm(models: Sequence[tuple[int, SplitModel]], local: LocalTraining) -> None:
+    """Raise `BadInput` for BatchNorm with batches of one sample, which have no variance."""
+    for client, model in models:
         layers = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if local.batch_size == 1 and layers:
             raise BadInput(

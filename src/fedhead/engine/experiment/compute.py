@@ -1,4 +1,4 @@
-"""Where and how a run is computed; it decides rounding and speed, never what is learned."""
+"""Compute options of a run. They affect rounding and speed, never the training itself."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Compute:
     """Device, executor and precision of a run.
 
     Args:
-        data: The folder of the data sets; None: the default one.
+        data: Folder of the data sets; None: the default folder.
         device: `auto`, `cpu`, `cuda` or a GPU by its number.
-        executor: `auto` (the fastest in a short trial), a name that `fedhead ls executors` lists, your own by name, or
+        executor: `auto` (the fastest in a short trial), a name listed by `fedhead ls executors`, your own by name, or
             an executor.
         precision: `fp32`, `tf32` (on a GPU) or `bf16`.
         threads: CPU threads; None: one for small models, torch's own choice for others.
-        compile: When steps are compiled on a GPU, as in `select.COMPILE`.
-        allow_changed_code: Resume also where the user's own code differs from what the run began with.
+        compile: When to compile steps on a GPU; choices in `select.COMPILE`.
+        allow_changed_code: Whether to resume even if the user's code has changed since the run started.
     """
 
     data: str | Path | None = None

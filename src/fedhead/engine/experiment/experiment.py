@@ -1,7 +1,7 @@
-"""An experiment: everything that decides a run but its data, and the checks that its parts go together.
+"""Experiment: the full configuration of a run except its data, with compatibility checks.
 
-`fedhead.recipes.experiment` builds one from a recipe or from Python objects. It is the only carrier from there to the
-last round: simulation, sites and round loop read their settings from it.
+`fedhead.recipes.experiment` builds it from a recipe or from Python objects. Simulation, sites and round loop read
+their configuration from it alone.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from fedhead.samplers.uniform import UniformSampler
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape of a model's inputs and its number of classes."""
+    """Shape of a model's inputs, and number of classes."""
 
-    shape: Any  # by name where inputs have names
+    shape: Any  # a dict by input name if inputs are named
     classes: int
-    types: Any = torch.float32  # dtype of a model's inputs, by name likewise
-    objective: str = "multiclass"  # what the outputs stand for
+    types: Any = torch.float32  # dtype of a model's inputs; a dict likewise
+    objective: str = "multiclass"  # name of the objective
 
     @classmethod
     def of(cls, federation: Federation) -> Self:
-        """Return the inputs of a federation's samples."""
+        """Return the input specification of a federation."""
         return cls(federation.input_shape, federation.classes, federation.input_types, federation.objective)
 
     @property
@@ -53,16 +53,16 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers of a run that no component has.
+    """Rounds, participation, seed and evaluation of a run.
 
     Args:
-        rounds: How many rounds are trained.
-        participation: The share of the clients that train in a round.
-        seed: Decides cohorts, batches and augmentation.
-        evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
-        last_rounds: Over how many of the last rounds the mean accuracy is taken.
-        validation: Share of each client's training samples that callbacks watch; None: none.
-        cache_features: Where the features of a frozen extractor are kept, "memory" or a folder; None: nowhere.
+        rounds: Number of training rounds.
+        participation: Share of the clients that train in a round.
+        seed: Seed of cohorts, batches and augmentation.
+        evaluate_every: Number of rounds between evaluations; the last `last_rounds` are always evaluated.
+        last_rounds: Number of final rounds that the mean accuracy covers.
+        validation: Share of each client's training samples reserved for callbacks; None: none.
+        cache_features: Cache for the features of a frozen extractor: "memory" or a folder; None: no cache.
     """
 
     rounds: int
@@ -76,25 +76,25 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything of a run but its data and the machine that computes it.
+    """Full configuration of a run, except its data and compute options.
 
     Args:
-        method: The method.
-        models: The architectures with their initial weights: client i has model i mod n, or the one of `assign`.
-        local: How clients train.
+        method: Method.
+        models: Architectures with initial weights. Client i has model i mod n, unless `assign` is given.
+        local: Local training of the clients.
         schedule: Rounds, participation, seed and evaluation.
         stages: Stages after the rounds, in order.
         uploads: Transforms of a reply before it leaves a client, in order.
-        aggregator: The server's rule in place of the weighted mean; None: the mean.
-        outliers: The server's policy for replies that stand out; None: all count.
-        sampler: The rule that draws a round's clients; None: uniformly.
-        stragglers: Clients that do not finish in time, and what the server does then; None: nobody is late.
-        metrics: Metrics of the global model besides the accuracy, by name.
+        aggregator: Aggregator that replaces the weighted mean; None: the mean.
+        outliers: Policy for outlying replies; None: all replies count.
+        sampler: Sampler of the cohorts; None: uniform.
+        stragglers: Simulated late clients and how the server handles them; None: no late clients.
+        metrics: Metrics besides the accuracy, by name.
         callbacks: Callbacks that may stop the run or keep a round's models.
-        assign: The number of each client's model; None: i mod n.
+        assign: Model index of each client; None: i mod n.
 
     Raises:
-        BadInput: If a stage is there twice or can't follow the method.
+        BadInput: If a stage is listed twice or can't follow the method.
     """
 
     method: Method
@@ -112,38 +112,38 @@ class Experiment:
     assign: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Put the stages on top of the method."""
+        """Bind the stages to the method."""
         object.__setattr__(self, "stages", bind(self.stages, self.method))
 
     def with_models(self, models: Sequence[SplitModel], assign: Sequence[int]) -> Self:
-        """Return the experiment with the models of one place: a site, or the server's picture of all sites.
+        """Return the experiment with other models: those of one site, or those of all sites as the server knows them.
 
         Args:
-            models: The architectures that are there.
-            assign: The number of each client's model.
+            models: Architectures.
+            assign: Model index of each client.
         """
-        cache = None if self.schedule.cache_features is None else "memory"  # no folder of another machine
+        cache = None if self.schedule.cache_features is None else "memory"  # the folder may not exist on this machine
         schedule = replace(self.schedule, cache_features=cache)
         return replace(self, models=tuple(models), assign=tuple(assign), schedule=schedule)
 
     def assignment(self, clients: int) -> list[int]:
-        """Return the number of each client's model."""
+        """Return the model index of each client."""
         return compatibility.assignment(self.assign, len(self.models), clients)
 
     def cohort_size(self, clients: int) -> int:
-        """Return how many clients take part in a round, if so many hold data."""
+        """Return the number of clients in a round, if that many hold data."""
         return max(1, math.floor(self.schedule.participation * clients + 0.5))  # Python rounds halves to even
 
     def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
-        """Check that all parts go together; no data is needed.
+        """Check that all components are compatible, without reading data.
 
         Args:
             inputs: Shape and number of classes of the samples.
             clients: Number of clients.
-            validated: Whether there are validation samples; None: as the schedule says.
+            validated: Whether there are validation samples; None: as in the schedule.
 
         Raises:
-            BadInput: They do not.
+            BadInput: If components are incompatible.
         """
         for algorithm in (self.method, *self.stages):
             training_objective.check(algorithm, inputs.objective, self.local)
@@ -164,18 +164,18 @@ class Experiment:
                 compatibility.check_trained(algorithm, self.method, task)
 
     def check_models(self, clients: int) -> None:
-        """Raise `BadInput` if the method can't train the clients' models side by side."""
+        """Raise `BadInput` if the method can't train the clients' models together."""
         compatibility.check_models(self.method, self.models, self.assignment(clients), self.local)
 
     def check_data(self, federation: Federation, stages: bool = True) -> None:
-        """Check that all parts can work with the data.
+        """Check that all components are compatible with the data.
 
         Args:
-            federation: The data.
-            stages: Whether to check the stages as well; one place does not know the test samples of all clients.
+            federation: Federation.
+            stages: Whether to check the stages too. A site skips this: it doesn't know all clients' test samples.
 
         Raises:
-            BadInput: A part can't.
+            BadInput: If a component is incompatible with the data.
         """
         self.local.check_clients(len(federation))
         for algorithm in (self.method, *(self.stages if stages else ())):

@@ -1,4 +1,4 @@
-"""The objective of a run with its label smoothing and class weights, and the algorithms that can't follow it."""
+"""Training objective with label smoothing and class weights, and its compatibility with algorithms."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ if TYPE_CHECKING:
 
 
 def check(algorithm: Algorithm, objective: str, local: LocalTraining) -> None:
-    """Raise `BadInput` where a method or a stage can't follow the objective, or has a loss that settings don't reach.
+    """Raise `BadInput` if an algorithm doesn't support the objective, label smoothing or class weights.
 
     Args:
-        algorithm: The method or the stage.
+        algorithm: Method or stage.
         objective: Name of the objective.
-        local: Says whether there are label smoothing and class weights.
+        local: Local training, with label smoothing and class weights.
     """
     if objective not in algorithm.objectives:
         raise BadInput(
             f"{algorithm.name} works on classes and can't follow objective={objective}: use one of "
-            f"{', '.join(_able(algorithm, objective))}{_MORE.get(objective, '')}"
+            f"{', '.join(_supporting_algorithms(algorithm, objective))}{_HINTS.get(objective, '')}"
         )
-    settings = OBJECTIVES[objective](local.label_smoothing, PER_CLIENT if local.class_weights else None)
-    if settings.adjusted is None:
+    requested = OBJECTIVES[objective](local.label_smoothing, PER_CLIENT if local.class_weights else None)
+    if requested.adjusted is None:
         return
     if objective == "regression":
-        raise BadInput(f"{settings.adjusted}: it is for classes, objective=regression has none; leave it out")
+        raise BadInput(f"{requested.adjusted}: it is for classes, objective=regression has none; leave it out")
     if algorithm.own_loss:
         raise BadInput(
-            f"{settings.adjusted}: {algorithm.name} trains by its own loss, which it does not reach; leave it out, or "
+            f"{requested.adjusted}: {algorithm.name} trains by its own loss, which it does not reach; leave it out, or "
             "use a method that trains by the run's loss, such as fedavg"
         )
 
 
-_SMALLEST = 1e-6  # positive class weight: a batch's loss is divided by the sum of its weights
-_MORE = {"binary": ", or state objective=multiclass, with one logit per class"}
+_SMALLEST = 1e-6  # smallest positive class weight, since a batch's loss is divided by the sum of its weights
+_HINTS = {"binary": ", or state objective=multiclass, with one logit per class"}
 
 
-def _able(algorithm: Algorithm, objective: str) -> list[str]:
-    """Return the names of the built-in methods, or stages, that can follow an objective."""
+def _supporting_algorithms(algorithm: Algorithm, objective: str) -> list[str]:
+    """Return the names of the built-in methods, or stages, that support an objective."""
     registry = STAGES if isinstance(algorithm, Stage) else METHODS
     return [name for name in registry if objective in registry[name].objectives]
 
 
 def make(federation: Federation, local: LocalTraining, device: torch.device, all_here: bool) -> Objective:
-    """Return the objective that clients train by.
+    """Return the training objective of the clients.
 
     Args:
-        federation: The clients' data.
+        federation: Data of the clients.
         local: Label smoothing and class weights.
-        device: Where the weights are to be.
-        all_here: Whether the data of all clients is here.
+        device: Device of the class weights.
+        all_here: Whether this machine holds the data of all clients.
 
     Raises:
         BadInput: If the class weights do not fit the classes, or need the data of all clients.
     """
     kind, asked = OBJECTIVES[federation.objective], local.class_weights
     if federation.has_classes and federation.classes < 2:
-        raise BadInput("there is only one class, so that there is nothing to tell apart: give classes=2 or more")
+        raise BadInput("there is only one class, so there is nothing to classify: give classes=2 or more")
     if asked == PER_CLIENT and not kind.has_classes:
         raise BadInput(
             f"class_weights: {asked} needs classes, objective={kind.name} has none; give numbers, or balanced"
@@ -79,26 +79,26 @@ def make(federation: Federation, local: LocalTraining, device: torch.device, all
     if asked == "balanced":
         if not all_here and len(federation.train.y):
             raise BadInput(
-                "class_weights: balanced needs the class counts of all clients, which real sites do not tell: use "
+                "class_weights: balanced needs the class counts of all clients, which real sites do not share: use "
                 "balanced_per_client, or give the numbers"
             )
-        found = _balanced(federation)
+        weights = _balanced(federation)
     else:
         if len(asked) != federation.classes:
             raise BadInput(f"class_weights: {len(asked)} numbers were given, there are {federation.classes} classes")
         if not any(asked):
             raise BadInput("class_weights: all are 0, so that nothing would be trained; give positive numbers")
-        if odd := [one for one in asked if one and not _SMALLEST <= one <= 1 / _SMALLEST]:
+        if bad := [weight for weight in asked if weight and not _SMALLEST <= weight <= 1 / _SMALLEST]:
             raise BadInput(
-                f"class_weights: {odd[0]} is too far from 1 for the loss of a batch; divide all by their largest, or "
+                f"class_weights: {bad[0]} is too far from 1 for the loss of a batch; divide all by their largest, or "
                 "give 0"
             )
-        found = torch.tensor(asked, dtype=torch.float64)
-    return kind(local.label_smoothing, tuple(found.tolist()), found.to(device))
+        weights = torch.tensor(asked, dtype=torch.float64)
+    return kind(local.label_smoothing, tuple(weights.tolist()), weights.to(device))
 
 
 def _balanced(federation: Federation) -> Tensor:
-    """Return the weights of classes, or of the positive samples of each label: negative ones per positive one."""
+    """Return balanced class weights; for multilabel, the ratio of negative to positive samples of each label."""
     if federation.has_classes:
         return balanced(torch.from_numpy(federation.counts().sum(axis=0)).double())
     y = federation.train.y[torch.from_numpy(np.concatenate(federation.rows))].double()

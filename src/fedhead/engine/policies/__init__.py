@@ -1,1 +1,1 @@
-"""Policies of the server: sampling, stragglers, outliers, robust means."""
+"""Server policies: sampling, stragglers, outliers, robust means."""

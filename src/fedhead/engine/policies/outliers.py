@@ -1,8 +1,8 @@
-"""Replies that stand out from the others of their round: what is done with them before anything is aggregated.
+"""Detection and handling of outlying replies before aggregation.
 
-A reply stands out if its update is several times as long as the median one of the round, or if its client says that
-it has several times as many samples as the median one. Class sums are not measured: they grow with the client's data,
-and `Algorithm.check_reply` refuses those that no data has.
+A reply is an outlier if the norm of its update, or its reported number of samples, is several times the round's
+median. Class sums are not measured because they grow with the client's data; `Algorithm.check_reply` rejects
+implausible ones.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Action = Literal["reject", "clip", "drop"]
 
 @dataclass(frozen=True)
 class OutlierPolicy(Checked):
-    """Policy for replies that stand out, and the limits beyond which they do.
+    """Policy for outlying replies: limits, and the action beyond them.
 
     Args:
-        action: `reject`: it counts as a failure of its client, which ends a simulation and leaves a real site out of
-            the round; `drop`: the round goes on without it, and without clients whose numbers are not finite any more;
-            `clip`: it is scaled down to the limit.
-        norm: An update stands out if it is longer than this many times the round's median; None: of any length.
-        samples: A client stands out if it has more than this many times the round's median of samples; None: any.
+        action: `reject`: treat the outlier as a failure of its client, which ends a simulation and excludes a real site
+            from the round. `drop`: continue the round without it, and without clients that sent non-finite numbers.
+            `clip`: scale it down to the limit.
+        norm: Maximum norm of an update, as a multiple of the round's median; None: no limit.
+        samples: Maximum number of samples of a client, as a multiple of the round's median; None: no limit.
     """
 
     action: Action
@@ -41,13 +41,13 @@ class OutlierPolicy(Checked):
     samples: Annotated[float, AtLeast(1)] | None = None
 
     def check(self, method: Method) -> None:
-        """Refuse a policy that has nothing to measure.
+        """Check that the policy has a limit and applies to a method.
 
         Args:
-            method: The method whose replies would be measured.
+            method: Method of the run.
 
         Raises:
-            BadInput: If there is no limit, or nothing that it limits.
+            BadInput: If no limit is given, or if the method's replies have nothing to compare.
         """
         if self.norm is None and self.samples is None:
             raise BadInput(f"outliers: {self.action} has no limit: give norm or samples, such as {self.action}(norm=5)")
@@ -60,7 +60,7 @@ class OutlierPolicy(Checked):
 
 
 class Outlier(NamedTuple):
-    """Why a reply stands out, and what the policy `clip` makes of it."""
+    """Reason why a reply is an outlier, and its clipped version."""
 
     why: str
     sent: Tree
@@ -70,56 +70,56 @@ class Outlier(NamedTuple):
 def find(
     policy: OutlierPolicy, algorithm: Algorithm, server: Tree, sent: Mapping[int, Tree], samples: Mapping[int, float]
 ) -> dict[int, Outlier]:
-    """Return the replies that stand out among those of an exchange, by client.
+    """Return the outlying replies of an exchange by client.
 
     Args:
-        policy: From where on they do.
-        algorithm: The method or stage.
-        server: The server's state before the exchange.
-        sent: What each client sent, uploads undone.
-        samples: How many samples each client says it has.
+        policy: Policy with the limits.
+        algorithm: Method or stage.
+        server: Server state before the exchange.
+        sent: Sent tree of each client, with uploads undone.
+        samples: Reported number of samples of each client.
     """
-    found: dict[int, Outlier] = {}
+    outliers: dict[int, Outlier] = {}
 
-    def enter(k: int, what: str, size: float, median: float, changed: Tree, count: float) -> None:
-        why = f"{what} {size:.4g} is {size / median:.3g} times the round's median of {median:.4g}"
-        found[k] = Outlier(f"{found[k].why}; {why}" if k in found else why, changed, count)
+    def add(k: int, quantity: str, size: float, median: float, changed: Tree, count: float) -> None:
+        why = f"{quantity} {size:.4g} is {size / median:.3g} times the round's median of {median:.4g}"
+        outliers[k] = Outlier(f"{outliers[k].why}; {why}" if k in outliers else why, changed, count)
 
     for name in _measured(algorithm, server, next(iter(sent.values()))) if policy.norm is not None else ():
-        held = None if name in algorithm.sums else server[name]
-        lengths = {k: _length(_update(tree[name], held)) for k, tree in sent.items()}
+        reference = None if name in algorithm.sums else server[name]
+        lengths = {k: _length(_update(tree[name], reference)) for k, tree in sent.items()}
         median = statistics.median(lengths.values())
         for k, length in lengths.items():
             limit = (policy.norm or 0) * median
             if 0 < limit < length:
-                before = found[k].sent if k in found else sent[k]
-                changed = before.replace({name: _scaled(sent[k][name], held, limit / length)})
-                enter(k, f"the norm of its {name}", length, median, changed, samples[k])
+                before = outliers[k].sent if k in outliers else sent[k]
+                changed = before.replace({name: _scaled(sent[k][name], reference, limit / length)})
+                add(k, f"the norm of its {name}", length, median, changed, samples[k])
     if policy.samples is not None:
         median = statistics.median(samples.values())
         for k, count in samples.items():
             limit = policy.samples * median
             if 0 < limit < count:
-                enter(k, "its number of samples", count, median, found[k].sent if k in found else sent[k], limit)
-    return found
+                add(k, "its number of samples", count, median, outliers[k].sent if k in outliers else sent[k], limit)
+    return outliers
 
 
 def _measured(algorithm: Algorithm, server: Tree, sent: Tree) -> list[str]:
-    """The entries whose lengths can be compared: those that the server holds too, and sums that are no class sums."""
+    """Return the entries with comparable norms: those of the server state too, and sums other than class sums."""
     names = [name for name, value in sent.items() if isinstance(value, Tree) and name not in algorithm.class_rows]
     return [name for name in names if name in algorithm.sums or isinstance(server.get(name), Tree)]
 
 
-def _update(sent: Tree, held: Tree | None) -> list[Tensor]:
-    return [t if held is None else t - held[name] for name, t in sent.items() if held is None or name in held]
+def _update(sent: Tree, old: Tree | None) -> list[Tensor]:
+    return [t if old is None else t - old[name] for name, t in sent.items() if old is None or name in old]
 
 
-def _scaled(sent: Tree, held: Tree | None, factor: float) -> Tree:
-    if held is None:
+def _scaled(sent: Tree, old: Tree | None, factor: float) -> Tree:
+    if old is None:
         return sent * factor
-    return sent.replace({name: held[name] + (t - held[name]) * factor for name, t in sent.items() if name in held})
+    return sent.replace({name: old[name] + (t - old[name]) * factor for name, t in sent.items() if name in old})
 
 
 def _length(tensors: list[Tensor]) -> float:
-    """In double precision, in which no square of a float32 overflows."""
+    """Return the norm, in double precision so that squares of float32 numbers don't overflow."""
     return float(sum(float(t.double().square().sum()) for t in tensors) ** 0.5)

@@ -1,4 +1,4 @@
-"""The checks of a single reply, its form and whether it is finite, before which nothing of a round is kept."""
+"""Checks of a single reply: schema and finiteness."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from fedhead.core.tree.tree import Tree
 
 
 class Refused(FedheadError):
-    """A reply that is not what was asked for."""
+    """Reply that differs from the expected one."""
 
 
 class Impossible(Refused):
-    """A reply of the right form whose numbers no client could have computed: it is left out, in simulations too."""
+    """Reply with numbers that no client could have computed; excluded without ending the run, in simulations too."""
 
 
 def check_form(send: Tree, expected: Schema | None, client: int, round: int) -> None:
-    """Raise `Refused` for other names, shapes or types than expected."""
-    odd = None if expected is None else difference(schema(send), expected)
-    if odd is not None:
-        raise Refused(f"client {client}, round {round}: {odd}")
+    """Raise `Refused` if names, shapes or dtypes differ from the expected schema."""
+    mismatch = None if expected is None else difference(schema(send), expected)
+    if mismatch is not None:
+        raise Refused(f"client {client}, round {round}: {mismatch}")
 
 
 def check_finite(tree: Tree, where: str) -> None:
-    """Raise `Diverged` for numbers that are not finite.
+    """Raise `Diverged` for non-finite numbers.
 
     Args:
-        tree: What a client sent or keeps, or the server's state.
-        where: How the error refers to its owner, such as "client 3, round 7".
+        tree: Reply, client state or server state.
+        where: Owner of the tree for the error message, such as "client 3, round 7".
     """
     if not all_finite([tree]):
         name = next(n for n, t in tree.leaves().items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")
 
 
-def difference(found: Schema, expected: Schema) -> str | None:
-    """Return the first difference between what came and what was expected, None if there is none."""
-    for name in sorted(expected.keys() ^ found.keys()):
+def difference(actual: Schema, expected: Schema) -> str | None:
+    """Return the first difference between two schemas as text, or None."""
+    for name in sorted(expected.keys() ^ actual.keys()):
         return f"{'missing' if name in expected else 'unexpected'} tensor {_shown(name)} in the reply"
     for name, (shape, dtype) in expected.items():
-        if found[name] != (shape, dtype):
-            return f"tensor {_shown(name)} is {found[name][0]} {found[name][1]}, expected {shape} {dtype}"
+        if actual[name] != (shape, dtype):
+            return f"tensor {_shown(name)} is {actual[name][0]} {actual[name][1]}, expected {shape} {dtype}"
     return None
 
 
 def _shown(name: str) -> str:
-    """A tensor's name as a client sent it, which may be anything."""
+    """Return a tensor name in printable form, since a client may send any text."""
     return printable(repr(name), 100)

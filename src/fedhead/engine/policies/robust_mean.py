@@ -1,4 +1,4 @@
-"""The mean that an aggregator takes in place of the weighted one, with what it remembers of the round before."""
+"""Robust mean: replaces the weighted mean by an aggregator, with memory of the previous round."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fedhead.algorithm.method import Method
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 
-MEMORY = "aggregator"  # the entry of the server's state that holds the updates of the round before
+MEMORY = "aggregator"  # entry of the server state with the updates of the previous round
 
 
 def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> None:
-    """Refuse a method of which an aggregator would protect nothing, or only a part.
+    """Check that an aggregator protects everything that a method aggregates.
 
     Args:
-        aggregator: The aggregator.
-        method: The method.
-        cohort: How many clients take part in a round; None: not known yet.
+        aggregator: Aggregator.
+        method: Method.
+        cohort: Number of clients in a round; None: not known yet.
 
     Raises:
         BadInput: If the two can't be used together, or the cohort is too small.
@@ -43,31 +43,31 @@ def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> 
 
 
 class RobustMean:
-    """The function that `Replies.mean` calls where there is an aggregator.
+    """Callable that `Replies.mean` uses if the run has an aggregator.
 
     Args:
-        aggregator: The aggregator.
-        server: The server's state before the exchange.
+        aggregator: Aggregator.
+        server: Server state before the exchange.
     """
 
     def __init__(self, aggregator: Aggregator, server: Tree):
         self._aggregator, self._server = aggregator, server
-        self._found: dict[str, Tree] = {}  # the updates so far, by the entry's name
+        self._updates: dict[str, Tree] = {}  # aggregated updates by entry
 
     def __call__(self, name: str, sent: Sequence[Tree]) -> Tree:
-        """Return the server's entry of a name, moved by what the aggregator makes of the updates."""
-        rule, held = self._aggregator, self._server.get(name, Tree())
-        if not isinstance(held, Tree):  # a tensor, of which `Replies.mean` makes a tree of one
-            held = Tree(value=held)
-        old = sent[0].zeros().replace({entry: held[entry] for entry in sent[0] if entry in held})
+        """Return an entry of the server state plus the aggregated update."""
+        rule, current = self._aggregator, self._server.get(name, Tree())
+        if not isinstance(current, Tree):  # `Replies.mean` wraps a single tensor in a tree
+            current = Tree(value=current)
+        old = sent[0].zeros().replace({entry: current[entry] for entry in sent[0] if entry in current})
         memory = self._server.get(MEMORY, {}).get(name)
-        self._found[name] = rule.combine([each - old for each in sent], memory if rule.remembers else None)
-        return old + self._found[name]
+        self._updates[name] = rule.combine([tree - old for tree in sent], memory if rule.remembers else None)
+        return old + self._updates[name]
 
     def remember(self, algorithm: Algorithm, server: Tree) -> Tree:
-        """Return the server's new state with what the next round needs; refuses a method that took no mean."""
-        if not self._found:
+        """Return the new server state with the aggregator's memory; raise if the method took no mean."""
+        if not self._updates:
             raise BadInput(
                 f"aggregator {self._aggregator.name} has no effect: {algorithm.name} takes no mean with replies.mean(…)"
             )
-        return server.replace({MEMORY: Tree(self._found)}) if self._aggregator.remembers else server
+        return server.replace({MEMORY: Tree(self._updates)}) if self._aggregator.remembers else server

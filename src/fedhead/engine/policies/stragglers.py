@@ -1,7 +1,7 @@
-"""Simulated stragglers: clients that don't finish their round in time, and what the server does about them.
+"""Simulated stragglers: clients that don't finish a round in time, and the server's policy for them.
 
-FedProx's experiments (Li et al., 2020, section 5.2) let a share of each round's clients do less than their local
-epochs; the server drops them, or takes the part that they have done.
+In FedProx's experiments (Li et al., 2020, section 5.2), a share of each round's clients trains for fewer local epochs.
+The server drops them, or aggregates their partial work.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Policy = Literal["drop", "partial"]
 
 @dataclass(frozen=True)
 class Stragglers(Checked):
-    """Policy for the clients of a round that are late.
+    """Policy for late clients.
 
-    Each client of each round is late with the same probability, whatever the others are, so that a client on another
-    machine knows it by itself.
+    Each client is late with the same probability, independently of the others. A remote client can thus determine it
+    without communication.
 
     Args:
-        policy: `drop`: late clients are left out of the round and recorded as absent; `partial`: they do only a part of
-            their local steps, drawn from one to all of them (FedProx draws whole epochs), and count as the others do.
-        share: The probability with which a client is late.
-        seed: What is drawn from; None: the run's seed.
+        policy: `drop`: late clients are left out of the round and recorded as absent. `partial`: they do a random part
+            of their local steps, from one step to all (FedProx draws whole epochs), and count like the others.
+        share: Probability that a client is late.
+        seed: Seed of the draws; None: the run's seed.
     """
 
     policy: Policy
@@ -35,7 +35,7 @@ class Stragglers(Checked):
     seed: Annotated[int, AtLeast(0)] | None = None
 
     def drops(self, client: int, round: int, seed: int) -> bool:
-        """Say whether the server does without a client in a round.
+        """Return whether a client is late and dropped from a round.
 
         Args:
             client: Number of the client.
@@ -43,12 +43,12 @@ class Stragglers(Checked):
             seed: Seed of the run.
 
         Returns:
-            Whether it does.
+            True if the client is dropped.
         """
         return self.policy == "drop" and self._draw(client, round, seed)[0] < self.share
 
     def part(self, client: int, round: int, seed: int) -> float:
-        """Return which part of its steps a client does.
+        """Return the fraction of its local steps that a client does.
 
         Args:
             client: Number of the client.
@@ -56,7 +56,7 @@ class Stragglers(Checked):
             seed: Seed of the run.
 
         Returns:
-            A number above 0; 1 for a client that is not late or whose work does not count.
+            Fraction above 0; 1 unless the client is late and the policy is `partial`.
         """
         late, left_out = self._draw(client, round, seed)
         return 1 - left_out if self.policy == "partial" and late < self.share else 1.0

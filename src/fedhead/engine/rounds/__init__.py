@@ -1,1 +1,1 @@
-"""The round loop, and what one exchange with the clients consists of."""
+"""Round loop, exchanges with the clients, and transports."""

@@ -1,4 +1,4 @@
-"""The test of clients' own models, each on samples of its client."""
+"""Evaluation of the clients' personal models on their own samples."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def client_model_tests(
     metrics: Mapping[str, Metric] = NO_METRICS,
     samples: tuple[list[Rows], Pool] | None = None,
 ) -> dict[int, ClientTest]:
-    """Test each addressed client's model on its own samples.
+    """Evaluate the personal model of each client on the client's samples.
 
     Args:
-        clients: The clients that are here.
-        algorithm: The method or stage.
-        downlink: What the clients receive.
-        states: What they have kept.
-        round: The number of the round.
-        executor: The run's executor.
-        metrics: Further metrics, by name.
-        samples: The rows of all clients and their pool; None: the clients' test samples.
+        clients: Clients of this machine.
+        algorithm: Method or stage.
+        downlink: Message to the clients to evaluate.
+        states: Client states.
+        round: Number of the round.
+        executor: Executor of the run.
+        metrics: Additional metrics by name.
+        samples: Sample indices of all clients and their pool; None: the clients' test samples.
     """
     local, pool = samples or clients.test_rows
-    found: dict[int, ClientTest] = {}
+    tests: dict[int, ClientTest] = {}
     objective = clients.task.objective
-    keep_scores = not objective.has_classes or any(one.needs_scores for one in metrics.values())
+    keep_scores = not objective.has_classes or any(metric.needs_scores for metric in metrics.values())
     reduce = forward.all_scores if keep_scores else partial(summarize, objective=objective)
     for job in clients.work(algorithm, downlink, states, round, trains=False):
         budget = clients.budgets[clients.assign[job.clients[0]]] if use_stacks(clients.device, executor) else None
         rows = [local[k] for k in job.clients]
-        each = forward.personal_scores(job, pool, rows, budget, reduce)
-        for k, mine, own in zip(job.clients, rows, each, strict=True):
-            y = pool.y[torch.from_numpy(mine).to(pool.device)]
-            tested = client_predictions(own, y, clients.task.classes, keep_scores, objective)
-            found[k] = evaluation.client_test(tested, metrics)
-    return found
+        outputs = forward.personal_scores(job, pool, rows, budget, reduce)
+        for k, indices, scores in zip(job.clients, rows, outputs, strict=True):
+            y = pool.y[torch.from_numpy(indices).to(pool.device)]
+            predictions = client_predictions(scores, y, clients.task.classes, keep_scores, objective)
+            tests[k] = evaluation.client_test(predictions, metrics)
+    return tests

@@ -1,13 +1,13 @@
-"""One exchange with the clients: ask a cohort, check each reply, ask again while there is no quorum, aggregate.
+"""One exchange with the clients: query a cohort, check each reply, retry without a quorum, aggregate.
 
-A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
-that are not finite. It never enters an aggregate that is kept. A transport with a `Quorum` goes on without that
-client and names it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form
-that no client could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that
-stand out from the others if the run's policy is to drop them (`fedhead.engine.policies.outliers`).
+A failure is an error of one client: no reply in time, unexpected shapes, or non-finite numbers. A failed reply never
+enters an aggregate that is stored. A transport with a `Quorum` continues without that client and names it in the
+record. Without a quorum, as in simulations, the failure ends the run. Some replies are excluded on every transport:
+those with numbers that no client could have computed (`Algorithm.check_reply`), and outliers under the policy `drop`
+(`fedhead.engine.policies.outliers`).
 
-Where an algorithm needs only sums over clients (`Stage.adds_up`), a portion of the clients is asked at a time and
-each reply is added to a total as soon as it is checked, so that memory does not grow with the number of clients.
+If an algorithm needs only sums over clients (`Stage.adds_up`), clients are queried in batches. Each reply is added to
+a running total once it is checked, so memory does not grow with the number of clients.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from fedhead.metrics.records import Row
 def exchange(transport: Transport, context: Context, select: Callable[[list[int]], Cohort]) -> tuple[Tree, Row]:
     """Send the server's state to a cohort, check the replies and aggregate them.
 
-    The clients' states are written last, so that a failure leaves no trace.
+    Client states are written last, so a failed exchange changes nothing.
 
     Args:
-        transport: The way to the clients.
-        context: The algorithm, the round and the states; those of clients whose reply counts are replaced.
-        select: Chooses the cohort among the clients that are present; where it is empty, the state stays as it is.
+        transport: Transport to the clients.
+        context: Algorithm, round and states. The states of clients with an accepted reply are replaced.
+        select: Function from the available clients to the cohort. An empty cohort leaves the server state unchanged.
 
     Returns:
-        The server's new state, and the record of the exchange.
+        New server state and record of the exchange.
 
     Raises:
-        FedheadError: If there is no quorum, or, without one, as soon as a client fails.
-        Diverged: If the server's new state is not finite.
+        FedheadError: If the quorum is not reached; for a transport without a quorum, if any client fails.
+        Diverged: If the new server state is not finite.
     """
     algorithm, server, round = context.algorithm, context.server, context.round
     quorum = transport.quorum or Quorum()
@@ -66,63 +66,63 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
     fewest = 1 if rule is None else rule.min_clients()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
-    counted = ReplySet.of({})
+    accepted = ReplySet.of({})
     failed: dict[int, FedheadError] = {}
     down, inclusion = 0, dict[int, float]()
     for attempt in range(1, quorum.attempts + 1):
         present = transport.present()
         cohort = select(present)
         inclusion |= cohort.inclusion
-        asked = [k for k in cohort.clients if k not in counted]
-        taking_part = {*asked, *counted}
-        # Late clients are dropped again if they are asked again. Where nobody is late, too few replies are an error.
-        if not taking_part or (cohort.dropped and len(taking_part) < fewest):
-            return server, _skip(transport, where, len(taking_part), cohort.dropped)
-        fresh, faults, received, total = request_replies(transport, context, asked, total)
+        asked = [k for k in cohort.clients if k not in accepted]
+        participants = {*asked, *accepted}
+        # A retry would drop the same late clients again. Without late clients, too few replies are an error.
+        if not participants or (cohort.dropped and len(participants) < fewest):
+            return server, _skip(transport, where, len(participants), cohort.dropped)
+        replies, faults, received, total = request_replies(transport, context, asked, total)
         down += received
-        unlike = find_inconsistent_replies(transport, algorithm, _merged(counted, fresh))
-        if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
-            others = [k for k in (*counted, *fresh) if k not in unlike]
-            fresh, more, received, total = request_replies(transport, context, others, Tree())
-            counted, faults, down = ReplySet.of({}), faults | more, down + received
-        faults |= unlike
-        passed = _merged(counted, fresh).without(faults)
-        counted, odd, clipped = without_outliers(transport, algorithm, server, passed)
-        faults |= odd
+        inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
+        if inconsistent and total is not None:  # a sum can't drop a reply: recompute it without these
+            others = [k for k in (*accepted, *replies) if k not in inconsistent]
+            replies, retry_faults, received, total = request_replies(transport, context, others, Tree())
+            accepted, faults, down = ReplySet.of({}), faults | retry_faults, down + received
+        faults |= inconsistent
+        passed = _merged(accepted, replies).without(faults)
+        accepted, outlying, clipped = without_outliers(transport, algorithm, server, passed)
+        faults |= outlying
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
         for k, why in faults.items():
             if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
-        if len(counted) >= max(min(quorum.replies, len({*cohort.clients, *counted})), fewest):
+        if len(accepted) >= max(min(quorum.replies, len({*cohort.clients, *accepted})), fewest):
             try:
-                new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion)
+                new = _aggregate(transport, algorithm, server, accepted, total, clipped, rule, inclusion)
                 finite = all_finite([new])
             except Exception:
-                check_after_aggregation(counted, round)  # what a rule can't take, such as NaN, is the client's fault
+                check_after_aggregation(accepted, round)  # blame the client if its NaN made the aggregation fail
                 raise
-            check_after_aggregation(counted, round)
+            check_after_aggregation(accepted, round)
             if not finite:
                 reply_check.check_finite(new, f"{where}, the server")
-            context.states.keep(list(counted), counted.kept)
+            context.states.keep(list(accepted), accepted.kept)
             missing = {**transport.why_absent(present), **cohort.dropped}
-            absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
-            return new, _record(transport, counted, failed, absent, clipped, down)
-        transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
+            absent = {k: why for k, why in missing.items() if k not in accepted and k not in failed}
+            return new, _record(transport, accepted, failed, absent, clipped, down)
+        transport.log(f"{where}, attempt {attempt}: only {len(accepted)} replies that count")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
     raise FedheadError(
-        f"{where} has no quorum: {len(counted)} of {max(quorum.replies, fewest)} replies after "
+        f"{where} has no quorum: {len(accepted)} of {max(quorum.replies, fewest)} replies after "
         f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
     )
 
 
-def _merged(counted: ReplySet, fresh: ReplySet) -> ReplySet:
-    """Return all replies so far; those of one stack stay one."""
-    return ReplySet.of({**counted, **fresh}) if counted else fresh
+def _merged(earlier: ReplySet, replies: ReplySet) -> ReplySet:
+    """Return all replies so far, still stacked if there are no earlier ones."""
+    return ReplySet.of({**earlier, **replies}) if earlier else replies
 
 
 def _adds_up(transport: Transport, algorithm: Algorithm) -> bool:
-    """Return whether replies are added up as they arrive: nothing is to be found out about single ones later."""
+    """Return whether replies are summed as they arrive, because no later check needs a single reply."""
     experiment = transport.experiment
     exact = upload.exact(experiment.uploads, algorithm, algorithm.sums)
     return isinstance(algorithm, Stage) and algorithm.adds_up and experiment.outliers is None and exact
@@ -131,11 +131,11 @@ def _adds_up(transport: Transport, algorithm: Algorithm) -> bool:
 def request_replies(
     transport: Transport, context: Context, asked: list[int], total: Tree | None
 ) -> tuple[ReplySet, dict[int, FedheadError], int, Tree | None]:
-    """Ask clients, and check their replies; with a total, add them to it portion by portion.
+    """Query clients and check their replies; if a total is given, add the replies to it batch by batch.
 
     Returns:
-        The replies that are as expected (of those that were added, a digest), why the others are not, the bytes that
-        the clients received, and the new total.
+        Valid replies (digests of them if they were added to the total), errors of the other clients, bytes received by
+        the clients, and the new total.
     """
     size = max(len(asked), 1) if total is None or transport.portion is None else transport.portion
     passed = ReplySet.of({})
@@ -144,19 +144,19 @@ def request_replies(
     for begin in range(0, len(asked), size):
         received = transport.exchange(context, asked[begin : begin + size])
         down += received.bytes_down
-        found, faults, first = check_replies(transport, context, received, first)
-        del received  # before the next portion is made
+        replies, faults, first = check_replies(transport, context, received, first)
+        del received  # free its memory before the next batch arrives
         if total is not None:
-            total, found = _added(transport, context.algorithm, total, found)
+            total, replies = _added(transport, context.algorithm, total, replies)
             if len(asked) > size:
                 hand_back_memory()
-        passed = _merged(passed, found)
+        passed = _merged(passed, replies)
         failed |= faults
     return passed, failed, down, total
 
 
 def _added(transport: Transport, algorithm: Algorithm, total: Tree, replies: ReplySet) -> tuple[Tree, ReplySet]:
-    """Return the total with some replies, and a digest of each of these."""
+    """Add replies to the total; return it and a digest of each reply."""
     assert isinstance(algorithm, Stage), "methods don't add up"
     digests: dict[int, ClientReply] = {}
     for k, reply in replies.items():
@@ -191,7 +191,7 @@ def _aggregate(
 
 
 def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
-    """The server's new state with the frozen weights of the old one, whatever a method's rule makes of them."""
+    """Return the new server state with its frozen weights restored from the old one."""
     model = old.get("model")
     if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
         return new
@@ -199,7 +199,7 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
 
 
 def _skip(transport: Transport, where: str, clients: int, dropped: Mapping[int, str]) -> Row:
-    """Return the record of a round that is left out, since no client takes part or too few are in time."""
+    """Return the record of a round that is skipped because too few clients take part."""
     reason = f"only {clients} clients are not late" if clients else "no client takes part"
     reason += ", the model stays as it is"
     transport.log(f"{where}: {reason}")
@@ -223,13 +223,13 @@ def _record(
     if clipped:
         record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
     if replies.left_out:
-        record["left_out"] = {transport.client_name(k): list(few) for k, few in replies.left_out.items()}
+        record["left_out"] = {transport.client_name(k): list(classes) for k, classes in replies.left_out.items()}
     return record
 
 
 def _train_losses(transport: Transport, replies: ReplySet) -> Row:
-    """Return the losses of local training, of each client and their means; nothing where no client has trained."""
-    # a client without a single step has no loss, which is NaN here
+    """Return each client's training loss and their means; an empty record if no client has trained."""
+    # NaN marks a client that made no step
     losses = {k: value if math.isfinite(value) else None for k, value in replies.losses().items()}
     if not losses:
         return {}

@@ -1,4 +1,4 @@
-"""Results of the round loop: snapshots, the finished run, and the observers that are told of both."""
+"""Results of the round loop: snapshots, the finished run, and observers that receive them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedhead.metrics.records import Row, RunMetrics, StageResult
 
 @dataclass(frozen=True)
 class Kept:
-    """The states after a round that a callback has kept.
+    """States after a round that a callback decided to keep.
 
     Args:
-        round: The round, counted from 1.
-        server: The server's state after it.
-        clients: What the transport's states held for each client that had taken part.
+        round: Number of the round, from 1.
+        server: Server state after the round.
+        clients: States of the clients that have taken part, as the transport stores them.
     """
 
     round: int
@@ -32,16 +32,15 @@ class Snapshot:
     """Checkpointable state after a round. Tensors are shared; clone before modifying.
 
     Args:
-        round: The round, counted from 1.
-        server: The server's state after it, with the attributes that components have changed
-            (`ChangedAttributes`).
-        clients: What the transport's states hold for each client that took part so far.
-        history: The records of all rounds so far.
-        memories: What each callback remembers.
-        kept: The models that the run ends with, where a callback has kept a round's.
-        stopped: Who stopped the run after this round; None: nobody.
-        compiled_from: The first round whose steps were compiled; None: none so far. A run that is resumed before that
-            round is compiled from the same one on.
+        round: Number of the round, from 1.
+        server: Server state after the round, including attributes changed by components (`ChangedAttributes`).
+        clients: States of the clients that have taken part so far, as the transport stores them.
+        history: Records of all rounds so far.
+        memories: Memory of each callback.
+        kept: States that the run ends with, if a callback has kept a round; else None.
+        stopped: Name of the callback or function that stopped the run after this round; None: not stopped.
+        compiled_from: First round with compiled steps; None: none so far. A run resumed before that round compiles from
+            the same round on.
     """
 
     round: int
@@ -56,17 +55,17 @@ class Snapshot:
 
 @dataclass
 class FinishedRun(RunMetrics):
-    """A finished run: its records, its states and its stages; users see it as a `fedhead.Result`.
+    """Records, states and stages of a finished run; users see it as a `fedhead.Result`.
 
     Args:
-        transport: The trained federation.
-        rows: The records of all rounds.
+        transport: Transport with the trained states.
+        rows: Records of all rounds.
         executor: Name of the executor, or of the transport.
-        stages: The results of the stages, by name.
-        last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
-        preparing: Seconds that training waited for compiling and capturing, which `seconds` leaves out.
-        compiled_from: The first round whose steps were compiled; None: none were.
-        confusion: Global test samples by true and predicted class, after the rounds.
+        stages: Results of the stages by name.
+        last_rounds: Number of final rounds that `accuracy_mean` averages.
+        preparing: Seconds spent on compiling and graph capture, excluded from `seconds`.
+        compiled_from: First round with compiled steps; None: no compiled steps.
+        confusion: Confusion matrix of the global test set after the rounds.
     """
 
     transport: Transport = field(repr=False)
@@ -80,63 +79,63 @@ class FinishedRun(RunMetrics):
 
     @property
     def stage_rows(self) -> dict[str, Row]:
-        """The records of the stages, by name."""
+        """Record of each stage."""
         return {name: stage.metrics for name, stage in self.stages.items()}
 
     @property
     def server(self) -> Tree:
-        """The server's final state."""
+        """Final server state."""
         return self.transport.server
 
     @property
     def clients(self) -> dict[int, Any]:
-        """What each client that took part has kept."""
+        """Final states of the clients that took part."""
         return dict(self.transport.states.kept)
 
     @property
     def weights(self) -> Weights | None:
-        """The global model, where the method has one."""
+        """Weights of the global model; None if the method has no global model."""
         return global_model(self.transport.experiment.method, self.server, self.transport.clients.task)
 
 
 class Observer:
-    """Watches a run: a progress bar, loggers, the run folder. Its hooks do nothing unless they are overridden."""
+    """Base class of a run's observers, such as progress bar, loggers and run folder. All hooks are optional."""
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Begin, before the first round.
+        """Handle the start of the run, before the first round.
 
         Args:
             name: Name of the executor, or of the transport.
-            resume: The state that the run continues from; None: it begins.
+            resume: Snapshot that the run continues from; None: a new run.
         """
 
     def round(self, row: Row, snapshot: Snapshot) -> Any:
-        """Note a round; `STOP` ends the run after it.
+        """Handle a finished round; return `STOP` to end the run.
 
         Args:
-            row: The round's record.
-            snapshot: The state after it.
+            row: Record of the round.
+            snapshot: State after the round.
         """
 
     def stop(self, snapshot: Snapshot) -> None:
-        """Note that an observer has ended the run.
+        """Handle the end of a run that an observer has stopped.
 
         Args:
-            snapshot: The state after the last round, with the reason.
+            snapshot: State after the last round; its `stopped` holds the reason.
         """
 
     def stage(self, result: StageResult) -> None:
-        """Note the result of a stage."""
+        """Handle the result of a stage."""
 
     def end(self, result: FinishedRun) -> None:
-        """Note the finished run."""
+        """Handle the finished run."""
 
 
 class RoundFunction(Observer):
-    """A function that is called with the snapshot after each round.
+    """Observer that calls a function with the snapshot after each round.
 
     Args:
-        function: The function; it may return `STOP`.
+        function: Function of the snapshot; it may return `STOP`.
     """
 
     def __init__(self, function: Callable[[Snapshot], Any]):

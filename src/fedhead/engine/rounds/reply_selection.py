@@ -1,4 +1,4 @@
-"""The replies of a round that count: those of the right form, that a client could have computed, and no outliers."""
+"""Selection of valid replies: checks of schema, finiteness and plausibility, and detection of outliers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from fedhead.executors.client.reply_set import ClientReply, ReplySet
 def check_replies(
     transport: Transport, context: Context, received: Received, first: Schema | None = None
 ) -> tuple[ReplySet, dict[int, FedheadError], Schema | None]:
-    """Return the replies that are as expected, why the others are not, and what the first one looked like.
+    """Return the valid replies, the errors of the others, and the schema of the first reply.
 
     Args:
-        transport: The way to the clients.
-        context: What the clients were asked for.
-        received: What has arrived.
-        first: What the first reply of the same exchange looked like, where some were checked before.
+        transport: Transport to the clients.
+        context: Context of the exchange.
+        received: Replies and failures.
+        first: Schema of the first reply of this exchange, if an earlier batch was checked.
     """
-    form, round = _form_of_all(transport, context, received), context.round
-    if form is not None and first in (None, form):
-        return received.replies, {}, form
+    shared, round = _shared_schema(transport, context, received), context.round
+    if shared is not None and first in (None, shared):
+        return received.replies, {}, shared
     failed = dict(received.failures)
     finite = received.replies.finite()
     for k, reply in received.replies.items():
-        known = transport.schema(context, k)
+        expected = transport.schema(context, k)
         try:
-            reply_check.check_form(reply.send, first if known is None else known, k, round)
-            if not finite:  # of some client
-                for tree in _seen(reply):
+            reply_check.check_form(reply.send, first if expected is None else expected, k, round)
+            if not finite:  # find the client
+                for tree in _visible_trees(reply):
                     reply_check.check_finite(tree, f"client {k}, round {round}")
             _check_possible(transport, context.algorithm, k, reply)
         except Diverged as error:
@@ -51,8 +51,8 @@ def check_replies(
     return received.replies.without(failed), failed, first
 
 
-def _form_of_all(transport: Transport, context: Context, received: Received) -> Schema | None:
-    """Return the schema of each reply, where they have one and nothing is to be found out about single ones."""
+def _shared_schema(transport: Transport, context: Context, received: Received) -> Schema | None:
+    """Return the schema that all replies share; None if replies must be checked one by one."""
     replies = received.replies
     if not replies or received.failures or transport.experiment.uploads:
         return None
@@ -66,17 +66,16 @@ def _form_of_all(transport: Transport, context: Context, received: Received) -> 
 
 
 def is_checked_after_aggregation(transport: Transport, algorithm: Algorithm) -> bool:
-    """Return whether replies are aggregated before they are looked at one by one; a non-finite one ends the run.
+    """Return whether finiteness is checked only after aggregation; a non-finite reply then ends the run.
 
-    The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
-    and does not wait until it has trained.
+    This avoids a device synchronization: the host queues the aggregation while the GPU still trains.
     """
-    seen = (
+    inspected = (
         (isinstance(algorithm, Stage) and algorithm.adds_up)
         or algorithm.class_rows
         or transport.experiment.outliers is not None
     )
-    return transport.quorum is None and not seen
+    return transport.quorum is None and not inspected
 
 
 def check_after_aggregation(replies: ReplySet, round: int) -> None:
@@ -84,17 +83,17 @@ def check_after_aggregation(replies: ReplySet, round: int) -> None:
     if replies.finite():
         return
     for k, reply in replies.items():
-        for tree in _seen(reply):
+        for tree in _visible_trees(reply):
             reply_check.check_finite(tree, f"client {k}, round {round}")
 
 
-def _seen(reply: ClientReply) -> list[Tree]:
-    """Return what can be checked of a reply: a site checks by itself what it keeps."""
+def _visible_trees(reply: ClientReply) -> list[Tree]:
+    """Return the trees of a reply that the server can check; sites check their client state themselves."""
     return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
 
 
 def _check_possible(transport: Transport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
-    """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
+    """Raise `Impossible` for numbers that no client could have computed, if uploads preserve the numbers."""
     uploads, task = transport.experiment.uploads, transport.clients.task_of(client)
     if not upload.exact(uploads, algorithm, algorithm.class_rows):
         return
@@ -105,7 +104,7 @@ def _check_possible(transport: Transport, algorithm: Algorithm, client: int, rep
 
 
 def find_inconsistent_replies(transport: Transport, algorithm: Algorithm, replies: ReplySet) -> dict[int, FedheadError]:
-    """Return why replies can't be aggregated with the others, where uploads let them be seen."""
+    """Return an error for each reply that contradicts the others, if uploads preserve the numbers."""
     if not isinstance(algorithm, Stage) or not algorithm.class_rows:
         return {}
     if not upload.exact(transport.experiment.uploads, algorithm, algorithm.class_rows):
@@ -113,27 +112,27 @@ def find_inconsistent_replies(transport: Transport, algorithm: Algorithm, replie
     whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
     digests = {k: algorithm.summary_for_comparison(sent) for k, sent in decoded(transport, algorithm, whole).items()}
     digests |= {k: reply.send for k, reply in replies.items() if k not in whole}
-    found = algorithm.find_inconsistent_replies(digests)
-    return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
+    reasons = algorithm.find_inconsistent_replies(digests)
+    return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in reasons.items()}
 
 
 def without_outliers(
     transport: Transport, algorithm: Algorithm, server: Tree, replies: ReplySet
 ) -> tuple[ReplySet, dict[int, FedheadError], dict[int, Outlier]]:
-    """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
+    """Return the accepted replies, the errors of rejected outliers, and the outliers to be clipped."""
     policy = transport.experiment.outliers
     if policy is None or not replies:
         return replies, {}, {}
     samples = {k: reply.samples for k, reply in replies.items()}
-    found = outliers.find(policy, algorithm, server, decoded(transport, algorithm, replies), samples)
+    detected = outliers.find(policy, algorithm, server, decoded(transport, algorithm, replies), samples)
     if policy.action == "clip":
-        return replies, {}, found
+        return replies, {}, detected
     kind = reply_check.Refused if policy.action == "reject" else reply_check.Impossible
-    odd: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in found.items()}
-    return replies.without(odd), odd, {}
+    errors: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in detected.items()}
+    return replies.without(errors), errors, {}
 
 
 def decoded(transport: Transport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
-    """Return what clients sent, as it was before it passed the uploads."""
+    """Return the sent trees of replies, with the uploads undone."""
     uploads, task_of = transport.experiment.uploads, transport.clients.task_of
     return {k: upload.decode(uploads, algorithm, r.send, task_of(k)) for k, r in replies.items()}

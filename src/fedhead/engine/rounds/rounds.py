@@ -1,16 +1,15 @@
-"""The round loop: the only place that knows what a round is, for every transport.
+"""Round loop, shared by all transports.
 
 The pieces:
 
-- An *algorithm* (`fedhead.algorithm`) is a method or a stage: what a client does, what it sends, and what the server
-  makes of the replies.
-- A *transport* (`transport.py`) reaches the clients. The simulation's (`simulation.py`) gives their work to an executor
-  on this machine; Flower's (`fedhead.flower.server.transport`) sends messages to sites.
-- An *exchange* (`exchange.py`) asks a cohort over the transport, checks the replies and aggregates them.
-- The *loop*, here, is the same for both transports. In every round it draws a cohort among the clients that are
-  present, makes the exchange, evaluates, and hands out the round's record with a `Snapshot` from which the run can be
-  resumed. After the last round each stage is one more exchange (or two) with all clients, on copies of the states: the
-  trained run stays as it is.
+- An *algorithm* (`fedhead.algorithm`) is a method or a stage. It defines local training, the reply and aggregation.
+- A *transport* (`transport.py`) reaches the clients. The simulation (`simulation.py`) passes jobs to an executor on
+  this machine; Flower (`fedhead.flower.server.transport`) sends messages to sites.
+- An *exchange* (`exchange.py`) queries a cohort over the transport, checks the replies and aggregates them.
+- The *loop*, here, is the same for all transports. Each round it draws a cohort from the available clients, runs the
+  exchange, evaluates, and passes the record and a `Snapshot` to the observers. A run can be resumed from any snapshot.
+  After the last round, each stage is one or two more exchanges with all clients, on copies of the states. Stages do
+  not change the trained run.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
     """Train a federation, then run the stages.
 
     Args:
-        transport: The way to the clients, with the experiment; it also holds the state of the server.
-        observers: Are told of every round, in order; the run ends after a round for which one returns `STOP`.
-        resume: The snapshot to continue from.
+        transport: Transport to the clients; it holds the experiment and the server state.
+        observers: Observers, called in order. The run ends after a round for which one returns `STOP`.
+        resume: Snapshot to continue from.
 
     Returns:
         The finished run.
 
     Raises:
-        BadInput: If a stage does not go with the method, the models or the transport.
-        FedheadError: If a round has no quorum, or, without one, as soon as a client fails.
+        BadInput: If a stage is incompatible with the method, the models or the transport.
+        FedheadError: If a round does not reach its quorum; for a transport without a quorum, if any client fails.
     """
     experiment, schedule = transport.experiment, transport.experiment.schedule
     stages, rounds = experiment.stages, schedule.rounds
     compatibility.check_rounds(rounds, stages)
     for stage in stages:
         transport.check(stage)  # before any compute
-        _say_what_is_not_robust(transport, stage)
+        _warn_if_not_robust(transport, stage)
     history: list[Row] = []
     number, kept, stopped, confusion = 0, None, None, None
     validated = transport.clients.federation.validation is not None
@@ -86,9 +85,9 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         if KEEP in callbacks.after_round(row):
             kept = Kept(number, transport.server, transport.states.kept.copy())
         stopped = row.get("stopped")
-        # copies: whoever keeps the snapshot can resume from it after later rounds
-        now = (transport.states.kept.copy(), list(history), copy.deepcopy(callbacks.memories), kept, stopped)
-        snapshot = Snapshot(number, transport.server, *now, transport.compiled_from)
+        # copies, so that later rounds don't change a stored snapshot
+        state = (transport.states.kept.copy(), list(history), copy.deepcopy(callbacks.memories), kept, stopped)
+        snapshot = Snapshot(number, transport.server, *state, transport.compiled_from)
         answers = [observer.round(row, snapshot) for observer in observers]
         if any(answer is STOP for answer in answers):
             stopped = row.setdefault("stopped", "on_round")
@@ -106,7 +105,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
-    if stopped is not None and transport.remote and not stages:  # the last round was not known to be the last
+    if stopped is not None and transport.remote and not stages:  # sites could not know that this round was the last
         transport.evaluate(transport.context(number), deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
@@ -123,7 +122,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
 def train_round(
     transport: Transport, number: int, *, evaluated: bool = False, deliver: bool = False, final: bool = False
 ) -> Row:
-    """Carry out one round of training, and return its record; without a quorum nothing changes."""
+    """Train one round and return its record; without a quorum nothing changes."""
     clock = _Clock(transport)
     row: Row = {"round": number, "lr": transport.clients.lr(number)}
     transport.server, record = exchange(
@@ -143,7 +142,7 @@ def train_round(
 
 
 def _confusion(transport: Transport) -> list[list[int]] | None:
-    """Return the confusion matrix of the trained global model, where there is one and it can be tested."""
+    """Return the confusion matrix of the global model; None without a global model or test set."""
     clients = transport.clients
     test = (transport.test, clients.bf16)
     row = evaluate_global_model(transport.experiment.method, transport.server, clients.task, *test, final=True)
@@ -151,9 +150,9 @@ def _confusion(transport: Transport) -> list[list[int]] | None:
 
 
 def run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
-    """Carry out one stage on top of a trained federation, which stays as it is.
+    """Run one stage on a trained federation, without changing its states.
 
-    It has the number of the round after those that led to the present states, whether or not more were planned.
+    The stage uses the round number after the last trained round, even if more rounds were planned.
     """
     clock, task, method = _Clock(transport), transport.clients.task, transport.experiment.method
     stage = stage.on_method(method)
@@ -164,27 +163,27 @@ def run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric] 
         calibrated, before = _stage_exchange(transport, earlier, server)
         server = stage.start_after_prerequisite(server, calibrated.server, task)
     after, row = _stage_exchange(transport, stage, server)
-    for way in ("bytes_up", "bytes_down"):
-        row[way] += before[way]
-    for what in ("failed", "absent", "clipped", "left_out"):
-        if what in before:
-            row[what] = before[what] | row.get(what, {})
-    for name, few in row.get("left_out", {}).items():
-        transport.log(f"stage {stage.name}: {name} left out classes {few}, with fewer samples than its min_class_count")
+    for entry in ("bytes_up", "bytes_down"):
+        row[entry] += before[entry]
+    for entry in ("failed", "absent", "clipped", "left_out"):
+        if entry in before:
+            row[entry] = before[entry] | row.get(entry, {})
+    for name, ids in row.get("left_out", {}).items():
+        transport.log(f"stage {stage.name}: {name} left out classes {ids}, with fewer samples than its min_class_count")
     row |= evaluate(transport, after, metrics, deliver=True, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))
 
 
-def _say_what_is_not_robust(transport: Transport, stage: Stage) -> None:
-    """An aggregator is for the rounds: tell the operator of a stage that has its own rule."""
+def _warn_if_not_robust(transport: Transport, stage: Stage) -> None:
+    """Log a warning if a stage aggregates by its own rule instead of the run's aggregator."""
     rule = transport.experiment.aggregator
     if rule is not None and type(stage).aggregate is not Stage.aggregate:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 
 
 def _stage_exchange(transport: Transport, stage: Stage, server: Tree) -> tuple[Context, Row]:
-    """Exchange with all clients that are present, on a copy of their states; return the states after it."""
+    """Run an exchange with all available clients on a copy of their states; return the new context and the record."""
     context = Context(stage, server, transport.states.copy(), transport.round + 1)
     server, record = exchange(transport, context, Cohort)
     return replace(context, server=server), record
@@ -193,34 +192,34 @@ def _stage_exchange(transport: Transport, stage: Stage, server: Tree) -> tuple[C
 def evaluate(
     transport: Transport, context: Context, metrics: Mapping[str, Metric], deliver: bool = False, final: bool = False
 ) -> Row:
-    """Test the global model and every client's own, and return the entries of a record.
+    """Evaluate the global model and all personal models; return the entries of a record.
 
     Args:
-        transport: The way to the clients.
-        context: The method or the stage whose models are tested, after the round that it names.
-        metrics: Further metrics, by name.
-        deliver: Whether these models are final, so that clients on other machines store theirs.
-        final: Whether to record the confusion matrix as well.
+        transport: Transport to the clients.
+        context: Method or stage, round and states to evaluate.
+        metrics: Additional metrics by name.
+        deliver: Whether these models are final, so that remote clients store theirs.
+        final: Whether to record the confusion matrix.
     """
     task, test = transport.clients.task, (transport.test, transport.clients.bf16)
     row = evaluate_global_model(context.algorithm, context.server, task, *test, metrics, final)
     tests = transport.evaluate(context, deliver, metrics)
     row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
-    each = (None, None) if tests is None else (tests.accuracy, tests.loss)
-    spread = measure_clients(metrics, *each)
-    for name, more in (("metrics", spread.values), ("notes", spread.notes), ("notes", tests.notes if tests else {})):
-        if more:
-            row[name] = row.get(name, {}) | more
+    columns = (None, None) if tests is None else (tests.accuracy, tests.loss)
+    spread = measure_clients(metrics, *columns)
+    for name, entries in (("metrics", spread.values), ("notes", spread.notes), ("notes", tests.notes if tests else {})):
+        if entries:
+            row[name] = row.get(name, {}) | entries
     return row
 
 
 class _Clock:
-    """Seconds since it was made, less those in which the transport compiled."""
+    """Stopwatch that excludes the transport's compile time."""
 
     def __init__(self, transport: Transport):
         self._transport = transport
         self._begin, self._prepared = time.perf_counter(), transport.report().preparing
 
     def seconds(self) -> float:
-        """Return the seconds so far."""
+        """Return the elapsed seconds."""
         return time.perf_counter() - self._begin - (self._transport.report().preparing - self._prepared)

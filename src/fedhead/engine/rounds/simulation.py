@@ -1,4 +1,4 @@
-"""The simulation: all clients and the server on one machine, trained by an executor."""
+"""Simulation: all clients and the server on one machine, trained by an executor."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 
 class Simulation(Transport):
-    """All clients of a federation with the server beside them; the transport that asks an executor.
+    """Transport that trains all clients of a federation on this machine.
 
     Args:
-        experiment: What is run.
-        federation: The clients' data.
-        compute: Device, executor and precision; `begin` selects an executor that is given by its name.
-        dtype: Of the models' weights.
+        experiment: Experiment to run.
+        federation: Data of all clients.
+        compute: Device, executor and precision. `begin` selects an executor given by its name.
+        dtype: Data type of the models' weights.
 
     Raises:
-        BadInput: If parts of the experiment do not go together, or with the data.
+        BadInput: If components of the experiment are incompatible with each other or with the data.
     """
 
     def __init__(
@@ -74,41 +74,41 @@ class Simulation(Transport):
         if size > 2 * largest and self.task.rounds:
             warn_once(
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
-                f"batch_size={largest} trains alike in less time"
+                f"batch_size={largest} trains the same in less time"
             )
         self.server = initial_server(experiment.method, self.clients.initial[0], self.task)
         self.states: ClientStates = ClientStates(self.clients.initial_state)
         if device.type == "cuda":
-            self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
+            self.portion = None  # a stack groups clients of similar size, chosen among all
             if experiment.cohort_size(len(federation)) < len(federation):
-                self.states = HostStates(self.clients.initial_state, device)  # the others' would only fill its memory
+                self.states = HostStates(self.clients.initial_state, device)  # GPU memory for the cohort only
         self._wanted, self._compile = executor, select.check_compile(compute.compile)
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
     def using(self, executor: Executor) -> Self:
-        """Let this executor train the clients from now on; returns the simulation."""
+        """Set the executor that trains the clients, and return the simulation."""
         self._wanted = self.executor = executor
         return self
 
     # -- transport --------------------------------------------------------------------------------
     @property
     def name(self) -> str:
-        """The executor's name."""
+        """Name of the executor."""
         return self.executor.name
 
     @property
     def clients(self) -> Clients:
-        """The clients, which are all here."""
+        """All clients of the federation."""
         return self._clients
 
     @property
     def device(self) -> torch.device:
-        """Where the clients compute."""
+        """Device that the clients train on."""
         return self.clients.device
 
     @property
     def task(self) -> Task:
-        """The task, for what does not depend on the architecture."""
+        """Task of the first architecture, for fields that all architectures share."""
         return self.clients.task
 
     def report(self) -> ExecutorReport:
@@ -116,7 +116,7 @@ class Simulation(Transport):
         return self.executor.report()
 
     def check(self, stage: Stage) -> None:
-        """Refuse a stage that does not go with the models or the data."""
+        """Raise `BadInput` if a stage is incompatible with the models or the data."""
         federation, tasks = self.clients.federation, self.clients.tasks
         training_objective.check(stage, federation.objective, self.task.local)
         stage.check([task.model for task in tasks], federation)
@@ -125,7 +125,7 @@ class Simulation(Transport):
             compatibility.check_trained(stage, self.experiment.method, task)
 
     def log(self, line: str) -> None:
-        """Warn of it."""
+        """Log a warning."""
         logger.warning(line)
 
     def begin(self) -> None:
@@ -133,15 +133,15 @@ class Simulation(Transport):
         self.executor = select.executor(self._wanted, self, compile=self._compile)
 
     def end_rounds(self) -> None:
-        """Release the batches and the states that were prepared for a round that does not come."""
+        """Release batches and states that were prepared for the next round."""
         self.clients.batches.forget()
         if isinstance(self.states, HostStates):
             self.states.release_prefetched()
 
     def restore(self, server: Tree, kept: Mapping[int, Tree], round: int) -> None:
-        """Go on from an earlier state, on this simulation's device."""
-        here = isinstance(self.states, HostStates)
-        clients = {k: state if here else state.to(self.device) for k, state in kept.items()}
+        """Restore server and client states, on this simulation's device."""
+        on_host = isinstance(self.states, HostStates)
+        clients = {k: state if on_host else state.to(self.device) for k, state in kept.items()}
         super().restore(server.to(self.device), clients, round)
 
     def present(self) -> list[int]:
@@ -149,11 +149,11 @@ class Simulation(Transport):
         return list(self.clients.holders)
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
-        """Return how many training samples each of these clients has."""
+        """Return the number of training samples of each given client."""
         return {k: self.task.sizes[k] for k in present}
 
     def exchange(self, context: Context, cohort: list[int]) -> Received:
-        """Let the executor do the work of a cohort, one job per architecture."""
+        """Train a cohort with the executor, one job per architecture."""
         algorithm, round = context.algorithm, context.round
         downlink = make_downlink(algorithm, context.server, cohort, self.clients.task_of)
         executor = self._executor_for(algorithm)
@@ -166,22 +166,22 @@ class Simulation(Transport):
         return Received(replies, downlink.nbytes())
 
     def _prepare_next(self, context: Context, training: list[int], tables: bool) -> None:
-        """Prepare the round after this one while a GPU trains this one; a CPU has no time to spare.
+        """Prepare the next round while a GPU trains this one; on a CPU this would save no time.
 
         Args:
-            context: The states and the number of this round; the last one is followed by none.
-            training: The clients of this round.
-            tables: Whether to make tables of the next round's batches, for a stack of all clients.
+            context: States and number of this round. After the last round nothing is prepared.
+            training: Clients of this round.
+            tables: Whether to build the index tables of the next round's batches, for a stack of all clients.
         """
         states, following = context.states, context.round + 1
-        goes_on = context.round < self.task.rounds
+        has_next = context.round < self.task.rounds
         if isinstance(states, HostStates):
-            states.prefetch(self.cohort(following) if goes_on and states.hold_tensors else [], training)
+            states.prefetch(self.cohort(following) if has_next and states.hold_tensors else [], training)
         if self.device.type == "cuda":
-            self.clients.draw_ahead(self.cohort(following) if goes_on else [], following, tables)
+            self.clients.draw_ahead(self.cohort(following) if has_next else [], following, tables)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
-        """Stages that only pass over each client's data once are no work for a stack on a CPU."""
+        """Return the executor for an algorithm; stages without training use forward passes instead of a stack."""
         if isinstance(algorithm, Method) or algorithm.phases(self.task):
             return self.executor
         return ForwardExecutor() if self.device.type == "cuda" else Loop()
@@ -189,16 +189,16 @@ class Simulation(Transport):
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
-        """Test every client's own model, and those of the states on the way of a stage."""
+        """Evaluate all personal models, and those of a stage's intermediate steps."""
         if self.clients.federation.client_test is None:
             return None
         steps = context.algorithm.steps() if isinstance(context.algorithm, Stage) else {}
-        on_the_way = {name: self._tests(replace(context, algorithm=step), NO_METRICS) for name, step in steps.items()}
-        each = self._tests(context, metrics)
+        step_tests = {name: self._tests(replace(context, algorithm=step), NO_METRICS) for name, step in steps.items()}
+        tests = self._tests(context, metrics)
         return evaluation.client_tests(
-            each,
+            tests,
             [len(rows) for rows in self.clients.federation.client_test],
-            {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
+            {name: [None if test is None else test.accuracy for test in tests] for name, tests in step_tests.items()},
         )
 
     @cached_property
@@ -208,17 +208,17 @@ class Simulation(Transport):
         return self.clients.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
 
     def validate(self, context: Context) -> Row | None:
-        """Measure the global model on all validation samples, and the clients' own where their own are tested too."""
+        """Evaluate the global model on all validation samples, and personal models if the run tests them."""
         rows, metrics = self.clients.federation.validation, self.experiment.metrics
         if rows is None:
             return None
         pool, bf16 = self._validation_pool, self.clients.bf16
-        found = evaluate_global_model(context.algorithm, context.server, self.task, pool, bf16, metrics)
+        global_row = evaluate_global_model(context.algorithm, context.server, self.task, pool, bf16, metrics)
         tests = None
-        if self.clients.federation.client_test is not None or found["test_loss"] is None:
-            each = self._tests(context, metrics, (rows, self.clients.pool))
-            tests = evaluation.client_tests(each, [len(own) for own in rows], {})
-        return evaluation.validation_row(found, tests, metrics)
+        if self.clients.federation.client_test is not None or global_row["test_loss"] is None:
+            client_tests = self._tests(context, metrics, (rows, self.clients.pool))
+            tests = evaluation.client_tests(client_tests, [len(indices) for indices in rows], {})
+        return evaluation.validation_row(global_row, tests, metrics)
 
     def _tests(
         self, context: Context, metrics: Mapping[str, Metric], samples: tuple[list[Rows], Pool] | None = None
@@ -226,27 +226,27 @@ class Simulation(Transport):
         local = (samples or self.clients.test_rows)[0]
         tested = [k for k in self.clients.holders if len(local[k])]
         downlink = make_downlink(context.algorithm, context.server, tested, self.clients.task_of)
-        work = (context.algorithm, downlink, context.states, context.round)
-        found = client_model_tests(self.clients, *work, self.executor, metrics, samples)
-        return [found.get(k) for k in range(len(local))]
+        exchange = (context.algorithm, downlink, context.states, context.round)
+        tests = client_model_tests(self.clients, *exchange, self.executor, metrics, samples)
+        return [tests.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------
     def cohort(self, number: int) -> list[int]:
-        """Return the clients that take part in a round."""
+        """Return the cohort of a round."""
         return self.draw_cohort(number, self.sizes(self.clients.holders)).clients
 
     def jobs(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> list[Job]:
-        """Return the work of an exchange, one job per architecture."""
+        """Return the jobs of an exchange, one per architecture."""
         return self.clients.work(
             algorithm, make_downlink(algorithm, server, cohort, self.clients.task_of), states, round
         )
 
     def jobs_of_round(self, number: int) -> list[Job]:
-        """Return the work of a round of training from the present state, one job per architecture.
+        """Return the jobs of a training round from the current states, one per architecture.
 
-        Where nobody takes part in that round, it is the work of all clients.
+        If the round's cohort is empty, the jobs cover all clients.
         """
         cohort = self.cohort(number) or self.clients.holders
         return self.jobs(self.clients.method, self.server, self.states, cohort, number)

@@ -1,4 +1,4 @@
-"""The interface of a transport: the way to the clients and back."""
+"""Transport interface: how the server reaches the clients."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fedhead.samplers.uniform import UniformSampler
 class Context:
     """Algorithm, states and round of an exchange or a test."""
 
-    algorithm: Algorithm  # a method or a stage
-    server: Tree  # the server's state
-    states: Any  # the clients' states, as the transport holds them
+    algorithm: Algorithm  # method or stage
+    server: Tree  # server state
+    states: Any  # client states, as the transport stores them
     round: int  # number of the round
 
 
@@ -40,75 +40,76 @@ class Received:
     """Replies and failures of an exchange."""
 
     replies: ReplySet
-    bytes_down: int  # that the clients received, all together
-    failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
+    bytes_down: int  # bytes received by all clients together
+    failures: dict[int, FedheadError] = field(default_factory=dict)  # errors of queried clients without a reply
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """With how few replies an exchange counts, and how often those that are missing are asked for."""
+    """Minimum number of replies of an exchange, and number of attempts to get them."""
 
     replies: int = 1
     attempts: int = 1
 
 
 class Transport(ABC):
-    """A federation that can be trained: the server's state, and a way to the clients.
+    """Base class of transports: server state, client states and communication with the clients.
 
-    It moves trees and says who is there; what is asked, what counts and what is recorded is the round loop's.
+    A transport sends and receives trees and lists the available clients. The round loop decides everything else:
+    cohorts, checks, aggregation and records.
     """
 
-    server: Tree  # the server's present state
-    states: Any  # the clients' present states: themselves, or where sites store them; as `ClientStates`
-    round: int = 0  # after which server and clients have these states; 0: before the first one
-    test: Pool | None  # the global test set
-    remote: bool = False  # whether clients on other machines hold their states, and store their final models
-    portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
-    compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
-    quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
+    server: Tree  # current server state
+    states: Any  # current client states with the interface of `ClientStates`; on Flower, where sites store them
+    round: int = 0  # last trained round; 0: none
+    test: Pool | None  # global test set
+    remote: bool = False  # whether clients on other machines store their states and final models
+    portion: int | None = 16  # clients queried at a time if replies are summed; None: all
+    compiled_from: int | None = None  # first round with compiled steps; None: none so far
+    quorum: Quorum | None = None  # None: every client must reply, and the first failure ends the run
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the records call it: the executor's name, or the network's."""
+        """Name in records: the executor's name, or the network's."""
 
     @property
     @abstractmethod
     def clients(self) -> Clients:
-        """The clients as the server knows them: tasks and architectures; in a simulation their data as well."""
+        """Clients as the server knows them: tasks and architectures; in a simulation also their data."""
 
     @property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """Experiment of the run."""
         return self.clients.experiment
 
     def context(self, round: int) -> Context:
-        """Return the method and the present states, for a round."""
+        """Return the context of a round: method and current states."""
         return Context(self.experiment.method, self.server, self.states, round)
 
     def report(self) -> ExecutorReport:
-        """Return how long training has waited for compiling, and whether the last round's steps were compiled."""
+        """Return the compile time so far, and whether the last round's steps were compiled."""
         return ExecutorReport()
 
     def client_name(self, client: int) -> str:
-        """Return what failures call a client."""
+        """Return a client's name for logs and records."""
         return str(client)
 
     def log(self, line: str) -> None:  # noqa: B027 (optional)
-        """Tell the operator of a run, where there is one, what has just happened."""
+        """Report an event to the operator of the run."""
 
     @abstractmethod
     def check(self, stage: Stage) -> None:
-        """Raise `BadInput` for a stage that can't be run here."""
+        """Raise `BadInput` for a stage that this transport can't run."""
 
     def begin(self) -> None:  # noqa: B027 (optional)
-        """Get ready for the first exchange, after all checks."""
+        """Prepare for the first exchange, after all checks."""
 
     def end_rounds(self) -> None:  # noqa: B027 (optional)
-        """Release what was prepared for a round that does not come, as after a run was stopped; stages may follow."""
+        """Release resources that were prepared for the next round; stages may follow."""
 
     def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
-        """Go on from the state of the server and of the clients after an earlier round."""
+        """Restore server and client states of an earlier round."""
         self.round = round
         self.server = server
         for client, state in kept.items():
@@ -116,18 +117,18 @@ class Transport(ABC):
 
     @abstractmethod
     def present(self) -> list[int]:
-        """Return the clients that can take part now, waiting for a quorum of them if need be."""
+        """Return the available clients; wait for a quorum if necessary."""
 
     @abstractmethod
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
-        """Return how many training samples each of these clients has, as far as the server knows."""
+        """Return the number of training samples of each given client, as known to the server."""
 
     def draw_cohort(self, round: int, sizes: Mapping[int, int]) -> Cohort:
-        """Return the clients that take part in a round.
+        """Return the cohort of a round.
 
         Args:
             round: Number of the round, from 1.
-            sizes: Training samples of each client that can take part, by its number.
+            sizes: Number of training samples of each available client.
         """
         experiment, seed = self.experiment, self.experiment.schedule.seed
         count = experiment.cohort_size(self.clients.task.clients)
@@ -137,32 +138,32 @@ class Transport(ABC):
         return cohort
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
-        """Return why each client that is not among those `present` is away; none is in a simulation."""
+        """Return the reason of absence of each client not in `present`; empty in a simulation."""
         return {}
 
     @abstractmethod
     def exchange(self, context: Context, cohort: list[int]) -> Received:
-        """Let the clients of a cohort work, and return what came back; writes to no state."""
+        """Query a cohort and return the replies, without writing any state."""
 
     def schema(self, context: Context, client: int) -> Schema | None:
-        """Return what a client's reply must look like; None: like that of the first client."""
+        """Return the expected schema of a client's reply; None: the schema of the first reply."""
         return None
 
     def validate(self, context: Context) -> Row | None:
-        """Measure the models on the clients' validation samples; None where there are none."""
+        """Evaluate the models on the clients' validation samples; return None without any."""
         return None
 
     @abstractmethod
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
-        """Test the clients' own models on their own test samples.
+        """Evaluate the personal models on the clients' own test samples.
 
         Args:
-            context: The method or the stage whose `personal_model` is tested, after the round that it names.
-            deliver: Whether these models are final, so that clients on other machines store theirs.
-            metrics: Further metrics, by name.
+            context: Method or stage whose `personal_model` is evaluated, with round and states.
+            deliver: Whether these models are final, so that remote clients store theirs.
+            metrics: Additional metrics by name.
 
         Returns:
-            What the tests gave, or None where no client has test samples.
+            Results by client, or None if no client has test samples.
         """

@@ -1,1 +1,1 @@
-"""States that clients keep between rounds."""
+"""Client states between rounds."""

@@ -1,4 +1,4 @@
-"""Client states: what each client keeps from one round to the next."""
+"""Storage of client states between rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedhead.engine.states.stacked_client_states import StackedClientStates
 
 
 class ClientStates:
-    """Client states by number; a client that never took part has its initial state, made when asked for."""
+    """Client states by client number; clients that never took part have a lazily created initial state."""
 
     shares_stacks: ClassVar[bool] = True  # whether states may be rows of a stack
 
@@ -21,44 +21,44 @@ class ClientStates:
 
     @property
     def kept(self) -> StackedClientStates:
-        """The states of the clients that took part."""
+        """States of the clients that took part."""
         return self._kept
 
     def __getitem__(self, client: int) -> Tree:
         return self._kept[client] if client in self._kept else self._initial(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        # A row of a stack would keep the whole stack alive: a state owns its memory.
+        # Clone, because a view of a stack would keep the whole stack in memory.
         self._kept[client] = state.clone()
 
     def of(self, clients: Sequence[int]) -> TreeRows:
-        """Return the states of clients; those that lie in one stack are not taken apart.
+        """Return the states of clients, without unstacking those of one stack.
 
         Args:
-            clients: The clients' numbers.
+            clients: Client numbers.
         """
         return self._kept.stacked(clients) or TreeRows([self[k] for k in clients])
 
     def keep(self, clients: Sequence[int], kept: TreeRows) -> None:
-        """Replace the states of clients; rows of one stack are not taken apart where they replace all states.
+        """Replace the states of clients; a stack that replaces all states stays stacked.
 
         Args:
-            clients: The clients' numbers.
-            kept: What each keeps.
+            clients: Client numbers.
+            kept: New state of each client.
         """
-        stays_whole = self.shares_stacks and self._kept.keys() <= set(clients)
-        if stays_whole and isinstance(kept, StackedTrees) and kept.is_whole:
+        replaces_all = self.shares_stacks and self._kept.keys() <= set(clients)
+        if replaces_all and isinstance(kept, StackedTrees) and kept.is_whole:
             self._kept.keep(clients, kept)
             return
         for client, state in zip(clients, kept, strict=True):
             self[client] = state
 
     def clear(self) -> None:
-        """Let every client have its initial state again."""
+        """Reset every client to its initial state."""
         self._kept.clear()
 
     def copy(self) -> ClientStates:
-        """Return the same states, to be written to without touching these."""
+        """Return a copy that can be modified independently."""
         other = ClientStates(self._initial)
         other._kept = self._kept.copy()
         return other

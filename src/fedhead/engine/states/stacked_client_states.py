@@ -11,68 +11,68 @@ from fedhead.core.tree.tree_rows import StackedTrees
 
 
 class StackedClientStates(MutableMapping[int, Tree]):
-    """Client states, of which some may be rows of one stack, or packed until they are asked for.
+    """Mapping of client states, some of them stored in one stack or packed, and unpacked lazily.
 
-    A round of all clients begins with the stack that the last one ended with: to take it apart and put it together
-    again takes hundreds of operations, for which a GPU would wait.
+    With full participation, a round starts from the stack that the previous round returned. Unstacking and restacking
+    it would take hundreds of operations and stall the GPU.
 
     Args:
         states: States by client.
     """
 
     def __init__(self, states: Mapping[int, Tree] | None = None):
-        self._states: dict[int, Tree | PackedTree | int] = dict(states or {})  # a state, or its place in the stack
+        self._states: dict[int, Tree | PackedTree | int] = dict(states or {})  # a state, or its index in the stack
         self._stack: StackedTrees | None = None
-        self._in_stack = 0  # states
-        self._shared: set[int] = set()  # clients whose state is the tree of what this is a copy of
+        self._in_stack = 0  # number of states in the stack
+        self._shared: set[int] = set()  # clients whose tree is shared with the original of this copy
 
     def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
-        """Replace all states there are by rows of one stack, whose memory is held until the last of them is replaced.
+        """Replace all states by a stack; its memory is freed when the last of its states is replaced.
 
         Args:
-            clients: The clients' numbers, those of all states among them.
-            rows: The state of each.
+            clients: Client numbers, including all clients that have a state.
+            rows: Stacked state of each client.
         """
         self._states.update(zip(clients, range(len(clients)), strict=True))
         self._stack, self._in_stack = rows, len(clients)
         self._shared.clear()
 
     def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
-        """Return the states of clients as they lie in one stack; None where they do not.
+        """Return the states of clients as one stack, or None if some are not in the stack.
 
         Args:
-            clients: The clients' numbers.
+            clients: Client numbers.
         """
-        places = [place for k in clients if isinstance(place := self._states.get(k), int)]
-        return self._stack.take(places) if self._stack is not None and len(places) == len(clients) else None
+        indices = [index for k in clients if isinstance(index := self._states.get(k), int)]
+        return self._stack.take(indices) if self._stack is not None and len(indices) == len(clients) else None
 
     def copy(self) -> StackedClientStates:
-        """Return the same states, of which whole ones and entries may be replaced without touching these.
+        """Return a copy whose states and entries can be replaced independently.
 
-        The tensors are the same: to write into one of them would change both.
+        Tensors are shared: an in-place write changes both.
         """
         other = StackedClientStates()
         other._states, other._in_stack = dict(self._states), self._in_stack
         other._shared = {client for client, state in self._states.items() if not isinstance(state, int)}
         if self._stack is not None:
-            other._stack = self._stack.take(range(len(self._stack)))  # single trees are its own
+            other._stack = self._stack.take(range(len(self._stack)))  # with its own cache of unstacked trees
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StackedClientStates, ({k: state.clone() for k, state in self.copy().items()},)
 
     def __getitem__(self, client: int) -> Tree:
-        found = self._states[client]
-        if isinstance(found, Tree):
+        stored = self._states[client]
+        if isinstance(stored, Tree):
             if client in self._shared:
-                self[client] = found = found.copy()
-            return found
-        if isinstance(found, PackedTree):
-            self[client] = state = found.tree()
+                self[client] = stored = stored.copy()
+            return stored
+        if isinstance(stored, PackedTree):
+            self[client] = state = stored.tree()
             return state
-        assert self._stack is not None, "a state has a place in it"
-        state = self._stack[found]
-        self[client] = state  # by itself from now on, since whoever asks for it may change it
+        assert self._stack is not None, "a state has an index in it"
+        state = self._stack[stored]
+        self[client] = state  # detach it from the stack, since the caller may change it
         return state
 
     def __setitem__(self, client: int, state: Tree | PackedTree) -> None:
@@ -93,7 +93,7 @@ class StackedClientStates(MutableMapping[int, Tree]):
         return client in self._states
 
     def _leave(self, client: int) -> None:
-        """Forget where a client's state lies."""
+        """Remove a client's state from the stack and from the shared set."""
         self._shared.discard(client)
         self._in_stack -= isinstance(self._states.get(client), int)
         if not self._in_stack:
