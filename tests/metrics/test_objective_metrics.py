@@ -149,7 +149,7 @@ def test_labels_that_are_all_alike_have_no_auroc_and_the_run_goes_on() -> None:
     federation = fh.Federation.from_arrays(X[:80], y[:80], clients=2, test=(X[80:], y[80:]), objective="multilabel")
     result = fh.run(federation, "mlp", rounds=1, metrics=["auroc"])
     assert np.isnan(result.metrics["auroc"])
-    assert result.rows[-1]["notes"]["auroc"] == "all test samples are alike in label 1"
+    assert result.rows[-1]["notes"]["auroc"] == "all test samples have the same value of label 1"
 
 
 def test_r2_of_a_constant_is_scikit_learns() -> None:

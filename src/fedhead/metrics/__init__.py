@@ -1,1 +1,1 @@
-"""Metrics of models, and the records that hold them."""
+"""Metrics of models, and records of runs."""

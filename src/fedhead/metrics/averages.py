@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean and the sample standard deviation (n − 1) of the values that are there.
+    """Return the mean and the sample standard deviation (n − 1), ignoring None.
 
     Args:
-        values: One per run; None where a run has none.
+        values: Value of each run; None if a run has no value.
 
     Returns:
-        The mean, None without any value; the deviation, None for fewer than two.
+        Mean (None without values) and standard deviation (None with fewer than two values).
 
     >>> mean_and_deviation([1.0, None, 3.0]), mean_and_deviation([2.0]), mean_and_deviation([])
     ((2.0, 1.4142135623730951), (2.0, None), (None, None))

@@ -1,6 +1,6 @@
-"""Metrics of classes and scores; each equals scikit-learn's function, from 0 to 1 unless it says otherwise.
+"""Classification metrics, equal to scikit-learn's functions; values from 0 to 1 unless stated otherwise.
 
-Counts come from the confusion matrix, the others are computed on the device of the scores, in double precision.
+Metrics of counts use the confusion matrix. Metrics of scores are computed in double precision on the scores' device.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ Floats = NDArray[np.float64]
 # -- from counts --------------------------------------------------------------------------------------
 @metric("accuracy", "max", CLASSIFICATION)
 def accuracy(confusion: Confusion) -> float:
-    """The share of samples whose class is predicted."""
+    """Return the share of correctly classified samples."""
     return float(np.trace(confusion) / confusion.sum())
 
 
 @metric("balanced_accuracy", "max", CLASSIFICATION)
 def balanced_accuracy(confusion: Confusion) -> float:
-    """The mean of the classes' recalls, over the classes that have test samples."""
-    held = confusion.sum(axis=1)
-    return float(np.mean(np.diag(confusion)[held > 0] / held[held > 0]))
+    """Return the mean recall over the classes that have test samples."""
+    totals = confusion.sum(axis=1)
+    return float(np.mean(np.diag(confusion)[totals > 0] / totals[totals > 0]))
 
 
 @metric("precision", "max", CLASSIFICATION)
 def precision(confusion: Confusion, average: Average = "macro") -> float:
-    """The share of a class's predictions that are right, averaged over the classes as scikit-learn does."""
+    """Return the precision, averaged over classes as in scikit-learn."""
     return _averaged(confusion, confusion.sum(axis=0), average)
 
 
 @metric("recall", "max", CLASSIFICATION)
 def recall(confusion: Confusion, average: Average = "macro") -> float:
-    """The share of a class's samples that are found, averaged over the classes as scikit-learn does."""
+    """Return the recall, averaged over classes as in scikit-learn."""
     return _averaged(confusion, confusion.sum(axis=1), average)
 
 
 @metric("f1", "max", CLASSIFICATION)
 def f1(confusion: Confusion, average: Average = "macro") -> float:
-    """The harmonic mean of precision and recall of a class, averaged over the classes as scikit-learn does."""
+    """Return the F1 score (harmonic mean of precision and recall), averaged over classes as in scikit-learn."""
     return _averaged(confusion, (confusion.sum(axis=0) + confusion.sum(axis=1)) / 2, average)
 
 
 def _averaged(confusion: Confusion, possible: Floats | Confusion, average: Average) -> float:
     """Average hits / possible over the classes that occur among labels or predictions; 0 / 0 counts as 0.
 
-    macro: all classes alike; weighted: by their samples; micro: hits and possible ones are added up before; binary: of
-    the second of two classes alone.
+    macro: equal class weights; weighted: weights by samples; micro: ratio of the sums; binary: only the second of two
+    classes.
     """
     hits = np.diag(confusion)
     if average == "binary":
@@ -66,14 +66,14 @@ def _averaged(confusion: Confusion, possible: Floats | Confusion, average: Avera
         return float(hits[1] / possible[1]) if possible[1] else 0.0
     if average == "micro":
         return float(hits.sum() / possible.sum())
-    there = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
-    each = np.divide(hits, possible, out=np.zeros(len(hits)), where=possible > 0)[there]
-    return float(np.average(each, weights=confusion.sum(axis=1)[there] if average == "weighted" else None))
+    present = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+    ratios = np.divide(hits, possible, out=np.zeros(len(hits)), where=possible > 0)[present]
+    return float(np.average(ratios, weights=confusion.sum(axis=1)[present] if average == "weighted" else None))
 
 
 @metric("matthews_corrcoef", "max", CLASSIFICATION)
 def matthews_corrcoef(confusion: Confusion) -> float:
-    """The correlation of labels and predictions, from −1 to 1; 0 where either is constant (Gorodkin, 2004)."""
+    """Return the correlation of labels and predictions, from −1 to 1; 0 if either is constant (Gorodkin, 2004)."""
     true, predicted, total = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
     covariance = float(np.trace(confusion) * total - true @ predicted)
     variances = float(total**2 - true @ true) * float(total**2 - predicted @ predicted)
@@ -82,7 +82,7 @@ def matthews_corrcoef(confusion: Confusion) -> float:
 
 @metric("cohen_kappa", "max", CLASSIFICATION)
 def cohen_kappa(confusion: Confusion) -> float:
-    """How much more labels and predictions agree than by chance, 1 at most (Cohen, 1960)."""
+    """Return the chance-corrected agreement of labels and predictions, at most 1 (Cohen, 1960)."""
     total = confusion.sum()
     chance = float(confusion.sum(axis=1) @ confusion.sum(axis=0)) / float(total) ** 2
     if chance == 1:
@@ -93,50 +93,50 @@ def cohen_kappa(confusion: Confusion) -> float:
 # -- from scores --------------------------------------------------------------------------------------
 @metric("topk", "max", CLASSIFICATION)
 def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
-    """The share of samples whose class is among the k with the highest scores."""
+    """Return the share of samples whose class is among the k highest scores."""
     if k >= predictions.classes:
         raise Undefined(f"there are only {predictions.classes} classes, all of them are among the first {k}")
     scores, y = predictions.scores, predictions.y.unsqueeze(-1)
-    assert scores is not None, "kept wherever a metric needs them"
-    own = scores.gather(-1, y)
+    assert scores is not None, "kept if a metric needs them"
+    target = scores.gather(-1, y)
     classes = torch.arange(predictions.classes, device=scores.device)
-    # of equal scores scikit-learn takes the later classes first
-    before = (scores > own) | ((scores == own) & (classes > y))
+    # like scikit-learn, break ties in favour of later classes
+    before = (scores > target) | ((scores == target) & (classes > y))
     return float((before.sum(-1) < k).double().mean())
 
 
 @metric("nll", "min", CLASSIFICATION)
 def nll(predictions: Predictions) -> float:
-    """The mean negative logarithm of the probability of the right class (scikit-learn's `log_loss`), from 0 on."""
+    """Return the mean negative log-likelihood of the true class (scikit-learn's `log_loss`); at least 0."""
     return float(predictions.losses.mean())
 
 
 @metric("brier", "min", CLASSIFICATION)
 def brier(predictions: Predictions) -> float:
-    """The mean squared distance of the probabilities to the right class, from 0 to 2; halved for two classes."""
-    wanted = torch.nn.functional.one_hot(predictions.y, predictions.classes)
-    distance = (predictions.probabilities - wanted).square().sum(-1).mean()
+    """Return the Brier score: mean squared error of the probabilities, from 0 to 2; halved for two classes."""
+    target = torch.nn.functional.one_hot(predictions.y, predictions.classes)
+    distance = (predictions.probabilities - target).square().sum(-1).mean()
     return float(distance) / (2 if predictions.classes == 2 else 1)
 
 
 @metric("ece", "min", CLASSIFICATION)
 def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> float:
-    """The expected calibration error over bins of equal width of the highest probability (Guo et al., 2017, Eq. 3)."""
+    """Return the expected calibration error with equal-width confidence bins (Guo et al., 2017, Eq. 3)."""
     confidence = predictions.probabilities.max(-1).values
-    right = (predictions.predicted == predictions.y).double()
-    place = (torch.ceil(confidence * bins) - 1).clamp(0, bins - 1).long()  # bin b is (b / bins, (b + 1) / bins]
-    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, place, right - confidence)
+    correct = (predictions.predicted == predictions.y).double()
+    index = (torch.ceil(confidence * bins) - 1).clamp(0, bins - 1).long()  # bin b is (b / bins, (b + 1) / bins]
+    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, correct - confidence)
     return float(gaps.abs().sum() / len(confidence))
 
 
 @metric("auroc", "max", CLASSIFICATION)
 def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
-    """The area under the ROC curve: of the second of two classes, else of each class against the rest, averaged."""
+    """Return the area under the ROC curve: of the second of two classes, or the one-vs-rest average."""
     present = torch.bincount(predictions.y, minlength=predictions.classes)
     absent = (present == 0).nonzero().flatten().tolist()
     if absent:
-        some = ", ".join(map(str, absent[:4])) + (" …" if len(absent) > 4 else "")
-        raise Undefined(f"class {some} has no test samples" if len(absent) == 1 else f"classes {some} have no samples")
+        text = ", ".join(map(str, absent[:4])) + (" …" if len(absent) > 4 else "")
+        raise Undefined(f"class {text} has no test samples" if len(absent) == 1 else f"classes {text} have no samples")
     p = predictions.probabilities.T.contiguous()
     if predictions.classes == 2:
         return float(roc_areas(p[1:], predictions.y.unsqueeze(0) == 1))
@@ -147,7 +147,7 @@ def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "mac
 
 
 def roc_areas(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return the area under each row's ROC curve from the ranks of its positive samples; equal scores share a rank."""
+    """Return the area under each row's ROC curve, from the ranks of positive samples; ties share a rank."""
     ordered = scores.sort(-1).values
     ranks = (torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1).double() / 2
     count = positive.sum(-1).double()

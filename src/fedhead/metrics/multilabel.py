@@ -1,4 +1,4 @@
-"""Metrics of samples with any number of labels; each equals scikit-learn's function, from 0 to 1."""
+"""Multilabel metrics, equal to scikit-learn's functions; values from 0 to 1."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ TASK = "multilabel"
 
 @variant("accuracy", TASK, "max")
 def subset_accuracy(y_true: Labels, y_pred: Labels) -> float:
-    """The share of samples of which all labels are right."""
+    """Return the share of samples with all labels correct."""
     return float((y_true == y_pred).all(axis=1).mean())
 
 
 @metric("hamming_loss", "min", (TASK,))
 def hamming_loss(y_true: Labels, y_pred: Labels) -> float:
-    """The share of labels that are wrong; 1 minus it is the mean over the labels of their accuracies."""
+    """Return the share of wrong labels, which is 1 minus the mean accuracy over labels."""
     return float((y_true != y_pred).mean())
 
 
 @variant("precision", TASK, "max")
 def precision(y_true: Labels, y_pred: Labels, average: Average = "macro") -> float:
-    """The share of a label's predictions that are right, averaged over the labels as scikit-learn does."""
-    return _averaged(y_true, y_pred, average, predicted=1.0, held=0.0)
+    """Return the precision, averaged over labels as in scikit-learn."""
+    return _averaged(y_true, y_pred, average, predicted=1.0, positive=0.0)
 
 
 @variant("recall", TASK, "max")
 def recall(y_true: Labels, y_pred: Labels, average: Average = "macro") -> float:
-    """The share of a label's samples that are found, averaged over the labels as scikit-learn does."""
-    return _averaged(y_true, y_pred, average, predicted=0.0, held=1.0)
+    """Return the recall, averaged over labels as in scikit-learn."""
+    return _averaged(y_true, y_pred, average, predicted=0.0, positive=1.0)
 
 
 @variant("f1", TASK, "max")
 def f1(y_true: Labels, y_pred: Labels, average: Average = "macro") -> float:
-    """The harmonic mean of precision and recall of a label, averaged over the labels as scikit-learn does."""
-    return _averaged(y_true, y_pred, average, predicted=0.5, held=0.5)
+    """Return the F1 score (harmonic mean of precision and recall), averaged over labels as in scikit-learn."""
+    return _averaged(y_true, y_pred, average, predicted=0.5, positive=0.5)
 
 
-def _averaged(y_true: Labels, y_pred: Labels, average: Average, predicted: float, held: float) -> float:
-    """Average hits / possible over labels, or over samples; 0 / 0 counts as 0."""
+def _averaged(y_true: Labels, y_pred: Labels, average: Average, predicted: float, positive: float) -> float:
+    """Average hits / possible over labels or samples; `predicted` and `positive` weight the terms of `possible`."""
     axis = 1 if average == "samples" else 0
     hits, true = (y_true * y_pred).sum(axis=axis), y_true.sum(axis=axis)
-    possible = predicted * y_pred.sum(axis=axis) + held * true
+    possible = predicted * y_pred.sum(axis=axis) + positive * true
     if average == "micro":
         return float(hits.sum() / possible.sum()) if possible.sum() else 0.0
-    each = np.divide(hits, possible, out=np.zeros(len(hits)), where=possible > 0)
+    ratios = np.divide(hits, possible, out=np.zeros(len(hits)), where=possible > 0)
     if average == "weighted":
-        return float(np.average(each, weights=true)) if true.sum() else 0.0
-    return float(each.mean())
+        return float(np.average(ratios, weights=true)) if true.sum() else 0.0
+    return float(ratios.mean())
 
 
 @variant("auroc", TASK, "max")
 def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
-    """The area under the ROC curve of each label, averaged over the labels."""
+    """Return the area under the ROC curve, averaged over labels."""
     positive = (predictions.y > 0).T
-    held = positive.sum(-1)
-    for label, count in enumerate(held.tolist()):
+    counts = positive.sum(-1)
+    for label, count in enumerate(counts.tolist()):
         if count in (0, len(predictions)):
-            raise Undefined(f"all test samples are alike in label {label}")
-    found = roc_areas(predictions.probabilities.T.contiguous(), positive)
-    weights = held.double() if average == "weighted" else held.new_ones(len(held)).double()
-    return float((found * weights).sum() / weights.sum())
+            raise Undefined(f"all test samples have the same value of label {label}")
+    areas = roc_areas(predictions.probabilities.T.contiguous(), positive)
+    weights = counts.double() if average == "weighted" else counts.new_ones(len(counts)).double()
+    return float((areas * weights).sum() / weights.sum())

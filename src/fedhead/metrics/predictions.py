@@ -1,4 +1,4 @@
-"""What a model says of test samples: scores on the device, and all that metrics are computed from."""
+"""Predictions of a model on test samples, the input of metrics."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Confusion = NDArray[np.int64]  # [true class, predicted class], in samples
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts for test samples, with its scores; tensors stay on its device.
+    """Predictions and scores of test samples; tensors stay on the model's device.
 
-    The properties that scikit-learn's functions have as arguments (`y_true`, `y_pred`, `y_proba`, `y_score`) are numpy
-    arrays, those of probabilities in double precision.
+    The properties named like scikit-learn's arguments (`y_true`, `y_pred`, `y_proba`, `y_score`) are numpy arrays, with
+    probabilities in double precision.
 
     Args:
-        y: Labels, [N]; of several labels or of numbers to predict, [N, C].
-        predicted: The class with the highest score, [N]; labels as 0 and 1, or numbers, [N, C].
-        losses: The loss of each sample in double precision, [N].
-        classes: Number of classes, labels or numbers.
-        scores: Their scores, [N, C]; None where no metric needs them. Of a binary objective those of both classes.
+        y: Labels, [N]; for multilabel and regression, [N, C].
+        predicted: Class with the highest score, [N]; for multilabel 0 or 1, and for regression numbers, [N, C].
+        losses: Loss of each sample in double precision, [N].
+        classes: Number of classes, labels or regression targets.
+        scores: Scores of the classes, [N, C], also for a binary objective; None if no metric needs them.
         objective: Name of the run's objective.
     """
 
@@ -51,25 +51,25 @@ class Predictions:
 
     @cached_property
     def confusion(self) -> Confusion:
-        """Samples by true and predicted class, [C, C].
+        """Confusion matrix, [true class, predicted class].
 
         Raises:
             BadInput: If the objective has no classes.
         """
         if not OBJECTIVES[self.objective].has_classes:
             raise BadInput(f"a confusion matrix needs classes, objective={self.objective} has none")
-        places = (self.y * self.classes + self.predicted).bincount(minlength=self.classes**2)
-        return np.asarray(places.cpu().numpy().reshape(self.classes, self.classes), np.int64)
+        counts = (self.y * self.classes + self.predicted).bincount(minlength=self.classes**2)
+        return np.asarray(counts.cpu().numpy().reshape(self.classes, self.classes), np.int64)
 
     @cached_property
     def loss(self) -> float:
-        """The mean loss."""
+        """Mean loss."""
         return float(self.losses.mean())
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """The softmax of the scores (of several labels the sigmoid) in double precision, [N, C]."""
-        assert self.scores is not None, "kept wherever a metric needs them"
+        """Softmax of the scores (sigmoid for multilabel) in double precision, [N, C]."""
+        assert self.scores is not None, "kept if a metric needs them"
         if self.objective == "regression":
             raise BadInput("numbers have no probabilities, objective=regression: use y_true and y_pred")
         scores = self.scores.double()
@@ -77,19 +77,19 @@ class Predictions:
 
     @cached_property
     def y_true(self) -> NDArray[Any]:
-        """Labels, [N]; several labels, [N, C]; numbers, [N], or [N, C] where there are several per sample."""
+        """Labels, [N]; multilabel, [N, C]; regression, [N], or [N, C] with several targets."""
         return self._array(self.y)
 
     @cached_property
     def y_pred(self) -> NDArray[Any]:
-        """Predictions, as `y_true`."""
+        """Predictions, with the shape of `y_true`."""
         return self._array(self.predicted)
 
     def _array(self, values: Tensor) -> NDArray[Any]:
         if self.objective != "regression":
             return np.asarray(values.cpu().numpy(), np.int64)
-        found = np.asarray(values.cpu().numpy(), np.float64)
-        return found[:, 0] if self.classes == 1 else found
+        array = np.asarray(values.cpu().numpy(), np.float64)
+        return array[:, 0] if self.classes == 1 else array
 
     @cached_property
     def y_proba(self) -> NDArray[np.float64]:
@@ -98,13 +98,13 @@ class Predictions:
 
     @property
     def y_score(self) -> NDArray[np.float64]:
-        """Probabilities as `roc_auc_score` takes them: [N, C], of two classes those of the second one, [N]."""
+        """Probabilities in the format of `roc_auc_score`: [N, C]; for two classes those of the second, [N]."""
         second = self.classes == 2 and self.objective != "multilabel"
         return np.asarray(self.y_proba[:, 1] if second else self.y_proba, np.float64)
 
 
 def of_outputs(outputs: Tensor, y: Tensor, classes: int, objective: Objective) -> Predictions:
-    """Return the predictions of a model's outputs [N, …] for samples with targets y."""
+    """Convert a model's outputs [N, …] for samples with targets y to predictions."""
     scores = objective.scores(outputs)
     return Predictions(y, objective.predictions(scores), objective.losses(scores, y), classes, scores, objective.name)
 
@@ -118,42 +118,42 @@ def predict(
     batch: int = 1024,
     objective: Objective = MULTICLASS,
 ) -> Predictions:
-    """Test a model on all samples of a pool.
+    """Return a model's predictions for all samples of a pool.
 
     Args:
-        outputs: Returns the model's outputs for a batch of inputs, [B, C].
+        outputs: Function from a batch of inputs to the model's outputs, [B, C].
         pool: Test samples.
-        classes: Number of classes, labels or numbers.
-        keep_scores: Whether metrics need the scores themselves.
-        batch: Samples at a time; fewer if memory runs out, from then on.
-        objective: What the outputs stand for.
+        classes: Number of classes, labels or regression targets.
+        keep_scores: Whether to store the scores for metrics that need them.
+        batch: Batch size; reduced permanently if memory runs out.
+        objective: Objective of the run.
     """
     if not len(pool):
-        return _nothing(pool.y, classes, objective)
+        return _no_predictions(pool.y, classes, objective)
 
-    def part(rows: Tensor) -> Predictions:
-        found = of_outputs(outputs(pool.view(rows, None)), pool.y[rows], classes, objective)
-        return found if keep_scores else replace(found, scores=None)
+    def predict_batch(indices: Tensor) -> Predictions:
+        predictions = of_outputs(outputs(pool.view(indices, None)), pool.y[indices], classes, objective)
+        return predictions if keep_scores else replace(predictions, scores=None)
 
     def run(samples: int) -> list[Predictions]:
-        return [part(rows) for rows in torch.split(torch.arange(len(pool), device=pool.device), samples)]
+        return [predict_batch(part) for part in torch.split(torch.arange(len(pool), device=pool.device), samples)]
 
     parts, fits = retry_with_smaller_batches(run, batch, len(pool), "testing a model")
     if fits < batch:
         remember_fitting(pool, fits)
-    kept = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None
+    scores = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None
     predicted, losses = torch.cat([part.predicted for part in parts]), torch.cat([part.losses for part in parts])
-    return Predictions(pool.y, predicted, losses, classes, kept, objective.name)
+    return Predictions(pool.y, predicted, losses, classes, scores, objective.name)
 
 
-def _nothing(y: Tensor, classes: int, objective: Objective) -> Predictions:
-    nothing = torch.zeros(0, dtype=torch.float64, device=y.device)
-    return Predictions(y, nothing.long(), nothing, classes, nothing.reshape(0, classes), objective.name)
+def _no_predictions(y: Tensor, classes: int, objective: Objective) -> Predictions:
+    empty = torch.zeros(0, dtype=torch.float64, device=y.device)
+    return Predictions(y, empty.long(), empty, classes, empty.reshape(0, classes), objective.name)
 
 
-# -- of the clients' own models -----------------------------------------------------------------------
+# -- personal models of the clients ------------------------------------------------------------------
 def summarize(outputs: Tensor, batch: Batch, objective: Objective = MULTICLASS) -> Tensor:
-    """Return the predicted class and the loss of each sample, [..., 2]; `forward.personal_scores` keeps these alone."""
+    """Return predicted class and loss of each sample, [..., 2], for `forward.personal_scores`."""
     scores = objective.scores(outputs)
     return torch.stack([objective.predictions(scores).double(), objective.losses(scores, batch.y)], -1)
 
@@ -164,14 +164,14 @@ def client_predictions(
     """Return one client's predictions.
 
     Args:
-        found: Outputs [n, C], or what `summarize` returned for each sample, [n, 2].
+        found: Model outputs [n, C], or the result of `summarize`, [n, 2].
         y: Labels, [n].
         classes: Number of classes.
-        scored: Whether `found` is the outputs.
-        objective: What the outputs stand for.
+        scored: Whether `found` holds model outputs.
+        objective: Objective of the run.
     """
     if not len(y):
-        return _nothing(y, classes, objective)
+        return _no_predictions(y, classes, objective)
     if scored:
         return of_outputs(found, y, classes, objective)
     return Predictions(y, found[:, 0].long(), found[:, 1], classes, objective=objective.name)

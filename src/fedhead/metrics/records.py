@@ -1,4 +1,4 @@
-"""The metrics of a finished run and of its stages, from their records."""
+"""Metrics of a finished run and its stages, computed from records."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the command line imports this before it needs torch
     from fedhead.core.tree.tree import Tree, Weights
 
-Row = dict[str, Any]  # the record of one round, of a stage, or of a whole run
+Row = dict[str, Any]  # record of a round, a stage or a whole run
 
 
 @dataclass
 class StageResult:
-    """What a stage made of a trained federation.
+    """Result of a stage.
 
     Args:
         name: Name of the stage.
-        server: The server's state after it.
-        states: The clients' states after it, as the transport holds them.
-        metrics: The record of the stage.
-        weights: The global model; None where the stage leaves none.
+        server: Server state after the stage.
+        states: Client states after the stage, as the transport stores them.
+        metrics: Record of the stage.
+        weights: Weights of the global model; None if the stage has no global model.
     """
 
     name: str
@@ -32,96 +32,96 @@ class StageResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Per cent on the global test set; None where the stage leaves no global model."""
+        """Accuracy on the global test set in per cent; None if the stage has no global model."""
         return self.metrics["accuracy"]  # type: ignore[no-any-return]  # rows are untyped
 
     @property
     def personal(self) -> float | None:
-        """Per cent on the clients' own test sets, the mean over clients; None where they have none."""
+        """Mean accuracy of the personal models on the clients' own test sets in per cent; None without these sets."""
         return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
 
 
 def kept_round(rows: list[Row]) -> int | None:
-    """Return the latest round whose models a callback has kept, if there is one."""
+    """Return the last round whose models a callback has kept, or None."""
     return next((row["round"] for row in reversed(rows) if row.get("kept")), None)
 
 
 def final_rows(rows: list[Row]) -> list[Row]:
-    """Return the records up to the round that a run ends with: the kept one, or the last."""
+    """Return the records up to the final round: the kept round, or the last one."""
     return rows[: kept_round(rows)]
 
 
 class RunMetrics(ABC):
-    """The metrics of a finished run, computed from the records of its rounds and its stages."""
+    """Base class with the metrics of a finished run, computed from the records of its rounds and stages."""
 
     executor: str
-    rows: list[Row]  # the records of all rounds
+    rows: list[Row]  # records of all rounds
     last_rounds: int
-    preparing: float = 0.0  # seconds that training waited for compiling and capturing, which `seconds` leaves out
-    compiled_from: int | None = None  # from which round on the steps were compiled; None: they never were
+    preparing: float = 0.0  # seconds of compiling and graph capture, excluded from `seconds`
+    compiled_from: int | None = None  # first round with compiled steps; None: no compiled steps
 
     @property
     @abstractmethod
     def stage_rows(self) -> dict[str, Row]:
-        """The records of the stages, by name."""
+        """Record of each stage."""
 
     @property
     def best_round(self) -> int | None:
-        """The round whose models a callback has kept and the run ends with; None: the last one's."""
+        """Round whose models the run ends with, if a callback kept one; None: the last round."""
         return kept_round(self.rows)
 
     @property
     def accuracy(self) -> float | None:
-        """Per cent on the global test set after the last round, or after the one whose models were kept."""
+        """Accuracy on the global test set in per cent, after the last round or the kept one."""
         return self._last("accuracy")
 
     @property
     def accuracy_mean(self) -> float | None:
-        """The mean of `accuracy` over the last rounds that were evaluated (`last_rounds` of them)."""
-        found = [row["accuracy"] for row in final_rows(self.rows) if row.get("accuracy") is not None]
-        found = found[-self.last_rounds :]
-        return sum(found) / len(found) if found else None
+        """Mean of `accuracy` over the last `last_rounds` evaluated rounds."""
+        values = [row["accuracy"] for row in final_rows(self.rows) if row.get("accuracy") is not None]
+        values = values[-self.last_rounds :]
+        return sum(values) / len(values) if values else None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics that were asked for, after the last round."""
+        """Additional metrics after the last evaluated round."""
         return next((dict(row["metrics"]) for row in reversed(final_rows(self.rows)) if row.get("metrics")), {})
 
     @property
     def personal(self) -> float | None:
-        """Per cent on the clients' own test sets after the last round, the mean over clients."""
+        """Mean accuracy of the personal models on the clients' own test sets in per cent, after the last round."""
         return self._last("personal")
 
     @property
     def train_loss(self) -> float | None:
-        """The mean loss of local training in the last round, weighted by the clients' samples."""
+        """Mean training loss of the last round, weighted by the clients' samples."""
         return self._last("train_loss")
 
     @property
     def test_loss(self) -> float | None:
-        """The mean cross entropy on the global test set after the last round."""
+        """Mean loss on the global test set after the last round."""
         return self._last("test_loss")
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that all clients sent, over all rounds and stages."""
+        """Bytes sent by all clients, over all rounds and stages."""
         return int(sum(row["bytes_up"] for row in self._rows()))
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that all clients received, over all rounds and stages."""
+        """Bytes received by all clients, over all rounds and stages."""
         return int(sum(row["bytes_down"] for row in self._rows()))
 
     @property
     def client_bytes(self) -> dict[str, float]:
-        """Bytes that one client sent (up) and received (down) in one round, the mean over rounds and clients."""
+        """Mean bytes sent (up) and received (down) by one client in one round."""
         clients = sum(row.get("participants", 0) for row in self.rows)
-        found = {way: sum(row[f"bytes_{way}"] for row in self.rows) for way in ("up", "down")}
-        return {way: total / clients for way, total in found.items()} if clients else {}
+        totals = {direction: sum(row[f"bytes_{direction}"] for row in self.rows) for direction in ("up", "down")}
+        return {direction: total / clients for direction, total in totals.items()} if clients else {}
 
     @property
     def seconds(self) -> float:
-        """The time spent on rounds and stages."""
+        """Seconds spent on rounds and stages."""
         return float(sum(row["seconds"] for row in self._rows()))
 
     def _last(self, name: str) -> float | None:

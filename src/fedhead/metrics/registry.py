@@ -1,14 +1,14 @@
-"""Metrics by name: how they are found, what they are given, and what becomes of one that has no value.
+"""Registry of metrics, and their evaluation.
 
-A metric is a function whose arguments are named after what it is given:
+A metric is a function. The names of its arguments select its inputs:
 
-- `confusion`: samples by true and predicted class, [C, C];
-- `y_true`, `y_pred`, `y_proba`, `y_score`: arrays as scikit-learn's functions name them, so that those are metrics too;
-- `predictions`: all of these with the tensors on the device (`fedhead.metrics.predictions.Predictions`);
-- `clients`: the accuracy of each client on its own test samples, from 0 to 1; its mean squared error in a regression.
+- `confusion`: confusion matrix, [true class, predicted class];
+- `y_true`, `y_pred`, `y_proba`, `y_score`: arrays named as in scikit-learn, so its functions can be used as metrics;
+- `predictions`: all of these and the tensors on the device (`fedhead.metrics.predictions.Predictions`);
+- `clients`: accuracy of each client on its own test samples, from 0 to 1; mean squared error for regression.
 
-Further parameters have default values, which recipes set as in `ece(bins=10)`. A metric that has no value for some
-samples raises `Undefined`: the record then holds NaN and a note with the reason, and the run goes on.
+Other parameters need default values, which recipes override as in `ece(bins=10)`. A metric that is undefined for some
+samples raises `Undefined`. The record then holds NaN and a note with the reason, and the run continues.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ MetricFunction = Callable[..., float]
 Better = Literal["max", "min"]
 OF_SAMPLES = ("confusion", "y_true", "y_pred", "y_proba", "y_score", "predictions")  # attributes of Predictions
 WITHOUT_SCORES = {"confusion", "y_true", "y_pred"}
-CLASSIFICATION = ("multiclass", "binary")  # the objectives whose predictions are classes
-DEFAULTS = {"multilabel": ("f1",), "regression": ("mae", "r2")}  # where no metrics are asked for
-_LACKS = {"multilabel": {"confusion"}, "regression": {"confusion", "y_proba", "y_score"}}  # of OF_SAMPLES
+CLASSIFICATION = ("multiclass", "binary")  # objectives that predict classes
+DEFAULTS = {"multilabel": ("f1",), "regression": ("mae", "r2")}  # if a run names no metrics
+_LACKS = {"multilabel": {"confusion"}, "regression": {"confusion", "y_proba", "y_score"}}  # unavailable inputs
 _variants: dict[tuple[str, str], MetricFunction] = {}  # by name and objective
 
 
 class Undefined(FedheadError):
-    """A metric has no value for these samples; the message says why."""
+    """Error for a metric that is undefined for these samples; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its parameters set.
+    """Metric with bound parameters.
 
     Attributes:
-        function: The function.
-        inputs: What it is given, by the names of its arguments.
-        arguments: Its parameters.
-        better: Whether high or low values are good; None where nobody said.
-        objectives: The objectives that it is for; None: any.
+        function: Metric function.
+        inputs: Names of its inputs.
+        arguments: Values of its parameters.
+        better: Whether high or low values are good; None: unknown.
+        objectives: Supported objectives; None: any.
     """
 
     function: MetricFunction
@@ -65,29 +65,29 @@ class Metric:
     objectives: tuple[str, ...] | None = None
 
     def __call__(self, given: Callable[[str], Any]) -> Any:
-        """Call the function with what `given` returns for each of its inputs."""
+        """Call the function; `given` maps an input's name to its value."""
         return self.function(**{word: given(word) for word in self.inputs}, **self.arguments)
 
     @property
     def of_clients(self) -> bool:
-        """Whether it is computed from the accuracies of the clients."""
+        """True if the metric is computed from the clients' accuracies."""
         return "clients" in self.inputs
 
     @property
     def needs_scores(self) -> bool:
-        """Whether it needs more than labels and predicted classes."""
+        """True if the metric needs scores, not only labels and predictions."""
         return not self.of_clients and not WITHOUT_SCORES.issuperset(self.inputs)
 
 
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 
-def _checked(found: Any, name: str) -> MetricFunction:
-    """Return a function whose arguments are known, or refuse it in one line."""
-    function = check_function(found, name, "metric", [], "a number", open_ended=True)
+def _checked(component: Any, name: str) -> MetricFunction:
+    """Return a metric function; raise `BadInput` if it has unknown arguments."""
+    function = check_function(component, name, "metric", [], "a number", open_ended=True)
     known = ", ".join(OF_SAMPLES)
-    taken = ", ".join(required(function))
-    require(_inputs(function), f"{name} takes ({taken}): name its arguments after what it needs: {known} or clients")
+    names = ", ".join(required(function))
+    require(_inputs(function), f"{name} takes ({names}): name its arguments after what it needs: {known} or clients")
     return function
 
 
@@ -102,19 +102,19 @@ METRICS = Registry[MetricFunction](
         "fedhead.metrics.regression",
     ],
 )
-"""The metrics by name."""
+"""Registry of metrics."""
 
 
 def metric(name: str, better: Better | None = None, objectives: Sequence[str] | None = None) -> Callable[[C], C]:
     """Register a metric under a name.
 
     Args:
-        name: The name, for recipes and records.
-        better: "max" or "min": which values are good; callbacks that watch the metric need to know.
-        objectives: The objectives that it is for, such as "multiclass"; None: any.
+        name: Name in recipes and records.
+        better: Whether high ("max") or low ("min") values are good; required by callbacks that watch the metric.
+        objectives: Supported objectives, such as "multiclass"; None: any.
 
     Returns:
-        A decorator of functions whose arguments are named after what they are given, such as `confusion`.
+        Decorator of functions whose arguments are named after their inputs, such as `confusion`.
     """
 
     def register(function: C) -> C:
@@ -125,7 +125,7 @@ def metric(name: str, better: Better | None = None, objectives: Sequence[str] | 
 
 
 def variant(name: str, objective: str, better: Better) -> Callable[[C], C]:
-    """Register what a built-in metric is for another objective than that of classes; arguments as of `metric`."""
+    """Register an objective-specific implementation of a built-in metric; arguments as for `metric`."""
 
     def register(function: C) -> C:
         vars(function).update(better=better, objectives=(objective,))
@@ -138,43 +138,42 @@ def variant(name: str, objective: str, better: Better) -> Callable[[C], C]:
 def find(
     metrics: Iterable[str | MetricFunction], folders: Iterable[str | Path] = (), objective: str = "multiclass"
 ) -> dict[str, Metric]:
-    """Return metrics by the names that records call them by.
+    """Resolve metrics and return them by their names in records.
 
     Args:
-        metrics: Names with parameters, or functions; a function has its own name, with a number behind it if another
-            one has that too.
-        folders: Where `file.py:name` is looked for, before the working directory.
-        objective: Name of the run's objective; some metrics differ between objectives. Where no metrics are given,
-            those of `DEFAULTS` are taken.
+        metrics: Names with parameters, or functions. A function is recorded under its own name, with a number appended
+            if the name is taken.
+        folders: Folders to search for `file.py:name`, before the working directory.
+        objective: Name of the run's objective, which selects variants and, without metrics, those of `DEFAULTS`.
 
     Raises:
-        BadInput: If there is no such metric, it does not take these parameters, or is for another objective.
+        BadInput: If a metric is unknown, does not accept the parameters, or does not support the objective.
 
     >>> list(find(["accuracy", "ece(bins=10)", lambda confusion: 0.0, lambda confusion: 1.0]))
     ['accuracy', 'ece(bins=10)', 'lambda', 'lambda_2']
     """
-    folders, found = list(folders), dict[str, Metric]()
+    folders, resolved = list(folders), dict[str, Metric]()
     for given in list(metrics) or DEFAULTS.get(objective, ()):
         call, function = METRICS.resolve_call(given, folders)
         arguments = {}
         if isinstance(given, str):
             function = _variants.get((call.name, objective), function)
             needed = required(function)
-            own = {name: hint for name, hint in parameters(function).items() if name not in needed}
-            arguments = call.arguments("metric", own)
-        plain = function.func if isinstance(function, partial) else function
-        better, objectives = getattr(plain, "better", None), getattr(plain, "objectives", None)
-        made = Metric(function, _inputs(function), arguments, better, objectives)
-        _check_objective(call.text, made, objective)
-        taken = itertools.chain([call.text], (f"{call.text}_{number}" for number in itertools.count(2)))
-        found[next(free for free in taken if found.get(free, made) == made)] = made
-    return found
+            optional = {name: hint for name, hint in parameters(function).items() if name not in needed}
+            arguments = call.arguments("metric", optional)
+        unwrapped = function.func if isinstance(function, partial) else function
+        better, objectives = getattr(unwrapped, "better", None), getattr(unwrapped, "objectives", None)
+        new = Metric(function, _inputs(function), arguments, better, objectives)
+        _check_objective(call.text, new, objective)
+        candidates = itertools.chain([call.text], (f"{call.text}_{number}" for number in itertools.count(2)))
+        resolved[next(name for name in candidates if resolved.get(name, new) == new)] = new
+    return resolved
 
 
 def names(objective: str) -> list[str]:
-    """Return the names of the registered metrics that are for an objective."""
-    fits = {one: getattr(METRICS[one], "objectives", None) or (objective,) for one in METRICS}
-    return [one for one, objectives in fits.items() if objective in objectives or (one, objective) in _variants]
+    """Return the names of the registered metrics that support an objective."""
+    supported = {name: getattr(METRICS[name], "objectives", None) or (objective,) for name in METRICS}
+    return [name for name, objectives in supported.items() if objective in objectives or (name, objective) in _variants]
 
 
 def _check_objective(name: str, metric: Metric, objective: str) -> None:
@@ -185,7 +184,7 @@ def _check_objective(name: str, metric: Metric, objective: str) -> None:
 
 
 def _inputs(function: Any) -> tuple[str, ...]:
-    """Return the inputs that a function's arguments name; none where an argument is unknown."""
+    """Return the inputs named by a function's arguments; empty if an argument is unknown."""
     given = required(function)
     return tuple(given) if set(given) <= {*OF_SAMPLES, "clients"} else ()
 
@@ -193,23 +192,23 @@ def _inputs(function: Any) -> tuple[str, ...]:
 # -- values -----------------------------------------------------------------------------------------
 @dataclass
 class Measured:
-    """Values of metrics by name, and why some of them are NaN."""
+    """Values of metrics, and reasons for NaN values."""
 
     values: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
 
 def measure(metrics: Mapping[str, Metric], predictions: Predictions) -> Measured:
-    """Compute the metrics of samples; one that has no value, or whose function fails, is NaN with a note."""
-    found = Measured()
+    """Compute the metrics of samples; a metric that is undefined or fails becomes NaN with a note."""
+    measured = Measured()
     broken = len(predictions) > 0 and not bool(torch.isfinite(predictions.losses).all())
-    for name, one in metrics.items():
-        if one.of_clients:
+    for name, metric in metrics.items():
+        if metric.of_clients:
             continue
-        reason = "some scores are not finite" if broken and one.needs_scores else None
+        reason = "some scores are not finite" if broken and metric.needs_scores else None
         reason = reason if len(predictions) else "there are no test samples"
-        _enter(found, name, one, lambda word: _given(predictions, word), reason)
-    return found
+        _add_value(measured, name, metric, lambda word: _given(predictions, word), reason)
+    return measured
 
 
 def measure_clients(
@@ -217,45 +216,45 @@ def measure_clients(
     accuracies: Sequence[float | None] | None,
     errors: Sequence[float | None] | None = None,
 ) -> Measured:
-    """Compute the metrics of the clients' tests; NaN with a note where there are none.
+    """Compute the metrics over clients; NaN with a note if no client was evaluated.
 
     Args:
-        metrics: The metrics, by name.
-        accuracies: Of each client, in per cent.
-        errors: Of each client; they take the place of the accuracies where there are none, as in a regression.
+        metrics: Metrics by name.
+        accuracies: Accuracy of each client in per cent.
+        errors: Error of each client, used if there are no accuracies, as in a regression.
     """
-    found = Measured()
-    tested = np.array([value / 100 for value in accuracies or () if value is not None])
-    if not len(tested):
-        tested = np.array([value for value in errors or () if value is not None])
-    reason = None if len(tested) else "no client has its own test samples: set client_test"
-    for name, one in metrics.items():
-        if one.of_clients:
-            _enter(found, name, one, lambda _: tested.copy(), reason)
-    return found
+    measured = Measured()
+    values = np.array([value / 100 for value in accuracies or () if value is not None])
+    if not len(values):
+        values = np.array([value for value in errors or () if value is not None])
+    reason = None if len(values) else "no client has its own test samples: set client_test"
+    for name, metric in metrics.items():
+        if metric.of_clients:
+            _add_value(measured, name, metric, lambda _: values.copy(), reason)
+    return measured
 
 
-def _enter(into: Measured, name: str, one: Metric, given: Callable[[str], Any], reason: str | None) -> None:
+def _add_value(measured: Measured, name: str, metric: Metric, given: Callable[[str], Any], reason: str | None) -> None:
     if reason is None:
         try:
-            into.values[name] = _number(name, one, given)
-            if np.isfinite(into.values[name]):
+            measured.values[name] = _number(name, metric, given)
+            if np.isfinite(measured.values[name]):
                 return
-            reason = f"it returned {into.values[name]}"
+            reason = f"it returned {measured.values[name]}"
         except (Undefined, BadInput) as error:
             reason = str(error)
-    into.values[name], into.notes[name] = float("nan"), reason
+    measured.values[name], measured.notes[name] = float("nan"), reason
 
 
 def _given(predictions: Predictions, word: str) -> Any:
     if word == "predictions":
         return predictions
-    return getattr(predictions, word).copy()  # a user's function may write into it
+    return getattr(predictions, word).copy()  # a copy, since a user's function may modify it
 
 
-def _number(name: str, one: Metric, given: Callable[[str], Any]) -> float:
+def _number(name: str, metric: Metric, given: Callable[[str], Any]) -> float:
     with user_code(f"metric {name}"):
-        value = one(given)
+        value = metric(given)
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -263,10 +262,10 @@ def _number(name: str, one: Metric, given: Callable[[str], Any]) -> float:
 
 
 def check(metrics: Mapping[str, Metric], classes: int, objective: str = "multiclass") -> None:
-    """Call each metric once, for samples that are predicted right and for one client.
+    """Check each metric by calling it with correctly predicted samples and one client.
 
     Raises:
-        BadInput: If a metric raises, or returns no number.
+        BadInput: If a metric raises, or does not return a number.
     """
     outputs, y = torch.eye(classes, dtype=torch.float64), torch.arange(classes)
     if not OBJECTIVES[objective].has_classes:
@@ -274,8 +273,8 @@ def check(metrics: Mapping[str, Metric], classes: int, objective: str = "multicl
     elif objective == "binary":
         outputs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     predictions = of_outputs(outputs, y, classes, OBJECTIVES[objective]())
-    for name, one in metrics.items():
+    for name, metric in metrics.items():
         try:
-            _number(name, one, lambda word: np.ones(1) if word == "clients" else _given(predictions, word))
+            _number(name, metric, lambda word: np.ones(1) if word == "clients" else _given(predictions, word))
         except Undefined:
-            continue  # for these samples only
+            continue  # it may be defined for other samples

@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers; each equals scikit-learn's function, which takes the mean over several numbers."""
+"""Regression metrics, equal to scikit-learn's functions, averaged over targets."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ OBJECTIVES = ("regression",)
 
 @metric("mse", "min", OBJECTIVES)
 def mse(predictions: Predictions) -> float:
-    """The mean squared error."""
+    """Return the mean squared error."""
     return float(_errors(predictions).square().mean())
 
 
 @metric("rmse", "min", OBJECTIVES)
 def rmse(predictions: Predictions) -> float:
-    """The square root of the mean squared error, of each number before the mean over the numbers."""
+    """Return the root mean squared error, averaged over targets."""
     return float(_errors(predictions).square().mean(0).sqrt().mean())
 
 
 @metric("mae", "min", OBJECTIVES)
 def mae(predictions: Predictions) -> float:
-    """The mean absolute error."""
+    """Return the mean absolute error."""
     return float(_errors(predictions).abs().mean())
 
 
 @metric("r2", "max", OBJECTIVES)
 def r2(predictions: Predictions) -> float:
-    """The share of the variance that is explained, 1 at most; 0 for the mean as the prediction."""
+    """Return the coefficient of determination R², at most 1; 0 for predicting the mean."""
     y = predictions.y.double()
     if len(y) < 2:
         raise Undefined("the variance of one sample is not defined")
-    left, total = _errors(predictions).square().sum(0), (y - y.mean(0)).square().sum(0)
-    # as scikit-learn: a constant target is explained if all predictions are right, and not at all otherwise
-    each = (1 - left / total.where(total > 0, 1)).where(total > 0, (left == 0).double())
-    return float(each.mean())
+    residual, total = _errors(predictions).square().sum(0), (y - y.mean(0)).square().sum(0)
+    # like scikit-learn, a constant target scores 1 if all predictions are exact, else 0
+    scores = (1 - residual / total.where(total > 0, 1)).where(total > 0, (residual == 0).double())
+    return float(scores.mean())
 
 
 def _errors(predictions: Predictions) -> Tensor:

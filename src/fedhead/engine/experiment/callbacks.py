@@ -130,7 +130,7 @@ class Watcher(Callback):
 @callback("early_stopping")
 @dataclass(frozen=True)
 class EarlyStopping(Watcher):
-    """Stop when a metric has not improved for a number of evaluated rounds (Prechelt, 1998).
+    """Early stopping: ends training when a metric stops improving (Prechelt, 1998).
 
     Args:
         metric: Metric to watch, see `Watcher`.
@@ -153,7 +153,7 @@ class EarlyStopping(Watcher):
 @callback("best_model")
 @dataclass(frozen=True)
 class BestModel(Watcher):
-    """End with the models of the round with the best metric, instead of the last round's.
+    """Best-model selection: the run ends with the models of the round with the best metric.
 
     Args:
         metric: Metric to watch, see `Watcher`.
