@@ -1,4 +1,4 @@
-"""Robust aggregators, one file each; `AGGREGATORS` finds them by name."""
+"""Robust aggregators, one file each, registered in `AGGREGATORS`."""
 
 from fedhead.aggregators.base import AGGREGATORS
 

@@ -1,7 +1,7 @@
-"""Aggregators: replacements of the weighted mean of the clients' updates.
+"""Aggregators, which replace the weighted mean of the clients' updates.
 
-An update is what a client sent less what the server holds under the same name. Every client counts alike: its number
-of samples is only what it says of itself.
+An update is the difference between a client's reply and the server's entry of the same name. All clients have equal
+weights, because the server can't verify the number of samples that a client reports.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from fedhead.core.tree.tree import Tree
 
 @dataclass(frozen=True)
 class Aggregator(Component):
-    """A rule that makes one update of those of a round's clients, some of which may be hostile.
+    """Base class of rules that combine the updates of a round, some of which may be hostile.
 
     Attributes:
-        remembers: Whether `combine` is given its own result of the round before.
+        remembers: Whether `combine` receives its result of the previous round.
     """
 
     remembers: ClassVar[bool] = False
 
     def min_clients(self) -> int:
-        """Return the smallest number of updates that the rule is defined for.
+        """Return the minimum number of updates that the rule needs.
 
         Returns:
-            A number of clients; a round with fewer replies does not count.
+            Number of clients; a round with fewer replies has no quorum.
         """
         return 1
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """Return one update for all; pure.
+        """Combine the clients' updates into one; pure.
 
         Args:
-            updates: One update per client, at least `min_clients()` of them, all with the same names.
-            previous: What `combine` returned in the round before, if the rule `remembers`; None in the first round.
+            updates: Update of each client, at least `min_clients()` of them, all with the same names.
+            previous: Result of the previous round, if the rule `remembers`; None in the first round.
 
         Returns:
-            An update with the same names.
+            Combined update with the same names.
         """
         raise NotImplementedError
 
 
 AGGREGATORS = Registry.of(Aggregator, home=["fedhead.aggregators"], needs=["combine"])
-"""The aggregators by name."""
+"""Registry of aggregators."""
 aggregator = AGGREGATORS.decorator
-"""Register an aggregator under a name, for recipes and the command line: a decorator of subclasses of `Aggregator`."""
+"""Decorator that registers a subclass of `Aggregator` under a name, for recipes and the command line."""
 
 
 def inner_products(updates: Sequence[Tree]) -> Tensor:
-    """Return ⟨x_i, x_j⟩ of all pairs [K, K], in double precision: squares of hostile numbers overflow others."""
+    """Return ⟨x_i, x_j⟩ of all pairs [K, K], in double precision so that hostile numbers don't overflow."""
     total: Tensor | None = None
     for tensors in zip(*(update.leaves().values() for update in updates), strict=True):
         rows = torch.stack([t.flatten() for t in tensors]).double()
@@ -68,5 +68,5 @@ def inner_products(updates: Sequence[Tree]) -> Tensor:
 def squared_distances(products: Tensor) -> Tensor:
     """Return ‖x_i − x_j‖² of all pairs [K, K], from their inner products."""
     squares = products.diagonal()
-    found = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
-    return found.fill_diagonal_(0)
+    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
+    return distances.fill_diagonal_(0)

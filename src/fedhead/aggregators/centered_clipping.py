@@ -1,4 +1,4 @@
-"""Centered clipping: norm clipping around the last round's update (Karimireddy, He and Jaggi, 2021)."""
+"""Centered clipping: norm clipping around the previous update (Karimireddy, He and Jaggi, 2021)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fedhead.core.tree.tree_rows import tree_mean
 @aggregator("centered_clipping")
 @dataclass(frozen=True)
 class CenteredClipping(Aggregator):
-    """Clip how far each update is from that of the round before, then average (Karimireddy et al., 2021).
+    """Mean of updates clipped by their distance to the previous aggregated update (Karimireddy et al., 2021).
 
-    `momentum=0` clips the updates themselves (Sun et al., 2019). The paper's clients send momenta; here they send what
-    their local training moved, of which `momentum` is the optimizer's.
+    `momentum=0` clips the updates themselves (Sun et al., 2019). In the paper clients send momenta. Here they send
+    model updates, and `momentum` scales the previous aggregated update.
     """
 
     remembers: ClassVar[bool] = True
-    radius: Annotated[float, Above(0)] | None = None  # τ; None: the round's median distance from the center
-    momentum: Annotated[float, AtLeast(0), AtMost(1)] = 1.0  # how much of the last round's update is the center v
+    radius: Annotated[float, Above(0)] | None = None  # τ; None: median distance from the center
+    momentum: Annotated[float, AtLeast(0), AtMost(1)] = 1.0  # v = momentum × previous aggregated update
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """v + 1/K Σ (x_k − v) min(1, τ / ‖x_k − v‖) (CC)."""
+        """Return v + 1/K Σ (x_k − v) min(1, τ / ‖x_k − v‖) (CC)."""
         center = updates[0].zeros() if previous is None else self.momentum * previous
-        away = [update - center for update in updates]
-        lengths = torch.stack([_length(each) for each in away])
+        offsets = [update - center for update in updates]
+        lengths = torch.stack([_length(offset) for offset in offsets])
         radius = lengths.median() if self.radius is None else lengths.new_tensor(self.radius)
         factors = torch.where(lengths > radius, radius / lengths, 1.0).tolist()
-        clipped = [each * factor for each, factor in zip(away, factors, strict=True)]
+        clipped = [offset * factor for offset, factor in zip(offsets, factors, strict=True)]
         return center + tree_mean(clipped, [1.0] * len(clipped))
 
 

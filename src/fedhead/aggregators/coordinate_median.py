@@ -1,4 +1,4 @@
-"""The coordinate-wise median (Yin et al., 2018)."""
+"""Coordinate-wise median (Yin et al., 2018)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedhead.core.tree.tree import Tree
 @aggregator("median")
 @dataclass(frozen=True)
 class CoordinateMedian(Aggregator):
-    """Take the median of every coordinate by itself (Yin et al., 2018, Definition 1).
+    """Median of every coordinate (Yin et al., 2018, Definition 1).
 
-    While fewer than half of the clients are hostile, each coordinate lies between two honest ones.
+    If fewer than half of the clients are hostile, each coordinate lies between those of two honest clients.
     """
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """Return the middle value, or the mean of the two in the middle."""
+        """Return the middle value, or the mean of the two middle values."""
         return updates[0].map(_median, *updates[1:])
 
 

@@ -1,4 +1,4 @@
-"""The geometric median of RFA (Pillutla, Kakade and Harchaoui, 2022)."""
+"""Geometric median of RFA (Pillutla, Kakade and Harchaoui, 2022)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedhead.core.tree.tree_rows import tree_mean
 
 
 def weiszfeld_shares(products: Tensor, smoothing: float, iterations: int) -> Tensor:
-    """Return the shares a with which Σ a_k x_k is the geometric median, by the smoothed Weiszfeld algorithm, [K].
+    """Return the coefficients a of the geometric median Σ a_k x_k, by the smoothed Weiszfeld algorithm, [K].
 
-    a_k ∝ 1 / max(ν, ‖z − x_k‖) with z = Σ a_k x_k, again and again. All of it follows from inner products:
+    Iterates a_k ∝ 1 / max(ν, ‖z − x_k‖) with z = Σ a_k x_k. Inner products are sufficient:
     ‖x_k − z‖² = ⟨x_k, x_k⟩ − 2 ⟨x_k, z⟩ + ⟨z, z⟩.
 
     Args:
         products: Inner products of all pairs of updates, [K, K].
         smoothing: ν.
-        iterations: How often at most.
+        iterations: Maximum number of iterations.
     """
-    # Weiszfeld's own start, the mean, may be as far away as a hostile client likes: begin where the neighbours are.
+    # A hostile client can shift the usual start, the mean, arbitrarily far: start from median distances instead.
     shares = _inverse(squared_distances(products).sqrt().median(dim=1).values, smoothing)
     for _ in range(iterations):
         along = products @ shares
@@ -46,12 +46,12 @@ def _inverse(distances: Tensor, smoothing: float) -> Tensor:
 @aggregator("geometric_median")
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
-    """Take the point whose distances to all updates have the smallest sum (RFA; Pillutla et al., 2022)."""
+    """Point with the smallest sum of distances to all updates (RFA; Pillutla et al., 2022)."""
 
-    smoothing: Annotated[float, Above(0)] = 1e-6  # ν: distances below it count as it
-    iterations: Annotated[int, AtLeast(1)] = 200  # of the smoothed Weiszfeld algorithm, at most
+    smoothing: Annotated[float, Above(0)] = 1e-6  # ν, lower bound of the distances
+    iterations: Annotated[int, AtLeast(1)] = 200  # maximum, of the smoothed Weiszfeld algorithm
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """argmin_z Σ ‖z − x_k‖."""
+        """Return argmin_z Σ ‖z − x_k‖."""
         shares = weiszfeld_shares(inner_products(updates), self.smoothing, self.iterations)
         return tree_mean(updates, shares.tolist())

@@ -1,4 +1,4 @@
-"""The coordinate-wise trimmed mean (Yin et al., 2018)."""
+"""Coordinate-wise trimmed mean (Yin et al., 2018)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedhead.core.tree.tree import Tree
 @aggregator("trimmed_mean")
 @dataclass(frozen=True)
 class TrimmedMean(Aggregator):
-    """Leave out the smallest and largest values of every coordinate, average the rest (Yin et al., 2018, Definition 2).
+    """Mean of every coordinate without its smallest and largest values (Yin et al., 2018, Definition 2).
 
     The paper's β is `byzantine` divided by the number of clients.
     """
 
-    byzantine: Annotated[int, AtLeast(1)] = 1  # how many of a round's clients may be hostile: left out at each end
+    byzantine: Annotated[int, AtLeast(1)] = 1  # maximum number of hostile clients; values trimmed at each end
 
     def min_clients(self) -> int:
-        """Return the smallest number of clients, of which one is left after trimming."""
+        """Return the minimum number of clients, which leaves one value after trimming."""
         return 2 * self.byzantine + 1
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:

@@ -1,4 +1,4 @@
-"""Samplers of clients, one file each; `SAMPLERS` finds them by name."""
+"""Client samplers, one file each, registered in `SAMPLERS`."""
 
 from fedhead.samplers.base import SAMPLERS
 

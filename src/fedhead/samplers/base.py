@@ -1,4 +1,4 @@
-"""Samplers: which clients take part in a round."""
+"""Base class and registry of samplers, which select the cohort of a round."""
 
 from __future__ import annotations
 
@@ -11,44 +11,43 @@ from fedhead.core.components.registry import Registry
 
 @dataclass(frozen=True)
 class Sampler(Component):
-    """A rule that selects the clients of a round.
+    """Base class of samplers.
 
-    Both hooks are pure: what they return depends on their arguments alone, so that a resumed run and every machine
-    select the same clients. Random numbers come from `fedhead.random`, with a key made of the seed and the round.
-
+    Both hooks are pure: they depend on their arguments alone. A resumed run and every machine thus select the same
+    clients. Draw random numbers with `fedhead.random` and a key from seed and round.
     """
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """Return the clients that take part in a round; pure.
+        """Return the cohort of a round; pure.
 
         Args:
             round: Number of the round, from 1.
-            count: How many clients the run's `participation` asks for, at most as many as there are.
-            sizes: Training samples of each client that can take part, by its number.
+            count: Number of clients to select, from the run's `participation`; at most the number of clients.
+            sizes: Number of training samples of each available client.
             seed: Seed of the run.
 
         Returns:
-            The clients' numbers, each once. Where it returns none, the round leaves the model as it is.
+            Client numbers without duplicates. An empty cohort leaves the model unchanged.
         """
         raise NotImplementedError
 
     def inclusion(self, count: int, sizes: Mapping[int, int]) -> Mapping[int, float] | None:
-        """Return the probability with which each client takes part in a round, where these differ; pure.
+        """Return the inclusion probability of each client, if these differ; pure.
 
-        The server divides the number of samples by which a client is weighted by it (Horvitz and Thompson, 1952), so
-        that clients that are selected often don't count more for it.
+        The server divides each client's weight by its probability (Horvitz and Thompson, 1952), so that frequently
+        selected clients are not overweighted.
 
         Args:
             count: As for `select`.
             sizes: As for `select`.
 
         Returns:
-            One probability above 0 per client, by its number; None: all clients have the same.
+            Probability above 0 of each client; None: all are equal.
         """
         return None
 
 
 SAMPLERS = Registry.of(Sampler, home=["fedhead.samplers"], needs=["select"])
-"""The samplers by name."""
+"""Registry of samplers."""
 sampler = SAMPLERS.decorator
-"""Register a sampler under a name, for recipes and the command line: a decorator of subclasses of `Sampler`."""
+"""Decorator that registers a subclass of `Sampler` under a name, for recipes and the command line."""

@@ -11,14 +11,14 @@ from fedhead.samplers.base import Sampler, sampler
 @sampler("round_robin")
 @dataclass(frozen=True)
 class RoundRobinSampler(Sampler):
-    """Let the clients take turns in the order of their numbers; nothing is drawn."""
+    """Deterministic sampling: clients take turns in the order of their numbers."""
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """Return the clients after those of the round before, from the first again after the last.
+        """Return the clients that follow the previous cohort, starting over after the last client.
 
         >>> [RoundRobinSampler().select(number, 2, {0: 9, 4: 1, 7: 5}, seed=0) for number in (1, 2, 3)]
         [[0, 4], [0, 7], [4, 7]]
         """
         clients = sorted(sizes)
         first = (round - 1) * count
-        return sorted(clients[(first + place) % len(clients)] for place in range(count))
+        return sorted(clients[(first + offset) % len(clients)] for offset in range(count))

@@ -1,4 +1,4 @@
-"""Uniform sampling: every client is as likely as any other, as in FedAvg (McMahan et al., 2017)."""
+"""Uniform sampling, as in FedAvg (McMahan et al., 2017)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedhead.samplers.base import Sampler, sampler
 @sampler("uniform")
 @dataclass(frozen=True)
 class UniformSampler(Sampler):
-    """Draw clients without replacement, all with the same probability (McMahan et al., 2017, Algorithm 1)."""
+    """Uniform sampling without replacement (McMahan et al., 2017, Algorithm 1)."""
 
     def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
-        """The first ones of a random order.
+        """Return the first clients of a random permutation.
 
         >>> UniformSampler().select(1, 3, {0: 9, 4: 1, 7: 5}, seed=0)
         [0, 4, 7]
