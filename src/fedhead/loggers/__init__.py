@@ -1,1 +1,1 @@
-"""Loggers: what carries a run's records elsewhere while it runs, one file each."""
+"""Loggers, which send a run's records to other tools during training; one file each."""

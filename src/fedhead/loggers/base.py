@@ -1,6 +1,6 @@
-"""Loggers, their registry, and what they share.
+"""Base class, registry and shared helpers of loggers.
 
-A run's own records are in its folder; loggers carry them elsewhere (`runs/run_loggers.py`).
+The run folder holds a run's records; loggers send them to other tools (`runs/run_loggers.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RunInfo:
     """Description of a run for its loggers.
 
     Args:
-        recipe: The run's settings, by the recipe's flat keys.
-        folder: The run folder; None: the run has none.
-        earlier: The records of the rounds before a resumption.
+        recipe: Recipe of the run, with flat keys.
+        folder: Run folder; None: no run folder.
+        earlier: Records of earlier rounds, for a resumed run.
     """
 
     recipe: Mapping[str, Any]
@@ -37,19 +37,19 @@ class RunInfo:
 
 @dataclass
 class Logger(Component):
-    """Carries the records of one run elsewhere; its fields are its parameters.
+    """Base class of loggers, which send the records of one run to another tool; fields are parameters.
 
     Attributes:
-        needs: The module that must be importable, and the extra of fedhead that installs it.
+        needs: Required module, and the extra of fedhead that installs it.
     """
 
     needs: ClassVar[tuple[str, str] | None] = None
 
     def check(self, folder: Path | None) -> None:
-        """Raise `BadInput`, before anything is computed or written, if the logger can't be used.
+        """Raise `BadInput` if the logger can't be used; called before the run starts.
 
         Args:
-            folder: The run folder, which is not there yet; None: the run has none.
+            folder: Run folder, which does not exist yet; None: no run folder.
         """
         if self.needs is None:
             return
@@ -62,44 +62,44 @@ class Logger(Component):
             ) from error
 
     def start(self, run: RunInfo) -> None:
-        """Begin, or go on after a resumption.
+        """Start logging a new or resumed run.
 
         Args:
-            run: The run's settings, its folder, and the records before a resumption.
+            run: Description of the run.
         """
 
     def log_round(self, row: Row) -> None:
-        """Carry on the record of a round.
+        """Log the record of a round.
 
         Args:
-            row: The record.
+            row: Record of the round.
         """
 
     def log_result(self, result: Mapping[str, Any]) -> None:
-        """Carry on the final results of a run.
+        """Log the final results of a run.
 
         Args:
-            result: What `result.json` holds.
+            result: Content of `result.json`.
         """
 
     def close(self) -> None:
-        """Write out what is pending, whether the run came to its end or not."""
+        """Flush pending data and close the logger, also after a failed run."""
 
 
 LOGGERS = Registry.of(Logger, home=["fedhead.loggers"])
-"""The loggers by name."""
+"""Registry of loggers."""
 logger = LOGGERS.decorator
-"""Register a logger under a name, for recipes and the command line: a decorator of subclasses of `Logger`."""
+"""Decorator that registers a subclass of `Logger` under a name, for recipes and the command line."""
 
 
 @dataclass
 class RemoteRun:
-    """Under which identity a service knows a run, and up to which round; kept in a file of the run folder.
+    """Identity of a run at a tracking service and its last logged round, stored in the run folder.
 
     Args:
-        file: The file; None: the run has no folder, and can't be resumed.
-        identity: The identity; empty: the service does not know the run yet.
-        round: The last round that was carried on.
+        file: JSON file in the run folder; None: no run folder, so no resuming.
+        identity: Run identifier at the service; empty: not created yet.
+        round: Last logged round.
     """
 
     file: Path | None
@@ -108,15 +108,15 @@ class RemoteRun:
 
     @classmethod
     def of(cls, run: RunInfo, name: str) -> RemoteRun:
-        """Return what the run folder knows of a run that is resumed, or a new one."""
+        """Return the stored identity of a resumed run, or a new one."""
         file = None if run.folder is None else run.folder / f"{name}.json"
         if not run.earlier or file is None or not file.is_file():
             return cls(file)
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return cls(file, str(found["id"]), int(found["round"]))
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        return cls(file, str(stored["id"]), int(stored["round"]))
 
     def save(self, round: int) -> None:
-        """Note that a round was carried on."""
+        """Store the last logged round."""
         self.round = round
         if self.file is not None:
             with atomic(self.file) as draft:
@@ -124,27 +124,27 @@ class RemoteRun:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return everything of a record that is one number; those of metrics and validation have their own names.
+    """Return all scalars of a record, with nested metrics and validation values flattened.
 
     >>> numbers({"round": 1, "lr": 0.1, "personal": None, "metrics": {"f1": 0.5}, "validation": {"loss": 2.0}})
     {'round': 1, 'lr': 0.1, 'f1': 0.5, 'validation_loss': 2.0}
     """
-    found = {**row, **(row.get("metrics") or {})}
-    found |= {f"validation_{name}": value for name, value in (row.get("validation") or {}).items()}
-    found |= {f"personal_{name}": value for name, value in (row.get("personal_metrics") or {}).items()}
-    return {name: value for name, value in found.items() if is_number(value)}
+    values = {**row, **(row.get("metrics") or {})}
+    values |= {f"validation_{name}": value for name, value in (row.get("validation") or {}).items()}
+    values |= {f"personal_{name}": value for name, value in (row.get("personal_metrics") or {}).items()}
+    return {name: value for name, value in values.items() if is_number(value)}
 
 
 def client_values(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return what a record holds of each client: the losses of training, and accuracy and loss of its own tests."""
+    """Return the per-client values of a record: training loss, test accuracy and test loss."""
     losses = row.get("client_train_loss")
-    found = {
+    columns = {
         "train_loss": list(losses.values()) if losses else [],
         "accuracy": row.get("clients") or [],
         "test_loss": row.get("client_test_loss") or [],
     }
-    there = {name: [value for value in values if is_number(value)] for name, values in found.items()}
-    return {name: values for name, values in there.items() if values}
+    valid = {name: [value for value in values if is_number(value)] for name, values in columns.items()}
+    return {name: values for name, values in valid.items() if values}
 
 
 def is_number(value: Any) -> bool:

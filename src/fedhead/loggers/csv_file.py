@@ -1,4 +1,4 @@
-"""A CSV file, one line per round."""
+"""CSV logger, one line per round."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fedhead.metrics.records import Row
 @logger("csv")
 @dataclass
 class CSVLogger(Logger):
-    """Write everything of a round that is one number into a CSV file, which spreadsheets read.
+    """CSV file with all scalars of each round.
 
     Args:
-        path: The file; None: metrics.csv in the run folder.
+        path: Output file; None: metrics.csv in the run folder.
     """
 
     path: str | None = None
 
     def check(self, folder: Path | None) -> None:
-        """Refuse to write nowhere."""
+        """Raise `BadInput` if there is neither a path nor a run folder."""
         if self.path is None and folder is None:
             raise BadInput("logger csv: the run has no folder: give the file, csv(path=metrics.csv), or out=…")
 
     def start(self, run: RunInfo) -> None:
-        """Write the rounds before a resumption."""
+        """Write the rounds before resuming."""
         self._file = Path(self.path) if self.path is not None else (run.folder or Path()) / "metrics.csv"
         self._lines = [numbers(row) for row in run.earlier]
         self._write()
 
     def log_round(self, row: Row) -> None:
-        """Write the rounds so far."""
+        """Write all rounds so far."""
         self._lines.append(numbers(row))
         self._write()
 

@@ -1,4 +1,4 @@
-"""MLflow: a run's settings, curves and results on a tracking server or in a folder."""
+"""MLflow logger: recipe, curves and results on a tracking server or in a folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 from fedhead.loggers.base import Logger, RemoteRun, RunInfo, logger, numbers
 from fedhead.metrics.records import Row
 
-_LONGEST = 500  # characters of a parameter that MLflow takes
+_LONGEST = 500  # MLflow's maximum number of characters of a parameter
 
 
 @logger("mlflow")
 @dataclass
 class MLflow(Logger):
-    """Track a run with MLflow; a resumed run goes on as the same MLflow run.
+    """MLflow tracking; a resumed run continues the same MLflow run.
 
     Args:
-        uri: The tracking server or folder; None: as MLFLOW_TRACKING_URI says.
-        experiment: The experiment's name, which is created where there is none yet.
+        uri: Tracking server or folder; None: the value of MLFLOW_TRACKING_URI.
+        experiment: Name of the experiment, created if it does not exist.
     """
 
     needs: ClassVar[tuple[str, str]] = ("mlflow", "mlflow")
@@ -29,7 +29,7 @@ class MLflow(Logger):
     experiment: str = "fedhead"
 
     def start(self, run: RunInfo) -> None:
-        """Create the MLflow run with the recipe as its parameters, or go on with that of the run folder."""
+        """Create the MLflow run with the recipe as its parameters, or continue the one stored in the run folder."""
         from mlflow import MlflowClient
 
         self._finished = False
@@ -38,8 +38,8 @@ class MLflow(Logger):
         if self._remote.identity:
             self._client.update_run(self._remote.identity, status="RUNNING")
         else:
-            found = self._client.get_experiment_by_name(self.experiment)
-            number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
+            existing = self._client.get_experiment_by_name(self.experiment)
+            number = existing.experiment_id if existing is not None else self._client.create_experiment(self.experiment)
             name = None if run.folder is None else Path(run.folder).name
             self._remote.identity = self._client.create_run(number, run_name=name).info.run_id
             self._remote.save(0)
@@ -49,7 +49,7 @@ class MLflow(Logger):
             self.log_round(row)
 
     def log_round(self, row: Row) -> None:
-        """Add a point to each curve; a round that is trained again after a resumption has its points already."""
+        """Log a point of each curve; skip rounds that were logged before resuming."""
         if row["round"] <= self._remote.round:
             return
         for name, value in numbers(row).items():
@@ -58,17 +58,17 @@ class MLflow(Logger):
         self._remote.save(row["round"])
 
     def log_result(self, result: Mapping[str, Any]) -> None:
-        """Store the results as a JSON file, and mark the run as finished."""
+        """Log the results as a JSON file, and note that the run has finished."""
         self._client.log_dict(self._remote.identity, dict(result), "result.json")
         self._finished = True
 
     def close(self) -> None:
-        """Mark the run as finished, or as killed where it did not come to its end."""
+        """Mark the run as finished, or as killed if it ended early."""
         self._client.set_terminated(self._remote.identity, "FINISHED" if self._finished else "KILLED")
 
 
 def _name(text: str) -> str:
-    """Return a name that MLflow takes.
+    """Return a name with characters that MLflow allows.
 
     >>> _name("ece(bins=10)")
     'ece_bins_10'

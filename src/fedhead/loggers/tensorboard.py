@@ -1,4 +1,4 @@
-"""TensorBoard: curves, and histograms over the clients."""
+"""TensorBoard logger: curves, and histograms over the clients."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from fedhead.metrics.records import Row
 @logger("tensorboard")
 @dataclass
 class TensorBoard(Logger):
-    """Write a run's curves and the distribution of its clients for TensorBoard.
+    """TensorBoard files with curves, and histograms over the clients.
 
     Args:
-        folder: Where to write; None: the folder tensorboard in the run folder.
+        folder: Output folder; None: the folder tensorboard in the run folder.
     """
 
     needs: ClassVar[tuple[str, str]] = ("torch.utils.tensorboard", "tensorboard")
     folder: str | None = None
 
     def check(self, folder: Path | None) -> None:
-        """Refuse to write nowhere, or without TensorBoard."""
+        """Raise `BadInput` if there is no output folder, or if TensorBoard is not installed."""
         super().check(folder)
         if self.folder is None and folder is None:
             raise BadInput("logger tensorboard: the run has no folder: give one, tensorboard(folder=logs), or out=…")
 
     def start(self, run: RunInfo) -> None:
-        """Open the writer; curves of rounds that were cut from the records on resuming are hidden."""
+        """Open the writer; purge points of rounds that will be trained again after resuming."""
         from torch.utils.tensorboard import SummaryWriter
 
         last = max((row["round"] for row in run.earlier), default=0)
-        place = self.folder or str((run.folder or Path()) / "tensorboard")
-        self._writer = SummaryWriter(place, purge_step=last + 1)
+        folder = self.folder or str((run.folder or Path()) / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=last + 1)
 
     def log_round(self, row: Row) -> None:
-        """Add a point to each curve, and a histogram of what the record holds of each client."""
+        """Log a point of each curve, and histograms of the per-client values."""
         for name, value in numbers(row).items():
             if name != "round":
                 self._writer.add_scalar(name, value, row["round"])
@@ -48,5 +48,5 @@ class TensorBoard(Logger):
             self._writer.add_histogram(f"clients/{name}", np.asarray(values), row["round"])
 
     def close(self) -> None:
-        """Write out what is pending."""
+        """Flush pending data and close the writer."""
         self._writer.close()
