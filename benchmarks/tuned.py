@@ -114,7 +114,7 @@ def search(entry: Entry, runs: Path) -> Recipe:
         place = runs / f"{entry.objective}-{entry.method}"
         settings = Compute(device="cpu")
         out, objective = place / "study", entry.objective
-        fh.tune("digits", *entry.assignments, out=out, trials=TRIALS, objective=objective, settings=settings)
+        fh.tune("digits", *entry.assignments, out=out, trials=TRIALS, objective=objective, compute=settings)
         entry.folder.mkdir(parents=True, exist_ok=True)
         for name in ("trials.csv", "best.yaml"):
             shutil.copyfile(out / name, entry.folder / name)

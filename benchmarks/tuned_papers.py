@@ -59,7 +59,7 @@ def main() -> None:
         objective=OBJECTIVES[cell.metric],
         minutes=asked.minutes,
         final=asked.final,
-        settings=Compute(asked.data, asked.device, "auto", asked.precision),
+        compute=Compute(asked.data, asked.device, "auto", asked.precision),
         on_trial=tell,
     )
     kept = ROOT / "results" / "tuning" / place

@@ -107,7 +107,7 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
 def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
     said: list[str] = []
-    outcome = reproduce(table, tmp_path, scale="small", settings=Compute(device="cpu"), log=said.append)
+    outcome = reproduce(table, tmp_path, scale="small", compute=Compute(device="cpu"), log=said.append)
     assert len(said) == 2 * 2 * 2  # data, methods, seeds: stages train nothing
     assert len(outcome.cells) == 10  # one combination is skipped for each method
     assert all(f.mean is not None and len(f.values) == 2 and f.deviation is not None for f in outcome.cells)
@@ -115,7 +115,7 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
     assert "NOT comparable" in outcome.note()
     assert outcome.cells[0].published == 68.62
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
-    again = reproduce(table, tmp_path, scale="small", settings=Compute(device="cpu"))
+    again = reproduce(table, tmp_path, scale="small", compute=Compute(device="cpu"))
     assert again == outcome
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
     with (tmp_path / "table.csv").open() as file:
@@ -127,7 +127,7 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
 
 def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
-    outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, settings=Compute(device="cpu"))
+    outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, compute=Compute(device="cpu"))
     (result,) = outcome.cells
     assert result.cell == "mild fedavg few"
     assert result.mean is not None
@@ -147,7 +147,7 @@ class Stopped(BaseException):
 @pytest.mark.slow
 def test_a_table_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, settings = parse("paper/tiny", TINY.lstrip()), Compute(device="cpu")
-    whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings)
+    whole = reproduce(table, tmp_path / "whole", pick=PICK, compute=settings)
     record = RunFolder.record
 
     def stop(self: RunFolder, row: dict[str, Any]) -> None:
@@ -158,11 +158,11 @@ def test_a_table_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(RunFolder, "record", stop)
     out = tmp_path / "stopped"
     with pytest.raises(Stopped):
-        reproduce(table, out, pick=PICK, settings=settings)
+        reproduce(table, out, pick=PICK, compute=settings)
     monkeypatch.undo()
     done = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     assert {path.parent.name for path in done} == {"seed-0"}
-    again = reproduce(table, out, pick=PICK, settings=settings)
+    again = reproduce(table, out, pick=PICK, compute=settings)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
     for mine, theirs in zip(again.cells, whole.cells, strict=True):
         assert mine.values == pytest.approx(theirs.values, abs=0.5)

@@ -58,7 +58,7 @@ def test_full_cells_fit_their_data(choice: str) -> None:
 @pytest.mark.slow
 def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     outcome = reproduce(
-        tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Compute(device="cpu", executor="loop")
+        tables.load("fedclassavg/table5"), tmp_path, scale="small", compute=Compute(device="cpu", executor="loop")
     )
     found = {result.choices["what"]: result.mean for result in outcome.cells}
     classifier = 4 * (512 * 10 + 10)
@@ -80,7 +80,7 @@ def test_table_3_measures_local_models_after_training_for_every_method(tmp_path:
         assert epochs == 1000
         assert (cell.stage == "finetune") == (recipe.method in ("fedavg", "fedprox"))
         assert recipe.method != "fedprox" or recipe.method_parameters["mu"] == 0.01
-    outcome = reproduce(table, tmp_path, scale="small", pick=["cifar10 20-clients fedavg"], settings=settings)
+    outcome = reproduce(table, tmp_path, scale="small", pick=["cifar10 20-clients fedavg"], compute=settings)
     (result,) = outcome.cells
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/seed-0/result.json")]
     (run,) = (run for run in runs if not run["stages"])

@@ -99,7 +99,7 @@ def test_the_papers_settings() -> None:
 @pytest.mark.slow
 def test_a_table_of_few_cells(tmp_path: Path) -> None:
     pick, settings = ["d-9", "step-global", "step-20"], Compute(executor="stack")
-    outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, settings=settings)
+    outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, compute=settings)
     found = {result.cell: result.mean for result in outcome.cells}
     assert found.keys() == {"d-9", "step-global", "step-20"}
     assert all(value is not None for value in found.values())

@@ -71,7 +71,7 @@ def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--seeds: 0 is out of range, it must be at least 1"):
-        reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, settings=CPU)
+        reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, compute=CPU)
     assert not (tmp_path / "out").exists()
 
 
@@ -104,7 +104,7 @@ axes:
 def test_a_cell_that_can_not_be_run_is_named_before_any_is(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(BadInput, match="mild fedprox: "):
-        reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", settings=CPU, log=said.append)
+        reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", compute=CPU, log=said.append)
     assert not said
     assert not (tmp_path / "out").exists()
 

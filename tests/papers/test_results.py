@@ -35,7 +35,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_per_cell_split_and_seed(tmp_path: Path) -> None:
-    reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], splits=[0, 3], results=tmp_path, settings=CPU)
+    reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], splits=[0, 3], results=tmp_path, compute=CPU)
     found = rows(tmp_path)
     assert [(r["cell"], r["split"], r["seed"]) for r in found] == [
         (f"mild fedavg {stage}", split, seed) for seed in "01" for split in "03" for stage in ("before", "ccvr")
@@ -58,10 +58,10 @@ def test_a_row_per_cell_split_and_seed(tmp_path: Path) -> None:
 
 def test_another_machine_goes_on_from_the_csv_alone(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    reproduce(tiny(), here / "runs", pick=["mild fedavg"], results=here / "results", settings=CPU)
+    reproduce(tiny(), here / "runs", pick=["mild fedavg"], results=here / "results", compute=CPU)
     shutil.copytree(here / "results", there / "results")
     said: list[str] = []
-    outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", settings=CPU, log=said.append)
+    outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", compute=CPU, log=said.append)
     assert [line.split()[2] for line in said[1:]] == ["fedprox", "fedprox"]  # the other method's two seeds
     assert said[0].startswith(f"4 of 8 results are in {there / 'results'}, from ")
     assert ", fp32; to measure them again" in said[0]
@@ -78,7 +78,7 @@ def test_a_result_that_another_cell_has_is_entered_under_this_cells_name_too(tmp
     results = Results(tmp_path)
     for w in reproducing.repetitions("paper/other", cell, "full", None, None):
         results.add(measured(w, 50.0 + w.recipe.seed))
-    outcome = reproduce(one, tmp_path / "runs", pick=["mild fedavg before"], results=tmp_path, settings=CPU)
+    outcome = reproduce(one, tmp_path / "runs", pick=["mild fedavg before"], results=tmp_path, compute=CPU)
     assert outcome.cells[0].values == [50.0, 51.0]
     assert [r["table"] for r in rows(tmp_path)] == ["paper/other"] * 2 + ["paper/tiny"] * 2
 
@@ -110,13 +110,13 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(training, "execute", dies)
     with pytest.raises(Killed):
-        reproduce(tiny(), tmp_path / "runs", results=tmp_path, settings=CPU)
+        reproduce(tiny(), tmp_path / "runs", results=tmp_path, compute=CPU)
     assert len(rows(tmp_path)) == 4  # two runs, each with its stage
 
 
 def test_runs_and_results_may_be_in_one_folder(tmp_path: Path) -> None:
     for _ in range(2):  # the second one finds table.csv of the first
-        found = reproduce(tiny(), tmp_path, pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU)
+        found = reproduce(tiny(), tmp_path, pick=["mild fedavg before"], seeds=1, results=tmp_path, compute=CPU)
         assert found.cells[0].mean is not None
     assert (tmp_path / "table.csv").exists()
 
@@ -131,10 +131,10 @@ def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match=f"can't keep results: {reason}; select another folder with --results"):
-        reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path / where, settings=CPU)
+        reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path / where, compute=CPU)
     assert not (tmp_path / "runs").exists()
     with pytest.raises(BadInput, match=f"can't keep runs: {reason}; select another folder with --out"):
-        reproduce(tiny(), tmp_path / where, pick=["mild fedavg"], settings=CPU)
+        reproduce(tiny(), tmp_path / where, pick=["mild fedavg"], compute=CPU)
 
 
 def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     result = reproduce(
         tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,
-        settings=CPU, log=said.append,
+        compute=CPU, log=said.append,
     )  # fmt: skip
     assert [r["seed"] for r in rows(tmp_path)] == ["0", "0", "2", "2"]
     names = ["mild fedavg before, seed 1", "mild fedavg ccvr, seed 1"]
@@ -200,10 +200,10 @@ def test_overrides_and_variants(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="use --splits"):
         hard[0].override({"partition_seed": 3})
     with pytest.raises(BadInput, match=r"stage\.recalibrate\.lr: concerns none of the picked cells"):
-        reproduce(table, tmp_path / "r", pick=["mild"], overrides={"stage.recalibrate.lr": 1}, settings=CPU)
+        reproduce(table, tmp_path / "r", pick=["mild"], overrides={"stage.recalibrate.lr": 1}, compute=CPU)
     changed = reproduce(
         table, tmp_path / "r", pick=["mild fedavg"], seeds=1, overrides={"stage.ccvr.lr": 0.5}, results=tmp_path,
-        settings=CPU,
+        compute=CPU,
     )  # fmt: skip
     assert [list(f.overrides) for f in changed.cells] == [[], ["stage.ccvr.lr=0.5"]]
     assert "but for stage.ccvr.lr=0.5" in changed.note()
@@ -259,7 +259,7 @@ def test_stored_results_of_another_precision_are_named(tmp_path: Path) -> None:
     Results(tmp_path).add(measured(w, 50.0))
     said: list[str] = []
     reproduce(
-        one, tmp_path / "runs", pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU, log=said.append
+        one, tmp_path / "runs", pick=["mild fedavg before"], seeds=1, results=tmp_path, compute=CPU, log=said.append
     )
     assert said == [
         f"1 of 1 results are in {tmp_path}, from a GPU, bf16, where fp32 is asked for now; to measure them again, use "

@@ -41,7 +41,7 @@ def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
 def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
     said: list[str] = []
     outcome = reproduce(
-        tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, settings=CPU, log=said.append
+        tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, compute=CPU, log=said.append
     )
     assert said == ["the time is up: 8 of 8 runs are left"]
     assert outcome.left == 8

@@ -69,5 +69,5 @@ def test_a_sweep_is_read_and_written_by_one_process_at_a_time(tmp_path: Path, mo
 
     monkeypatch.setattr(sweep_table, "collect", noting)
     table = plan("digits", {"lr": [0.1, 0.2], "rounds": 1, "clients": 2, "subset": 60})
-    run_sweep(table, tmp_path, settings=CPU)
+    run_sweep(table, tmp_path, compute=CPU)
     assert held == [True]

@@ -25,7 +25,7 @@ def test_small_data_is_never_called_by_the_papers(name: str) -> None:
 def test_lines_of_progress_name_the_cells(tmp_path: Path) -> None:
     said: list[str] = []
     table = tiny(**{"fedprox: {set: {method: fedprox}": "fedprox: {set: {lr: 0.2}"})
-    reproduce(table, tmp_path, pick=["mild"], seeds=1, settings=CPU, log=said.append)
+    reproduce(table, tmp_path, pick=["mild"], seeds=1, compute=CPU, log=said.append)
     assert said == [
         "[1-2/4] mild fedavg before, seed 0; mild fedavg ccvr, seed 0",
         "[3-4/4] mild fedprox before, seed 0; mild fedprox ccvr, seed 0",

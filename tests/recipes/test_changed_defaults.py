@@ -27,7 +27,7 @@ def test_what_was_trained_with_another_default_is_not_taken(
     table = tiny(**{"rounds: 2": "rounds: 3, lr: 0.3", "subset: 120": "subset: 600", "samples: 5}": "samples: 50}"})
 
     def measure(out: str, results: str) -> list[str]:
-        reproduce(table, tmp_path / out, pick=["mild fedprox"], seeds=1, results=tmp_path / results, settings=CPU)
+        reproduce(table, tmp_path / out, pick=["mild fedprox"], seeds=1, results=tmp_path / results, compute=CPU)
         return values(tmp_path / results)
 
     before = measure("out", "before")

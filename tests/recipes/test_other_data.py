@@ -19,7 +19,7 @@ from fedhead.papers.tables.table_result import CellResult
 
 def _first(tmp_path: Path, pick: str, *variants: str, **overrides: object) -> tuple[CellResult, str]:
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    made = reproduce(tiny(), tmp_path, pick=[pick], seeds=1, variants=variants, overrides=changes, settings=CPU)
+    made = reproduce(tiny(), tmp_path, pick=[pick], seeds=1, variants=variants, overrides=changes, compute=CPU)
     return made.cells[0], made.note()
 
 

@@ -52,29 +52,29 @@ def runs_of(out: Path) -> list[Path]:
 )
 def test_the_other_runs_of_a_table_are_run(tmp_path: Path, damage: Callable[[Path], object], advice: str) -> None:
     pick = ["mild fedavg ccvr"]
-    reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    reproduce(tiny(), tmp_path, pick=pick, seeds=1, compute=CPU)
     (run,) = (path for path in runs_of(tmp_path) if "ccvr" in str(path.relative_to(tmp_path)))
     damage(run)
     for table in tmp_path.glob("table.*"):
         table.unlink()
-    found = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, settings=CPU)
+    found = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, compute=CPU)
     assert [cell.mean is None for cell in found.cells] == [True, False]
     (reason,) = found.failures.values()
     assert str(run) in reason
     assert reason.endswith(advice)
     shutil.rmtree(run)
-    again = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, settings=CPU)
+    again = reproduce(tiny(), tmp_path, pick=["mild ccvr"], seeds=1, compute=CPU)
     assert (all(cell.mean is not None for cell in again.cells), again.failures) == (True, {})
 
 
 def test_stages_do_not_begin_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     pick = ["mild fedavg", "hard fedavg"]
-    first = reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    first = reproduce(tiny(), tmp_path, pick=pick, seeds=1, compute=CPU)
     trainings = [path for path in runs_of(tmp_path) if "ccvr" not in path.parent.name]
     (stage, _), (other, one) = (path for path in runs_of(tmp_path) if path not in trainings), trainings
     shutil.copyfile(one / CHECKPOINT, other / CHECKPOINT)
     shutil.rmtree(stage)
-    again = reproduce(tiny(), tmp_path, pick=pick, seeds=1, settings=CPU)
+    again = reproduce(tiny(), tmp_path, pick=pick, seeds=1, compute=CPU)
     assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]
 
 
@@ -82,13 +82,13 @@ def test_stages_do_not_begin_from_a_checkpoint_of_another_run(tmp_path: Path) ->
 def test_the_other_runs_of_a_sweep_are_run(tmp_path: Path) -> None:
     keys = {"method": ["fedavg", "fedprox"], "rounds": 2, "clients": 3, "subset": 120}
     table = plan("digits", keys)
-    run_sweep(table, tmp_path, settings=CPU)
+    run_sweep(table, tmp_path, compute=CPU)
     first, second = runs_of(tmp_path)
     for name in (CONFIG, RESULT):
         kept = (first / name).read_text()
         (first / name).write_text("{")
         (second / RESULT).unlink()
-        found = run_sweep(table, tmp_path, settings=CPU)
+        found = run_sweep(table, tmp_path, compute=CPU)
         assert len(found.failures) == 1, name
         assert RunFolder.open(second).finished
         (first / name).write_text(kept)

@@ -37,7 +37,7 @@ def test_a_stored_result_is_not_that_of_other_evaluated_rounds(tmp_path: Path) -
             seeds=1,
             overrides={**KEEPING, "evaluate_every": every},
             results=tmp_path,
-            settings=CPU,
+            compute=CPU,
         )
         assert outcome.cells[0].mean is not None
         return [len(rows(tmp_path)), len({row["digest"] for row in rows(tmp_path)})]

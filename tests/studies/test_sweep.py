@@ -43,7 +43,7 @@ def test_runs_equal_single_ones_and_those_that_train_alike_train_once(
     trained: list[str] = []
     record = RunFolder.record
     monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(str(self.path)) or record(self, row))
-    result = run_sweep(table, tmp_path / "sweep", settings=LOOP)
+    result = run_sweep(table, tmp_path / "sweep", compute=LOOP)
     assert [(row.finished, row.runs) for row in result.rows] == [(1, 1)] * 4
     assert len(trained) == 2  # one round of each method
     monkeypatch.undo()
@@ -64,9 +64,9 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 
     def second(text: str) -> None:
         with pytest.raises(BadInput, match="is in use: another process is running in it"):
-            run_sweep(table, tmp_path, settings=LOOP, log=said.append)
+            run_sweep(table, tmp_path, compute=LOOP, log=said.append)
 
-    assert not run_sweep(table, tmp_path, settings=LOOP, log=second).failures
+    assert not run_sweep(table, tmp_path, compute=LOOP, log=second).failures
     assert said == []
 
 
@@ -83,12 +83,12 @@ def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkey
 
     monkeypatch.setattr(sweep_runs, "train", stop)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(table, tmp_path, seeds=2, settings=LOOP)
+        run_sweep(table, tmp_path, seeds=2, compute=LOOP)
     said: list[str] = []
-    assert not run_sweep(table, tmp_path, seeds=2, settings=LOOP, log=said.append).failures
+    assert not run_sweep(table, tmp_path, seeds=2, compute=LOOP, log=said.append).failures
     assert said[0] == "2 of 4 runs are finished already"
     assert len(trained) == len(set(trained)) == 4
-    run_sweep(table, tmp_path, seeds=3, settings=LOOP)
+    run_sweep(table, tmp_path, seeds=3, compute=LOOP)
     assert len(trained) == len(set(trained)) == 6
 
 
@@ -117,7 +117,7 @@ def test_shards_take_every_run_once_and_fill_one_folder(tmp_path: Path) -> None:
     done: list[str] = []
     for number in (1, 2):
         before = {str(path) for path in tmp_path.rglob(RESULT)}
-        result = run_sweep(table, tmp_path, shard=(number, 2), settings=LOOP)
+        result = run_sweep(table, tmp_path, shard=(number, 2), compute=LOOP)
         new = {str(path.parent.parent.name) for path in tmp_path.rglob(RESULT) if str(path) not in before}
         assert {name.rpartition("-")[0] for name in new if name.endswith("-ccvr")} == {
             name.rpartition("-")[0] for name in new if name.endswith("-none")
@@ -128,7 +128,7 @@ def test_shards_take_every_run_once_and_fill_one_folder(tmp_path: Path) -> None:
 
 
 def test_no_time_begins_nothing(tmp_path: Path) -> None:
-    result = run_sweep(plan("digits", {"lr": [0.1, 0.2], **TINY}), tmp_path, minutes=0, settings=LOOP)
+    result = run_sweep(plan("digits", {"lr": [0.1, 0.2], **TINY}), tmp_path, minutes=0, compute=LOOP)
     assert (result.left, [row.finished for row in result.rows]) == (2, [0, 0])
 
 

@@ -68,7 +68,7 @@ def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeyp
             warnings.simplefilter("ignore")  # newer Pythons warn of threads; this process has none that hold a lock
             child = os.fork()
         if not child:
-            run_sweep(table, out, seeds=3, settings=LOOP)
+            run_sweep(table, out, seeds=3, compute=LOOP)
             os._exit(0)
         time.sleep(0.1 + rng.random() * single / 8)
         os.kill(child, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_twelve_cells_with_three_seeds_killed_five_times(tmp_path: Path, monkeyp
         assert not {str(path) for path in done} & set(new)  # no round of a finished run
         assert stamps == {path: (out / path / RESULT).stat().st_mtime_ns for path in done}
         finished.append(len(done))
-    result = run_sweep(table, out, seeds=3, settings=LOOP)
+    result = run_sweep(table, out, seeds=3, compute=LOOP)
     assert not result.failures
     assert all((row.finished, row.runs) == (3, 3) for row in result.rows)
     for path in runs:

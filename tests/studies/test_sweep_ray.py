@@ -54,7 +54,7 @@ def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
     record, trained = RunFolder.record, list[int]()
     monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(row["round"]) or record(self, row))
     ray = Ray(lost=1)
-    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(ray))
+    result = run_sweep(TABLE, tmp_path / "sweep", compute=LOOP, engine=with_ray(ray))
     assert [row.finished for row in result.rows] == [1, 1]
     assert (ray.begun, ray.most, trained) == (3, 2, [1, 2, 1, 2])
     assert "a worker was lost (RayError): another one takes over" in caplog.text
@@ -71,7 +71,7 @@ def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(ray_engine, "_LOSSES", 1)
     monkeypatch.setattr(sweep_job, "place", lambda files, folder: None)  # nothing arrives
-    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(Ray(lost=4)))
+    result = run_sweep(TABLE, tmp_path / "sweep", compute=LOOP, engine=with_ray(Ray(lost=4)))
     assert list(result.failures) == ["lr=0.1, seed 0", "lr=0.2, seed 0"]
     assert result.failures["lr=0.1, seed 0"] == "its worker was lost 2 times, RayError"
 
@@ -109,9 +109,9 @@ def test_what_ray_can_not_give_is_refused(
 ) -> None:
     engine = with_ray(Ray(cpus=0.5))
     with pytest.raises(BadInput, match=r"--cpus-per-cell 1: the Ray cluster has 0.5 CPUs in all"):
-        run_sweep(TABLE, tmp_path / "a", settings=LOOP, engine=engine)
+        run_sweep(TABLE, tmp_path / "a", compute=LOOP, engine=engine)
     with pytest.raises(BadInput, match="--device cuda: with Ray a cell has the GPUs that it is given"):
-        run_sweep(TABLE, tmp_path / "b", settings=Compute(device="cuda"), engine=engine)
+        run_sweep(TABLE, tmp_path / "b", compute=Compute(device="cuda"), engine=engine)
 
     def missing(name: str) -> None:
         raise ImportError(name)

@@ -57,7 +57,7 @@ def tune(recipe: Recipe, *space: str, out: Path, **more: Any) -> fh.TuneResult:
         "objective": "loss",
         "seed": 7,
     }
-    return fh.tune(recipe, *space, out=out, settings=Compute(device="cpu", executor="stack"), **(usual | more))
+    return fh.tune(recipe, *space, out=out, compute=Compute(device="cpu", executor="stack"), **(usual | more))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -241,5 +241,5 @@ def test_settings_that_no_trial_can_have_are_refused_before_the_first(
 ) -> None:
     recipe, asked = load("digits", SMALL), {"device": "cpu", **wrong}
     with pytest.raises(fh.BadInput, match=sentence):
-        fh.tune(recipe, "lr=log(1e-3, 1)", out=tmp_path / "study", settings=Compute(**asked))
+        fh.tune(recipe, "lr=log(1e-3, 1)", out=tmp_path / "study", compute=Compute(**asked))
     assert not (tmp_path / "study").exists()

@@ -123,7 +123,7 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level
 recipe = load("digits", ["subset=60", "rounds=6", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])",
                          "method=slow.py:Slow"])
 found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none",
-                engine="ray", settings=Compute(device="cpu"))
+                engine="ray", compute=Compute(device="cpu"))
 print(len(found.trials), Counter(one.state for one in found.trials))
 """
 

@@ -83,7 +83,7 @@ def sweep(
         seeds=seeds,
         shard=part,
         minutes=minutes,
-        settings=settings,
+        compute=settings,
         engine=runner,
         log=print if progress else lambda text: None,
     )

@@ -131,7 +131,7 @@ def reproduce(
         "splits": partitions,
         "overrides": dict(assignment(text) for text in assignments or ()),
         "variants": words(variants),
-        "settings": Compute(data, device, executor, precision, compile=compile),
+        "compute": Compute(data, device, executor, precision, compile=compile),
     }
     if dry_run or names:
         listed, _ = plan(found, **options)  # refuses what a run would

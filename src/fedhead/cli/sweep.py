@@ -94,7 +94,7 @@ def sweep(
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
-        "settings": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
+        "compute": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
         "engine": make_engine(engine, cpus_per_cell, gpus_per_cell, "cell"),
     }
     if dry_run or names:

@@ -102,7 +102,7 @@ def tune(
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
             allow_changed_code=allow_changed_code,
-            settings=Compute(data, device, "auto", precision, compile=compile),
+            compute=Compute(data, device, "auto", precision, compile=compile),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {found.value:.4f} on validation samples")]

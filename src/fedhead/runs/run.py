@@ -125,14 +125,14 @@ def check_compute(compute: Compute, folders: Sequence[Path], device: torch.devic
         select.check_device(compute.executor, device)
 
 
-def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Compute:
-    """Return the settings of the run: those it was begun with, if it was begun before."""
+def _as_begun(run: RunWriter, compute: Compute, device: torch.device) -> Compute:
+    """Return the compute of the run: those it was begun with, if it was begun before."""
     begun = run.environment
     if "executor" not in begun:
-        check_compute(settings, run.recipe.folders, device)  # before anything is written
-        return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
+        check_compute(compute, run.recipe.folders, device)  # before anything is written
+        return replace(compute, device=str(device), executor=_executor(compute.executor, run.recipe))
     for name in ("executor", "device", "precision", "compile"):
-        value, begun_with = getattr(settings, name), begun.get(name, "auto")
+        value, begun_with = getattr(compute, name), begun.get(name, "auto")
         asked = value.name if isinstance(value, Executor) else value
         if name == "device":
             asked = asked.partition(":")[0]  # whichever GPU
@@ -143,9 +143,9 @@ def _as_begun(run: RunWriter, settings: Compute, device: torch.device) -> Comput
             )
     if begun["device"] == "cuda" and device.type != "cuda":
         device = select.device("cuda")  # refuses where there is none
-    executor = settings.executor if isinstance(settings.executor, Executor) else begun["executor"]
+    executor = compute.executor if isinstance(compute.executor, Executor) else begun["executor"]
     return replace(
-        settings,
+        compute,
         executor=_executor(executor, run.recipe),
         device=str(device) if device.type == begun["device"] else begun["device"],
         precision=begun["precision"],

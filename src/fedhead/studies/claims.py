@@ -1,4 +1,4 @@
-"""Claims: several processes of one machine share the runs of a command."""
+"""Claims: file-based locks that share the runs of a command among processes of one machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _FAILED = ".failed"  # suffix of files about failures
 
 
 class Claims:
-    """Lets each run be taken once, by whichever process asks for it first.
+    """Claims on runs: each run is claimed by one process only.
 
-    A process that ends keeps what it took: what it did not finish is left for the next command. Failures are shared,
-    so that one process can name all of them at the end.
+    A claim is never released: an unfinished run is left for the next command. Failures are shared, so that one
+    process can list all of them at the end.
 
     Args:
-        folder: Holds a file for each run that is taken, the same for all processes and empty at first; None: this
-            process is alone and may take every run.
-        over: Whether the other processes have ended: what they took and did not finish is left.
+        folder: Folder with one file per claimed run, shared by all processes and empty at the start; None: a single
+            process, which may claim every run.
+        over: Whether the other processes have ended. The runs that they claimed and did not finish are left over.
     """
 
     def __init__(self, folder: Path | None = None, over: bool = False):
@@ -26,7 +26,7 @@ class Claims:
         self.over = over
 
     def take(self, run: str) -> bool:
-        """Take a run, by its settings; return False if another process has it."""
+        """Claim a run by its key; return False if another process has claimed it."""
         if self._folder is None:
             return True
         try:
@@ -36,19 +36,19 @@ class Claims:
         return True
 
     def is_taken(self, run: str) -> bool:
-        """Return whether a process has taken a run; alone there is none to ask about."""
+        """Return whether a process has claimed a run; always False for a single process."""
         return self._folder is not None and (self._folder / _code(run)).exists()
 
     def fail(self, name: str, reason: str) -> None:
-        """Tell the other processes that a run has failed."""
+        """Share the failure of a run with the other processes."""
         if self._folder is not None:
             file = self._folder / f"{_code(name)}{_FAILED}"
-            draft = file.with_suffix(".draft")  # others may read all that is there, at any moment
+            draft = file.with_suffix(".draft")  # atomic: other processes read concurrently
             draft.write_text(json.dumps([name, reason]), encoding="utf-8")
             draft.replace(file)
 
     def failures(self) -> dict[str, str]:
-        """Return why runs have failed, in whichever process, by their names."""
+        """Return the reasons of failed runs of all processes, by run name."""
         files = [] if self._folder is None else self._folder.glob(f"*{_FAILED}")
         return dict(sorted(tuple(json.loads(file.read_text(encoding="utf-8"))) for file in files))
 

@@ -1,4 +1,4 @@
-"""A command on several devices of one machine: each has its own process, which takes the next run that none has."""
+"""Multi-device commands: one process per device, each of which claims the next free run."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from pathlib import Path
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import exit_with_parent
 
-_PARENT = "FEDHEAD_PARENT"  # in the environment of each device's process, the pid of the one that started it
+_PARENT = "FEDHEAD_PARENT"  # environment variable of a device's process: pid of its parent
 
 
 def read_devices(text: str) -> list[str]:
-    """Return the names of devices.
+    """Parse the names of devices.
 
     >>> read_devices("0,1"), read_devices("cuda:1,cpu")
     (['cuda:0', 'cuda:1'], ['cuda:1', 'cpu'])
     """
-    found = [f"cuda:{word}" if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip(", "))]
-    if not found or not all(re.fullmatch(r"cpu|cuda(:\d+)?", name) for name in found):
+    names = [f"cuda:{word}" if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip(", "))]
+    if not names or not all(re.fullmatch(r"cpu|cuda(:\d+)?", name) for name in names):
         raise BadInput(f"--devices {text!r}: write the numbers of GPUs with commas between, such as 0,1")
-    return found
+    return names
 
 
 def check_devices(devices: str | None, *, device: str, shard: str | None, engine: str = "local") -> list[str]:
-    """Return the names of devices, before any process is started.
+    """Check `--devices` against the other options and return the device names.
 
     Args:
-        devices: What `--devices` said; None: nothing, so there are none.
-        device: What `--device` said.
-        shard: What `--shard` said.
-        engine: What `--engine` said.
+        devices: Value of `--devices`; None: not given, no names are returned.
+        device: Value of `--device`.
+        shard: Value of `--shard`.
+        engine: Value of `--engine`.
 
     Raises:
-        BadInput: If these do not go together, or there is no such GPU.
+        BadInput: If the options can't be combined, or there is no such GPU.
     """
     if devices is None:
         return []
@@ -58,22 +58,21 @@ def check_devices(devices: str | None, *, device: str, shard: str | None, engine
 
         count = torch.cuda.device_count()
         if max(numbers) >= count:
-            there = f"torch sees {count}, numbered from 0" if count else "torch sees none"
-            raise BadInput(f"--devices {devices}: there is no GPU {max(numbers)}; {there}")
+            visible = f"torch sees {count}, numbered from 0" if count else "torch sees none"
+            raise BadInput(f"--devices {devices}: there is no GPU {max(numbers)}; {visible}")
     return names
 
 
 @contextmanager
 def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | None, list[str]]]:
-    """Run this very command once per device, and wait for all of them; each takes runs that no other has taken.
+    """Run this command once per device, in processes that share the runs by claims, and wait for them.
 
     Args:
-        names: The devices; none: nothing is run here.
-        claims: What `--claims` said, where this is one of these processes itself.
+        names: Devices; empty: no process is started.
+        claims: Value of `--claims`, if this is one of these processes.
 
     Yields:
-        The folder of their claims, which says what was taken and what failed, and what became of processes that ended
-        before they could say what failed.
+        The folder of claims, and a message for each process that crashed.
     """
     if not names:
         if claims is None:
@@ -87,10 +86,10 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
     with tempfile.TemporaryDirectory(prefix="fedhead-claims-") as shared:
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # a terminal sends it to all, but one is to answer
+            with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches all; only the parent handles it
                 for name in names:
-                    own = [*command, "--device", name, "--claims", shared]
-                    processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL, env=environment))
+                    arguments = [*command, "--device", name, "--claims", shared]
+                    processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment))
             codes = [process.wait() for process in processes]
             broken = [_ending(name, code) for name, code in zip(names, codes, strict=True) if code]
         except BaseException:
@@ -103,14 +102,14 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
 
 
 def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which processes on GPUs share the host's threads, as far as the user has not set them.
+    """Return environment variables that divide the host's threads among GPU processes, unless the user set them.
 
-    If each took all of them, they would wait for each other most of the time. On a CPU the number of threads decides
-    how a run's sums round, so it stays what it is in a single process.
+    Processes with all threads each would oversubscribe the CPU. With a CPU device nothing is changed: the number of
+    threads affects rounding.
 
     Args:
-        names: The devices, one per process.
-        environment: The variables of this process.
+        names: Devices, one per process.
+        environment: Environment variables of this process.
     """
     import torch
 
@@ -120,7 +119,7 @@ def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict
 
 
 def _ending(name: str, code: int) -> str:
-    """Say how the process of a device came to its end.
+    """Describe how the process of a device ended.
 
     >>> _ending("cpu", -9)
     'the process of cpu was ended by signal 9, perhaps for lack of memory'
@@ -134,7 +133,7 @@ def _ending(name: str, code: int) -> str:
 
 @contextmanager
 def _ending_with_parent() -> Iterator[None]:
-    """End this process when its parent ends, or ends it: that one tells the user how to go on."""
+    """Exit silently with the parent process, which prints how to resume."""
     parent = os.environ.pop(_PARENT, None)
     if parent is not None:
         exit_with_parent(int(parent))
@@ -144,8 +143,8 @@ def _ending_with_parent() -> Iterator[None]:
 
 @contextmanager
 def _changed_signal(number: signal.Signals, handler: signal.Handlers) -> Iterator[None]:
-    """Handle a signal in another way for a while; processes that are started meanwhile ignore it if it is ignored."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say what becomes of signals
+    """Replace a signal handler inside the block; child processes inherit an ignored signal."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     before = signal.signal(number, handler)
@@ -156,7 +155,7 @@ def _changed_signal(number: signal.Signals, handler: signal.Handlers) -> Iterato
 
 
 def without_devices(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without the option.
+    """Return a command's arguments without `--devices`.
 
     >>> without_devices(["sweep", "a.yaml", "--devices", "0,1", "--seeds", "3"]), without_devices(["--devices=0", "x"])
     (['sweep', 'a.yaml', '--seeds', '3'], ['x'])

@@ -1,4 +1,4 @@
-"""Engines: run the jobs of a queue in this process, one by one or at once, or on a Ray cluster."""
+"""Engines that run the jobs of a queue: sequentially, stacked, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.studies.queue import Engine, Queue, RunJob
 
-RUNS_AT_ONCE = 64  # of a shared engine, each of which holds its own copy of the data
+RUNS_AT_ONCE = 64  # limit of a shared engine: each run holds its own copy of the data
 
 
 class LocalEngine:
     """Engine that runs jobs one after another in this process."""
 
-    def device(self, settings: Compute) -> torch.device:
-        """Return where jobs will train."""
-        return select.device(settings.device)
+    def device(self, compute: Compute) -> torch.device:
+        """Return the device of the jobs."""
+        return select.device(compute.device)
 
     def run(self, queue: Queue[Any]) -> None:
-        """Run jobs until the queue has none."""
+        """Run jobs until the queue is empty."""
         while (job := queue.next()) is not None:
             queue.finish(job, job.run())
 
 
 class SharedEngine(LocalEngine):
-    """Engine that runs jobs at once; runs that differ in seeds and partitions alone train in one stack."""
+    """Engine that runs jobs concurrently; runs that differ only in seed or partition train in one stack."""
 
-    def device(self, settings: Compute) -> torch.device:
-        """Return where jobs will train; refuse an executor that is no stack."""
+    def device(self, compute: Compute) -> torch.device:
+        """Return the device of the jobs; raise an error for an executor other than the stack."""
         require(
-            settings.executor in ("auto", "stack"),
-            f"engine shared trains in stacks: leave executor {settings.executor!r} out, or use engine local",
+            compute.executor in ("auto", "stack"),
+            f"engine shared trains in stacks: leave executor {compute.executor!r} out, or use engine local",
         )
-        return super().device(settings)
+        return super().device(compute)
 
     def run(self, queue: Queue[RunJob]) -> None:
-        """Run jobs until the queue has none."""
+        """Run jobs until the queue is empty."""
         while jobs := list(islice(iter(queue.next, None), RUNS_AT_ONCE)):
-            settings = jobs[0].settings
-            stack = select.shared_stack(self.device(settings), settings.compile)
+            compute = jobs[0].compute
+            stack = select.shared_stack(self.device(compute), compute.compile)
             errors = stack.run({number: partial(_run, queue, job) for number, job in enumerate(jobs)})
             if errors:
                 raise next(iter(errors.values()))
@@ -56,16 +56,16 @@ def _run(queue: Queue[RunJob], job: RunJob, executor: Executor) -> None:
 
 
 def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:
-    """Return the engine of a name.
+    """Create the named engine.
 
     Args:
         name: `local`, `shared` or `ray`.
-        cpus: CPUs of a job on a Ray cluster.
-        gpus: Its GPUs.
-        per: What a job is called in the names of options: --cpus-per-cell.
+        cpus: CPUs per job on a Ray cluster.
+        gpus: GPUs per job on a Ray cluster.
+        per: Name of a job in options, such as "cell" in --cpus-per-cell.
 
     Raises:
-        BadInput: There is no such engine, Ray is not installed, or resources are given to this process.
+        BadInput: There is no such engine, Ray is not installed, or resources are given without Ray.
     """
     if name == "ray":
         from fedhead.studies.ray_engine import RayEngine

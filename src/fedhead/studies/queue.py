@@ -1,6 +1,6 @@
-"""The queue of a sweep, a paper's table or a search.
+"""Queue of a sweep, a paper table or a search.
 
-A queue hands out jobs and takes their results; an engine runs the jobs.
+A queue hands out jobs and records their results; an engine runs the jobs.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from fedhead.studies.training import training_key
 
 
 class RemoteJob(Protocol):
-    """A unit of work that a Ray worker can do."""
+    """Unit of work for a Ray worker."""
 
     def worker(self, *arguments: Any) -> Any:
-        """Run on the worker: a generator of what it sends."""
+        """Run the job on the worker; a generator of messages to the driver."""
         ...
 
     def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
-        """Return the arguments of `worker`, also for another attempt; `number` is the job's own in the cluster."""
+        """Return the arguments of `worker`, for the first attempt or a retry; `number` identifies the job."""
         ...
 
     def receive(self, item: Any) -> None:
-        """Take what the worker has sent."""
+        """Handle a message of the worker."""
         ...
 
     def result(self, error: BaseException | str | None) -> Any:
-        """Return the result after the worker has ended, or has failed."""
+        """Return the result after the worker has finished or failed."""
         ...
 
 
@@ -45,10 +45,10 @@ J = TypeVar("J")
 
 
 class Queue(Protocol[J]):
-    """Jobs that are left, and what becomes of them."""
+    """Queue of pending jobs that also records their results."""
 
     def next(self) -> J | None:
-        """Return the next job; None where there is none for now."""
+        """Return the next job; None if no job is available now."""
         ...
 
     def finish(self, job: J, result: Any) -> None:
@@ -57,52 +57,52 @@ class Queue(Protocol[J]):
 
 
 class Engine(Protocol):
-    """Runs the jobs of a queue."""
+    """Executor of the jobs of a queue."""
 
-    def device(self, settings: Compute) -> torch.device:
-        """Return where jobs will train; refuse a device that is not there."""
+    def device(self, compute: Compute) -> torch.device:
+        """Return the device of the jobs; raise an error if it is not available."""
         ...
 
     def run(self, queue: Queue[Any]) -> None:
-        """Run jobs until the queue has none."""
+        """Run jobs until the queue is empty."""
         ...
 
 
 class RunJob(Protocol):
-    """A training, and everything that is computed from it; its result is why runs failed, by their names."""
+    """Job of one training and the stages after it; its result maps names of failed runs to reasons."""
 
-    settings: Compute
+    compute: Compute
 
     def run(self, executor: Executor | None = None) -> Any:
-        """Do the work in this process, by this executor where one is given, and return its result."""
+        """Run the job in this process, with the given executor if any, and return its result."""
         ...
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the training."""
+        """Recipe of the training."""
         ...
 
     def describe(self) -> str:
-        """Return the runs of the job in one line."""
+        """Return a one-line description of the job's runs."""
         ...
 
     def unfinished(self) -> int:
-        """Return how many runs of the job are not finished."""
+        """Return the number of unfinished runs of the job."""
         ...
 
 
 class RunQueue:
-    """Trainings that are left, as far as time allows and no other process has taken them.
+    """Queue of trainings, limited by a time budget and by the claims of other processes.
 
     Args:
-        jobs: The trainings, in order.
-        budget: The time that there is.
-        claims: The trainings that processes have taken.
-        log: Called with a line about each training that begins, and about each run that fails.
+        jobs: Trainings, in order.
+        budget: Time budget.
+        claims: Claims of all processes.
+        log: Called with a line for each training that starts and each run that fails.
 
     Attributes:
-        failures: Why runs failed, by their names.
-        unfinished: The number of runs that were not finished at first.
+        failures: Reasons of failed runs, by run name.
+        unfinished: Number of runs that were unfinished at the start.
     """
 
     def __init__(self, jobs: Sequence[RunJob], budget: TimeBudget, claims: Claims, log: Log):
@@ -113,7 +113,7 @@ class RunQueue:
         self._begun = 0
 
     def next(self) -> RunJob | None:
-        """Return the next training; None where there is none, or the time is up."""
+        """Return the next training; None if the queue is empty or the time budget is exhausted."""
         while self._jobs and not self._budget.exhausted:
             job = self._jobs.pop(0)
             count = job.unfinished()
@@ -128,7 +128,7 @@ class RunQueue:
         return None
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
-        """Record which runs of a training failed."""
+        """Record the failed runs of a training."""
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
             self._claims.fail(name, reason)
@@ -136,15 +136,15 @@ class RunQueue:
 
     @property
     def left(self) -> int:
-        """The number of runs that neither this process nor another has begun."""
+        """Number of runs that no process has started."""
         return sum(job.unfinished() for job in self._jobs if not self._claims.is_taken(training_key(job.recipe)))
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Read which part of how many, from 1 on.
+    """Parse a shard as its number, from 1, and the number of shards.
 
     Raises:
-        BadInput: It is not of the form 3/16, or there is no such part.
+        BadInput: If the text is not of the form 3/16, or there is no such shard.
 
     >>> read_shard("3/16")
     (3, 16)

@@ -1,4 +1,4 @@
-"""Jobs as tasks of a Ray cluster: they stream what they find, and are begun again when their worker is lost."""
+"""Jobs as tasks of a Ray cluster: they stream their results and are retried when a worker is lost."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.queue import Queue, RemoteJob
 
-_LOSSES = 3  # how often a task is begun again after its worker was lost
+_LOSSES = 3  # retries of a task after its worker was lost
 
 
 class RayEngine:
-    """Runs jobs on the cluster of the environment variable RAY_ADDRESS, else one on this machine, else a new one.
+    """Engine on a Ray cluster: that of the variable RAY_ADDRESS, else one on this machine, else a new one.
 
     Args:
-        cpus: CPUs that a job gets.
-        gpus: GPUs that it gets; 0.5 lets two share one.
-        per: What a job is in the names of the options: --cpus-per-cell.
+        cpus: CPUs per job.
+        gpus: GPUs per job; with 0.5 two jobs share one.
+        per: Name of a job in options, such as "cell" in --cpus-per-cell.
 
     Raises:
         BadInput: Ray is not installed.
@@ -42,38 +42,38 @@ class RayEngine:
         except ImportError as error:
             raise BadInput("--engine ray needs Ray: pip install 'fedhead[ray]'") from error
 
-    def device(self, settings: Compute) -> torch.device:
-        """Return where jobs will train: on the workers, not on this machine."""
-        if settings.device == "cuda" and not self.gpus:
+    def device(self, compute: Compute) -> torch.device:
+        """Return the device type of the workers, which need not exist on this machine."""
+        if compute.device == "cuda" and not self.gpus:
             raise BadInput(
                 f"--device cuda: with Ray a {self.per} has the GPUs that it is given; add --gpus-per-{self.per} 1"
             )
-        asked = settings.device if settings.device != "auto" else "cuda" if self.gpus else "cpu"
-        return torch.device(asked)
+        name = compute.device if compute.device != "auto" else "cuda" if self.gpus else "cpu"
+        return torch.device(name)
 
     def run(self, queue: Queue[RemoteJob]) -> None:
-        """Run jobs until the queue has none, as many at once as the cluster has room for."""
+        """Run jobs until the queue is empty, as many concurrently as the cluster has resources for."""
         with self._connected():
             self._run_tasks(queue)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Connect to the cluster, or start one, for the time of a block."""
-        ours = not self.ray.is_initialized()
-        if ours:
+        """Connect to a cluster, or start one, inside the block."""
+        connecting = not self.ray.is_initialized()
+        if connecting:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of how Ray hides GPUs, which is as it is wanted here
+                warnings.simplefilter("ignore", FutureWarning)  # about hidden GPUs, which is intended
                 self.ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
         try:
             yield
         finally:
-            if ours:
+            if connecting:
                 self.ray.shutdown()
 
     def _run_tasks(self, queue: Queue[RemoteJob]) -> None:
         ray, errors = self.ray, self.ray.exceptions
         slots, numbers = self._slots(), itertools.count(1)
-        running: dict[Any, tuple[RemoteJob, int, int]] = {}  # with its number, and how often the worker was lost
+        running: dict[Any, tuple[RemoteJob, int, int]] = {}  # job, its number, lost workers
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0, "num_returns": "streaming"}
 
         def start(job: RemoteJob, number: int, losses: int) -> None:
@@ -93,10 +93,10 @@ class RayEngine:
                 except StopIteration:
                     del running[stream]
                     queue.finish(job, job.result(None))
-                except errors.RayTaskError as error:  # the task itself failed, such as on a full disk
+                except errors.RayTaskError as error:  # the task failed, such as on a full disk
                     del running[stream]
                     queue.finish(job, job.result(error.cause or error))
-                except errors.RayError as error:  # its worker or machine is gone
+                except errors.RayError as error:  # the worker or its machine was lost
                     del running[stream]
                     if losses == _LOSSES:
                         reason = f"its worker was lost {losses + 1} times, {type(error).__name__}"
@@ -109,7 +109,7 @@ class RayEngine:
                 ray.cancel(stream, force=True)
 
     def _slots(self) -> int:
-        """Return how many tasks the cluster has room for."""
+        """Return the number of tasks that the cluster can run concurrently."""
         resources = self.ray.cluster_resources()
         room = []
         for kind, needed, option in (("CPU", self.cpus, "cpus"), ("GPU", self.gpus, "gpus")):
@@ -123,10 +123,10 @@ class RayEngine:
 
 
 def found_from_here(recipe: Recipe) -> Recipe:
-    """Return a recipe whose files are looked for in this process's working directory too."""
+    """Return a recipe that also searches this process's working directory for files."""
     return replace(recipe, folders=(*recipe.folders, Path.cwd()))
 
 
-def for_workers(settings: Compute) -> Compute:
-    """Return settings with this process's folder of data sets, as far as it has named one."""
-    return replace(settings, data=settings.data or os.environ.get("FEDHEAD_DATA"))
+def for_workers(compute: Compute) -> Compute:
+    """Return the compute options with this process's data folder, if it has one."""
+    return replace(compute, data=compute.data or os.environ.get("FEDHEAD_DATA"))

@@ -1,4 +1,4 @@
-"""Runs that train alike: one of them trains, and the others begin where its training ended."""
+"""Shared training: of runs that differ only in their stages, one trains and the others copy its state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, INITIAL, METRICS,
 
 
 def trained(paths: Iterable[Path]) -> Path | None:
-    """Return the first of these run folders whose training has ended, whether or not its stages have."""
+    """Return the first of these run folders whose training has finished; its stages may be pending."""
     for path in paths:
-        with suppress(DamagedRun):  # which its own run will name
+        with suppress(DamagedRun):  # reported by that run itself
             if (path / CONFIG).exists() and (path / CHECKPOINT).exists():
                 run = RunFolder.open(path)
                 number = run.checkpoint.round
@@ -28,17 +28,17 @@ def trained(paths: Iterable[Path]) -> Path | None:
 
 
 def fork(source: Path, target: Path, recipe: Recipe) -> None:
-    """Put a new run where the training of another one ended, so that only its stages are left.
+    """Create a run from the trained state of another one, so that only its stages are left.
 
-    The recipe's file comes last: without it the folder holds no run yet, and a fork that was killed is made again.
+    The recipe file is written last. A folder without it holds no run, so a killed fork is repeated.
 
     Args:
-        source: Folder of a run that trained by the same recipe, its stages apart.
+        source: Folder of a run whose recipe differs only in its stages.
         target: Folder of the new run.
-        recipe: The new run's recipe.
+        recipe: Recipe of the new run.
 
     Raises:
-        BadInput: If another process begins the same run.
+        BadInput: If another process starts the same run.
     """
     target.mkdir(parents=True, exist_ok=True)
     with lock_folder(target):
@@ -54,7 +54,7 @@ def fork(source: Path, target: Path, recipe: Recipe) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name, since it is replaced and never changed; copy it where that can't be."""
+    """Hard-link a checkpoint, which is only ever replaced; copy it where links are not supported."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

@@ -1,4 +1,4 @@
-"""Run folders on their way between machines: what has changed in one, and putting that into another."""
+"""Transfer of run folders between machines: collect changed files and write them elsewhere."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from fedhead.core.system.atomic_file import atomic
 from fedhead.runs.run_folder_schema import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, STAGE_STATES
 
-Files = dict[str, bytes | None]  # by name, in the order in which they are written; None: the file is gone
-# A folder is whole at any moment of its writing: what a file counts on is written before it, and read after it.
+Files = dict[str, bytes | None]  # contents by name, in writing order; None: deleted
+# Files are written after those that they depend on and read in reverse order: the folder is always consistent.
 _LAST = (ENVIRONMENT, CONFIG, METRICS, CHECKPOINT, STAGE_STATES, RESULT)
 
 
 class ChangedFiles:
-    """Tells what has changed in a run folder since the last time.
+    """Tracker of changed files in a run folder.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
     """
 
     def __init__(self, folder: Path):
@@ -27,7 +27,7 @@ class ChangedFiles:
         self.take()
 
     def take(self) -> Files:
-        """Return the files that are new, changed or gone, in the order in which they are to be written."""
+        """Return the files created, changed or deleted since the last call, in writing order."""
         now = {name: _version(self._folder / name) for name in _names(self._folder)}
         changed: Files = {name: None for name in self._seen if name not in now}
         changed |= read_files(self._folder, {name for name in now if now[name] != self._seen.get(name)})
@@ -36,24 +36,24 @@ class ChangedFiles:
 
 
 def read_files(folder: Path, names: set[str] | None = None) -> Files:
-    """Read the files of a run folder, while a process may be writing them.
+    """Read the files of a run folder that another process may be writing.
 
     Args:
-        folder: The run folder; it need not be there.
-        names: Only these; None: all.
+        folder: Run folder; may be missing.
+        names: Names of the files to read; None: all.
     """
     order = sorted(_names(folder), key=_rank)
-    found: Files = {}
+    contents: Files = {}
     for name in reversed([name for name in order if names is None or name in names]):
         try:
-            found[name] = (folder / name).read_bytes()
+            contents[name] = (folder / name).read_bytes()
         except FileNotFoundError:
-            continue  # replaced or removed meanwhile
-    return dict(reversed(found.items()))
+            continue  # removed by another process
+    return dict(reversed(contents.items()))
 
 
 def place(files: Mapping[str, bytes | None], folder: Path) -> None:
-    """Put files into a run folder, each whole; results name the folder as the place of their run."""
+    """Write files into a run folder atomically; results get the new folder as the location of their run."""
     for name, content in files.items():
         path = folder / name
         if content is None:
@@ -67,9 +67,9 @@ def place(files: Mapping[str, bytes | None], folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files of a folder and below, but for drafts and locks."""
-    found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return [path.relative_to(folder).as_posix() for path in found]
+    """List the files of a folder recursively, without drafts and locks."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def _rank(name: str) -> int:
@@ -78,7 +78,7 @@ def _rank(name: str) -> int:
 
 def _version(path: Path) -> tuple[int, ...]:
     try:
-        about = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return ()
-    return about.st_ino, about.st_size, about.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""The time that a command may take."""
+"""Time budget of a command."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Annotated
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, AtMost
 
-MOST_MINUTES = 10_000_000  # 19 years; seconds beyond the largest float would count as no time at all
+MOST_MINUTES = 10_000_000  # 19 years; larger values could overflow
 
 
 class TimeBudget:
-    """The time after which no run is begun any more; one that was begun comes to its end.
+    """Time budget after which no run is started; running ones are finished.
 
     Args:
-        minutes: How long runs are begun; None: without end.
+        minutes: Budget in minutes; None: unlimited.
 
     Raises:
-        BadInput: If the time is negative, too long or no number.
+        BadInput: If the budget is negative, too long or not a number.
     """
 
     def __init__(self, minutes: float | None = None):
@@ -28,5 +28,5 @@ class TimeBudget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the time is up."""
+        """True when the budget is used up."""
         return time.monotonic() >= self._end

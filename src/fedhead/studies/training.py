@@ -1,4 +1,4 @@
-"""Trainings of sweeps and paper tables."""
+"""Training and validation of the recipes of sweeps and paper tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedhead.runs.run import execute
 
 
 def validate(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse recipes that can't be run before any is, naming the first; equal models are built once.
+    """Check that all recipes can be built, before the first one runs; equal models are built once.
 
     Args:
-        recipes: The recipes by the names of their cells.
+        recipes: Recipes by cell name.
 
     Raises:
         BadInput: A recipe can't be built.
@@ -33,16 +33,16 @@ def validate(recipes: Mapping[str, Recipe]) -> None:
 
 
 def training_key(recipe: Recipe) -> str:
-    """Return the settings that decide a training: everything but the stages."""
+    """Serialize the recipe keys that determine a training: all but the stages."""
     flat = recipe.flat().items()
     return json.dumps({k: v for k, v in flat if not k.startswith(("stages", "stage."))}, sort_keys=True)
 
 
-def train(path: Path, recipe: Recipe, settings: Compute) -> None:
-    """Run a training from where it stands; a finished one is left as it is."""
+def train(path: Path, recipe: Recipe, compute: Compute) -> None:
+    """Run or resume a training; a finished one is not changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     try:
-        execute(recipe, path, settings, resume=True)
+        execute(recipe, path, compute, resume=True)
     finally:
-        torch.set_num_threads(threads)  # the next run is to round as it would alone
+        torch.set_num_threads(threads)  # the number of threads affects rounding of the next run

@@ -1,4 +1,4 @@
-"""Folders that files can be added to."""
+"""Check of output folders."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from fedhead.core.system.errors import BadInput
 
 
 class Unwritable(BadInput):
-    """A folder that files can't be added to: the message names the option that selects another one."""
+    """Error for an unwritable folder; the message names the option that selects another one."""
 
 
 def check_writable(folder: Path, what: str, option: str) -> None:
-    """Make a folder, and refuse one that files can't be added to, before anything is trained for them.
+    """Create a folder and check that it is writable, before any training.
 
     Args:
-        folder: The folder.
-        what: What it is for, such as "results".
-        option: The option that selects another one.
+        folder: Folder.
+        what: Purpose of the folder, such as "results".
+        option: Option that selects another folder.
 
     Raises:
-        Unwritable: It is no folder, or can't be written to.
+        Unwritable: The path is no folder, or is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ def reproduce(
     variants: Sequence[str] = (),
     results: Path | None = None,
     minutes: float | None = None,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
     engine: Engine | None = None,
@@ -63,7 +63,7 @@ def reproduce(
         variants: Names of the table's variants; given, their cells are measured in place of the table's own.
         results: A folder whose CSV file keeps each result; what it holds is not measured again.
         minutes: Begin no run after so many minutes.
-        settings: Device, executor, precision and data folder.
+        compute: Device, executor, precision and data folder.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this table beside this one.
         engine: What runs the trainings; None: this process, one after another.
@@ -75,9 +75,9 @@ def reproduce(
     Raises:
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
-    settings, engine = settings or Compute(), engine or LocalEngine()
+    compute, engine = compute or Compute(), engine or LocalEngine()
     budget = TimeBudget(minutes)
-    engine.device(settings)
+    engine.device(compute)
     cells, planned = plan(
         table,
         scale=scale,
@@ -86,9 +86,9 @@ def reproduce(
         splits=splits,
         overrides=overrides,
         variants=variants,
-        settings=settings,
+        compute=compute,
     )
-    context = MeasureContext(out, Results(results), settings, budget, log, shard, claims or Claims(), engine)
+    context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context.results)
     finished: list[Measurement] = []
@@ -139,7 +139,7 @@ def _found(repetitions: Sequence[Repetition], results: Results) -> list[Measurem
 def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:
     """Say which results are not measured now, and where they are from."""
     origins = sorted({f"{row.device}, {row.precision}" for row in known})
-    asked = context.settings.precision
+    asked = context.compute.precision
     others = "" if all(row.precision == asked for row in known) else f", where {asked} is asked for now"
     return (
         f"{len(known)} of {planned} results are in {place}, from {' and '.join(origins)}{others}; "
@@ -156,15 +156,15 @@ def plan(
     splits: int | Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
     variants: Sequence[str] = (),
-    settings: Compute | None = None,
+    compute: Compute | None = None,
 ) -> tuple[list[PaperCell], list[Repetition]]:
     """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
 
     Raises:
         BadInput: For whatever `reproduce` would refuse before its first run.
     """
-    settings = settings or Compute()
-    check_compute(settings, table.folders, select.device(settings.device))
+    compute = compute or Compute()
+    check_compute(compute, table.folders, select.device(compute.device))
     cells = table.cells(scale, pick)
     if variants:
         cells = table.varied(cells, variants)

@@ -59,7 +59,7 @@ class MeasureContext:
 
     out: Path  # the folder of the run folders
     results: Results = field(default_factory=Results)
-    settings: Compute = field(default_factory=Compute)
+    compute: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
     log: Log = lambda _: None
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
@@ -148,7 +148,7 @@ def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob
         runs[path] = repetition.recipe
         names[path] = f"{names[path]} and {repetition.name}" if path in names else repetition.name
     names = {path: names.get(path, f"training of {repetitions[0].name}") for path in runs}
-    return SweepJob(runs, names, context.out, context.settings)
+    return SweepJob(runs, names, context.out, context.compute)
 
 
 def folder(out: Path, recipe: Recipe) -> Path:

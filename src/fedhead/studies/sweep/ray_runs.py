@@ -1,7 +1,7 @@
-"""Runs of a sweep on a Ray worker: in a folder of its machine, with the changes streamed back.
+"""Runs of a sweep on a Ray worker, in a temporary folder whose changes are streamed back.
 
-The machines need no common disk. When a worker is lost, its runs go on elsewhere from what the sweep's folder has of
-them.
+The machines need no shared disk. When a worker is lost, another one resumes its runs from the files in the sweep's
+folder.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.studies.run_transfer import ChangedFiles, Files, place
 from fedhead.studies.sweep.sweep_runs import run_alike
 
-EVERY = 1.0  # seconds between two looks at what has changed
+EVERY = 1.0  # seconds between two checks for changed files
 
 
 def run_streaming(
     name: str,
     recipes: Mapping[str, Recipe],
     contents: Mapping[str, Files],
-    settings: Compute,
+    compute: Compute,
 ) -> Iterator[tuple[dict[str, Files], dict[str, str]]]:
-    """Run a job of a sweep, and yield what has changed in its run folders while it does.
+    """Run a job of a sweep and yield the changed files of its run folders meanwhile.
 
     Args:
-        name: Name of the folder to work in; one that a lost worker left on this machine is removed.
-        recipes: The runs, by the names of their folders.
-        contents: The files that the folders have already.
-        settings: How and where to compute.
+        name: Name of the temporary folder; a leftover of a lost worker is removed.
+        recipes: Recipes by folder name.
+        contents: Existing files of the folders.
+        compute: Device, executor and precision.
 
     Yields:
-        Changed files by folder, and why runs failed.
+        Changed files by folder, and reasons of failed runs.
     """
     root = Path(tempfile.gettempdir()) / name
     shutil.rmtree(root, ignore_errors=True)
@@ -49,8 +49,8 @@ def run_streaming(
         def run() -> None:
             try:
                 runs = {root / folder: recipe for folder, recipe in recipes.items()}
-                failures.update(run_alike(runs, settings))
-            except BaseException as error:  # raised below, in the task's own thread
+                failures.update(run_alike(runs, compute))
+            except BaseException as error:  # raised again in the task's main thread
                 errors.append(error)
 
         thread = threading.Thread(target=run)

@@ -1,8 +1,8 @@
-"""Run a sweep: every cell with every seed, in one folder from which it goes on after any interruption.
+"""Sweeps: every cell with every seed, in one folder from which an interrupted sweep resumes.
 
-sweep.yaml    the axes, what the recipe sets besides, and the digest by which the folder is known
+sweep.yaml    the axes, the recipe's other keys, and a digest that identifies the sweep
 runs/         an ordinary run folder per cell and seed: runs/fedavg-dirichlet-0.1/seed-0
-table.csv     one row per cell, and table.json in full
+table.csv     one row per cell; table.json has all values
 """
 
 from __future__ import annotations
@@ -51,48 +51,48 @@ def run_sweep(
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
     minutes: float | None = None,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     engine: Engine | None = None,
     log: Log = lambda _: None,
 ) -> SweepResult:
-    """Run what is not finished of a sweep, and write table.csv and table.json into its folder.
+    """Run the unfinished runs of a sweep and write table.csv and table.json into its folder.
 
-    A run that fails does not stop the others. Runs that train alike and differ in their stages train once.
+    A failed run does not stop the others. Runs that differ only in their stages share one training.
 
     Args:
-        table: The sweep, see `sweep_file.plan`.
-        out: Its folder; None: one under runs/ that is named after the recipe and the axes.
-        seeds: How many seeds, or which; None: the sweep's own.
-        shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
-        claims: Which runs other processes have taken; None: no process runs this sweep beside this one.
-        minutes: Begin no run after so many minutes.
-        settings: Device, executor, precision and data folder.
-        engine: What runs the cells; None: this process, one after another.
-        log: Called with a line about what begins and what fails.
+        table: Sweep, see `sweep_file.plan`.
+        out: Folder of the sweep; None: one under runs/ that is named after the recipe and the axes.
+        seeds: Number or list of seeds; None: the seeds of the sweep.
+        shard: Shard to run and number of shards, (3, 16) for the third of sixteen; None: all runs.
+        claims: Claims shared with other processes; None: only this process runs the sweep.
+        minutes: Time after which no run is started.
+        compute: Device, executor, precision and data folder.
+        engine: Engine that runs the jobs; None: sequentially in this process.
+        log: Called with a line for each start and failure.
 
     Returns:
-        The table, of all shards as far as they are.
+        The table so far, including the results of other shards.
 
     Raises:
-        BadInput: A cell can't be built, the folder holds something else, or results of an older version of the user's
-            own code, or another process runs the sweep.
+        BadInput: A cell can't be built, the folder holds something else or results of an older version of the user's
+            code, or another process runs the sweep.
     """
-    settings, engine = settings or Compute(), engine or LocalEngine()
+    compute, engine = compute or Compute(), engine or LocalEngine()
     budget = TimeBudget(minutes)
-    planned = plan_runs(table, out, seeds=seeds, shard=shard, settings=settings, engine=engine)
-    place, own = planned.folder, sum(len(job.runs) for job in planned.jobs)
+    planned = plan_runs(table, out, seeds=seeds, shard=shard, compute=compute, engine=engine)
+    place, total = planned.folder, sum(len(job.runs) for job in planned.jobs)
     open_folder(place, table, planned.cells)
     alone = shard is None and claims is None
     claims = claims or Claims()
     queue = RunQueue(planned.left, budget, claims, log)
     with lock_folder(place) if alone else nullcontext():
         if shard is not None:
-            log(f"shard {shard[0]} of {shard[1]}: {own} of {planned.count} runs")
-        if done := own - sum(job.unfinished() for job in planned.jobs):
-            log(f"{done} of {own} runs are finished already")
+            log(f"shard {shard[0]} of {shard[1]}: {total} of {planned.count} runs")
+        if done := total - sum(job.unfinished() for job in planned.jobs):
+            log(f"{done} of {total} runs are finished already")
         engine.run(queue)
     failures = {**queue.failures, **claims.failures()}
-    with FileLock(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
+    with FileLock(place / TABLE_LOCK):  # shards may end together: the last writer sees all results
         result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.left)
         sweep_table.write(result)
     return result
@@ -104,9 +104,9 @@ class SweepPlan:
 
     folder: Path
     cells: Sequence[SweepCell]
-    count: int  # of the runs of all shards
+    count: int  # runs of all shards
     jobs: Sequence[SweepJob]  # of this shard
-    left: Sequence[SweepJob]  # those that are not finished
+    left: Sequence[SweepJob]  # unfinished jobs
 
 
 def plan_runs(
@@ -115,82 +115,82 @@ def plan_runs(
     *,
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     engine: Engine | None = None,
 ) -> SweepPlan:
-    """Return what `run_sweep` with the same arguments would run; nothing is written.
+    """Plan the runs of `run_sweep` with the same arguments, without writing files.
 
     Raises:
-        BadInput: For whatever `run_sweep` would refuse before its first run.
+        BadInput: For every error that `run_sweep` raises before its first run.
     """
-    settings, engine = settings or Compute(), engine or LocalEngine()
-    check_compute(settings, table.folders, engine.device(settings))
+    compute, engine = compute or Compute(), engine or LocalEngine()
+    check_compute(compute, table.folders, engine.device(compute))
     cells = sweep_cells(table, seeds)
     validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
     place = out or default_folder(table, cells)
     check_folder(place, table, cells)
-    names = {place / path: f"{cell.name}, seed {one.seed}" for cell in cells for path, one in cell.runs.items()}
+    names = {place / path: f"{cell.name}, seed {recipe.seed}" for cell in cells for path, recipe in cell.runs.items()}
     runs = {place / path: recipe for cell in cells for path, recipe in cell.runs.items()}
-    in_order = dict(sorted(runs.items(), key=lambda entry: entry[1].seed))  # a sweep that is stopped has every cell
-    jobs = [SweepJob(alike, names, place, settings) for alike in trainings(in_order)]
+    in_order = dict(sorted(runs.items(), key=lambda entry: entry[1].seed))  # a stopped sweep covers every cell
+    jobs = [SweepJob(alike, names, place, compute) for alike in trainings(in_order)]
     if shard is not None:
         jobs = jobs[shard[0] - 1 :: shard[1]]
     left = [job for job in jobs if job.unfinished()]
-    check_runs(place, runs, more=bool(left), allow=settings.allow_changed_code)
+    check_runs(place, runs, more=bool(left), allow=compute.allow_changed_code)
     return SweepPlan(place, cells, len(runs), jobs, left)
 
 
 # -- the folder -------------------------------------------------------------------------------------
 def default_folder(table: Table, cells: Sequence[SweepCell]) -> Path:
-    """Return the folder of a sweep that names none: the same command finds the same one."""
+    """Return the default folder of a sweep, which is the same for the same command."""
     return Path("runs") / f"sweep-{table.name}-{digest(cells)[:6]}"
 
 
 def digest(cells: Sequence[SweepCell]) -> str:
-    """Return what identifies a sweep: a hash of its cells' settings; the seeds do not count."""
-    settings = {cell.name: settings_of(next(iter(cell.runs.values()))) for cell in cells}
-    return digest_json(settings)
+    """Return a hash of all cells' recipe keys except the seeds."""
+    keys = {cell.name: settings_of(next(iter(cell.runs.values()))) for cell in cells}
+    return digest_json(keys)
 
 
 def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
-    """Write a sweep's file into its folder, or check that the folder's is the same.
+    """Write a sweep's file into its folder, or check the existing one.
 
-    Several processes may do so at once, each of them a shard of the sweep.
+    Safe for concurrent processes, such as the shards of a sweep.
 
     Raises:
         BadInput: The folder holds another sweep, or something else.
     """
     if check_folder(out, table, cells):
         return
-    usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
+    seeds = Counter(tuple(recipe.seed for recipe in cell.runs.values()) for cell in cells).most_common(1)[0][0]
     folders = components.folders_from(out, (next(iter(cell.runs.values())) for cell in cells))
-    named = {FOLDERS: folders} if folders else {}
-    content = {"title": table.title, "digest": digest(cells), **named, **table.content, "seeds": list(usual)}
+    search_path = {FOLDERS: folders} if folders else {}
+    content = {"title": table.title, "digest": digest(cells), **search_path, **table.content, "seeds": list(seeds)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         with atomic(out / SWEEP) as draft:
             draft.write_text(write_yaml(content), encoding="utf-8")
     except OSError as error:
         raise Unwritable(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
-    check_folder(out, table, cells)  # another process may have been faster
+    check_folder(out, table, cells)  # another process may have written it first
 
 
 def check_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> bool:
-    """Say whether a folder holds a sweep already; one that is empty or missing does not.
+    """Return whether a folder already holds this sweep; False if it is empty or missing.
 
     Raises:
-        BadInput: It holds another sweep, or something else.
+        BadInput: The folder holds another sweep, or something else.
     """
     try:
-        held = sorted(path.name for path in out.iterdir() if not path.name.startswith(f".{SWEEP}"))
+        names = sorted(path.name for path in out.iterdir() if not path.name.startswith(f".{SWEEP}"))
     except FileNotFoundError:
-        held = []
+        names = []
     except OSError as error:
         raise BadInput(f"{out} can't be read: {error.strerror}; select another folder with --out") from error
-    if not held:
+    if not names:
         return False
     if not (out / SWEEP).exists():
-        raise BadInput(f"{out} is not empty and holds no sweep (it has {held[0]}): select another folder with --out")
+        raise BadInput(f"{out} is not empty and holds no sweep (it has {names[0]}): select another folder with --out")
     stored = read_yaml(read_text(out / SWEEP), str(out / SWEEP))
     if not isinstance(stored, dict) or not isinstance(stored.get("digest"), str):
         raise BadInput(f"{out / SWEEP} is no sweep's file: it has no digest; select another folder with --out")
@@ -204,7 +204,7 @@ def check_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> bool:
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a sweep by name; those of all cells are merged, wherever they were written."""
+    """Return the recipe keys of a sweep, with those of `base` and of unconditional rules merged."""
     rules = content.get("rules", [])
     settings = dict(content.get("base", {}))
     for rule in rules:

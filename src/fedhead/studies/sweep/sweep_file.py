@@ -1,6 +1,6 @@
-"""Sweeps as they are written: axes over a recipe's keys, on the command line, in Python or in a YAML file.
+"""Parser of sweeps: axes over recipe keys, from the command line, from Python or from a YAML file.
 
-A sweep becomes a `Table`, the same that the papers' tables are: every combination of one choice per axis is a cell.
+A sweep becomes a `Table`, like the paper tables: every combination of one choice per axis is a cell.
 docs/sweeps.md describes the file.
 """
 
@@ -39,19 +39,19 @@ _KINDS: Mapping[str, Any] = {
     "when": _Keys,
 }
 _LISTS = {name for name, hint in parameters(Recipe).items() if typing.get_origin(hint) is tuple}
-_BARE = ("dataset", "partition", "model", "method", "stages")  # their values say enough without the key
+_BARE = ("dataset", "partition", "model", "method", "stages")  # keys that are left out of cell names
 
 
 def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
-    """Return the sweep of a recipe, or of a sweep's file, with further axes and settings.
+    """Return the sweep of a recipe or of a sweep file, with additional axes and values.
 
     Args:
-        source: A built-in recipe's name, a recipe's YAML file or a sweep's YAML file.
-        given: Values by recipe key. A list is an axis; the value of a key that takes a list is one, and a list of
-            lists is an axis of such. All else holds for every cell.
+        source: Name of a built-in recipe, or YAML file of a recipe or a sweep.
+        given: Values by recipe key. A list is an axis; for keys that take a list, a list of lists is an axis. All
+            other values hold for every cell.
 
     Raises:
-        BadInput: Something of it can't be read, is unknown or empty, or there is no axis.
+        BadInput: A part of it is invalid, unknown or empty, or there is no axis.
     """
     given = {str(key): plain(value) for key, value in check("axes", given, _Keys).items()}
     for key, value in given.items():
@@ -76,38 +76,38 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     rules = list(content.get("rules", []))
     if fixed:
         rules.append({"when": {}, "set": fixed})
-    usual = Recipe().flat()
-    keys = {k: v for k, v in base.flat().items() if k not in usual or usual[k] != v}
+    defaults = Recipe().flat()
+    keys = {k: v for k, v in base.flat().items() if k not in defaults or defaults[k] != v}
     seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
     keys = overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {}))
     table = {
         "seeds": seeds,
-        # a method of all cells is there before the axes: as a rule alone it would drop the parameters that these set
+        # Set here as well: as a rule, which applies after the axes, a model or method resets the axes' parameters.
         "base": overlay(keys, {k: v for k, v in fixed.items() if k in ("model", "method")}),
-        # a method drops the parameters that came before it: axes over parameters come last
+        # A method resets earlier parameters, so axes over parameters come last.
         "axes": dict(sorted(axes.items(), key=lambda axis: axis[0].startswith(("model.", "method.")))),
         "rules": rules,
         "skip": content.get("skip", []),
     }
     for condition in [*(rule["when"] for rule in rules), *content.get("skip", [])]:
-        for axis, wanted in condition.items():  # choices may be written as the values that they are
+        for axis, wanted in condition.items():  # choices may be written as plain values
             condition[axis] = [choice_label(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
     check_layers(str(source), table, _CHOICE_KEYS)
     _check_stages(table)
     name = Path(source).stem
-    found = Table(name, title or f"{name}: {' × '.join(table['axes'])}", table, base.folders)
-    cells = found.cells()
+    sweep = Table(name, title or f"{name}: {' × '.join(table['axes'])}", table, base.folders)
+    cells = sweep.cells()
     for key in content.get("base", {}):
         if key.startswith(("model.", "method.")) and not any(key in cell.keys for cell in cells):
             raise BadInput(f"{source}, base: {key} has no effect: the choices name others; use `rules`")
-    return found
+    return sweep
 
 
 def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Return the choices of an axis over one recipe key, each with what it sets.
+    """Return the choices of an axis over one recipe key, each with the keys that it sets.
 
     Raises:
-        BadInput: There is no value, or one twice.
+        BadInput: There is no value, or a duplicate.
 
     >>> axis_choices("method", ["fedavg", "fedprox(mu=0.1)"])["fedprox(mu=0.1)"]
     {'set': {'method': 'fedprox', 'method.mu': 0.1}}
@@ -125,7 +125,7 @@ def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _refuse_twice(axis: str, choices: Mapping[str, Any], given: Set[str]) -> None:
-    """Refuse choices of an axis that set keys which are given elsewhere: a cell would not be what its name says."""
+    """Check that no choice of an axis sets a key that is given elsewhere: cell names would be wrong."""
     for choice, layer in choices.items():
         if twice := given & _set(layer).keys():
             raise BadInput(f"{axis}: {choice} sets {min(twice)}, which is given as well; give one of them")
@@ -143,17 +143,17 @@ def _is_axis(key: str, value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as YAML has it: numbers and arrays of NumPy, and ranges, are numbers and lists."""
+    """Convert NumPy numbers, arrays and ranges to plain numbers and lists."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    return [plain(one) for one in value] if isinstance(value, list | tuple | range) else value
+    return [plain(item) for item in value] if isinstance(value, list | tuple | range) else value
 
 
 def _refuse_objects(key: str, value: Any) -> None:
-    """Refuse what no recipe can hold: the runs of a sweep are recipes."""
+    """Check that a value can be stored in a recipe: the runs of a sweep are recipes."""
     if isinstance(value, list):
-        for one in value:
-            _refuse_objects(key, one)
+        for item in value:
+            _refuse_objects(key, item)
     elif not isinstance(value, str | int | float | None):
         raise BadInput(
             f"{key}: {value!r} is an object, and a sweep writes its values into recipes: give a name, such as "
@@ -162,7 +162,7 @@ def _refuse_objects(key: str, value: Any) -> None:
 
 
 def choice_label(value: Any) -> str:
-    """Return what a value is called as a choice.
+    """Return the label of a value as a choice.
 
     >>> [choice_label(value) for value in ("fedavg", 0.1, None, ["ccvr", "ridge"], [])]
     ['fedavg', '0.1', 'null', 'ccvr+ridge', 'none']
@@ -173,19 +173,19 @@ def choice_label(value: Any) -> str:
 
 
 def cell_name(choices: Mapping[str, str]) -> str:
-    """Return a cell's name from its choices: an axis over a key is named where its values alone say too little.
+    """Return a cell's name from its choices; most choices are prefixed by the name of their key.
 
     >>> cell_name({"method": "fedprox", "method.mu": "0.1", "data": "mild"})
     'fedprox mu=0.1 mild'
     """
-    words = []
+    parts = []
     for axis, choice in choices.items():
-        words.append(f"{axis.removeprefix('method.')}={choice}" if is_key(axis) and axis not in _BARE else choice)
-    return " ".join(words)
+        parts.append(f"{axis.removeprefix('method.')}={choice}" if is_key(axis) and axis not in _BARE else choice)
+    return " ".join(parts)
 
 
 def _check_key(key: str) -> None:
-    """Refuse a key that no recipe has, and those that the seeds decide."""
+    """Check that a key is a recipe key other than a seed."""
     if key in ("seed", "seeds"):
         raise BadInput(f"{key}: a sweep runs every cell with the same seeds; give them with --seeds (seeds= in Python)")
     if not is_key(key):
@@ -193,15 +193,15 @@ def _check_key(key: str) -> None:
 
 
 def _check_stages(table: Mapping[str, Any]) -> None:
-    """Refuse parameters of a stage that no cell has: they would have no effect."""
+    """Check that every stage with parameters is used by a cell."""
     layers = [layer or {} for choices in table["axes"].values() for layer in choices.values()]
     layers += table["rules"]
-    settings = [table["base"], *(layer.get("set", {}) for layer in layers)]
+    key_sets = [table["base"], *(layer.get("set", {}) for layer in layers)]
     stages = {layer["stage"] for layer in layers if "stage" in layer}
-    for keys in settings:
-        found = keys.get("stages", [])
-        stages |= {read_call(str(name), "stage").name for name in (found if isinstance(found, list) else [])}
-    for key in (key for keys in settings for key in keys if key.startswith("stage.")):
+    for keys in key_sets:
+        names = keys.get("stages", [])
+        stages |= {read_call(str(name), "stage").name for name in (names if isinstance(names, list) else [])}
+    for key in (key for keys in key_sets for key in keys if key.startswith("stage.")):
         name = key.removeprefix("stage.").rpartition(".")[0]
         if name not in stages:
             raise unknown("stage", name, stages) if stages else BadInput(f"{key}: no cell has the stage {name!r}")
@@ -209,7 +209,7 @@ def _check_stages(table: Mapping[str, Any]) -> None:
 
 # -- files ------------------------------------------------------------------------------------------
 def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
-    """Return a sweep's content, the recipe that it is over, and its title; a recipe has no content."""
+    """Return a sweep's content, its base recipe and its title; the content of a plain recipe is empty."""
     path = Path(source)
     if path.suffix not in recipes.SUFFIXES or not path.is_file():
         return {}, recipes.load(source), ""
@@ -257,7 +257,7 @@ def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:
 
 
 def _by_text(title: str, given: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return entries by their names as texts; YAML tells 1 from "1", which would be one name."""
+    """Convert keys to strings; raise an error for both 1 and "1", which YAML distinguishes."""
     names = [str(name) for name in given]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"{title}: {twice[0]} is there twice, as a number and as text; rename one")
@@ -292,10 +292,10 @@ def _check_values(where: str, content: Mapping[str, Any]) -> None:
 
 
 def check_seeds(where: str, seeds: Any) -> None:
-    """Refuse what is neither a number of seeds nor a list of different ones.
+    """Check that seeds are a positive number or a list without duplicates.
 
     Raises:
-        BadInput: With where it is written.
+        BadInput: Otherwise, naming the location.
     """
     if type(seeds) is int and seeds >= 1:
         return

@@ -1,4 +1,4 @@
-"""Job of a sweep: runs that train alike, in this process or on a Ray worker."""
+"""Job of a sweep: runs that share one training, in this process or on a Ray worker."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ from fedhead.studies.sweep.sweep_runs import is_finished, run_alike
 
 @dataclass
 class SweepJob:
-    """Runs of a sweep that train alike, each in its own folder.
+    """Runs of a sweep that share one training, each in its own folder.
 
     Args:
-        runs: The runs by their folders.
-        names: What runs are called, by their folders.
-        out: The sweep's folder.
-        settings: How and where to compute.
+        runs: Recipes by run folder.
+        names: Display names by run folder.
+        out: Folder of the sweep.
+        compute: Device, executor and precision.
     """
 
     runs: Mapping[Path, Recipe]
     names: Mapping[Path, str]
     out: Path
-    settings: Compute
-    _failures: dict[str, str] = field(default_factory=dict)  # what a Ray worker has told
+    compute: Compute
+    _failures: dict[str, str] = field(default_factory=dict)  # reported by a Ray worker
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the first run."""
+        """Recipe of the first run."""
         return next(iter(self.runs.values()))
 
     def unfinished(self) -> int:
-        """Return how many runs are not finished."""
+        """Return the number of unfinished runs."""
         return sum(not is_finished(path) for path in self.runs)
 
     def describe(self) -> str:
-        """Name the runs that are not finished."""
+        """Return the names of the unfinished runs."""
         names = [self.names[path] for path in self.runs if not is_finished(path)]
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        return "; ".join(names[:2]) + more
+        suffix = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        return "; ".join(names[:2]) + suffix
 
     def run(self, executor: Executor | None = None) -> dict[str, str]:
-        """Run what is not finished, by this executor where one is given, and return why runs failed."""
-        settings = self.settings if executor is None else replace(self.settings, executor=executor)
-        return {self.names[path]: reason for path, reason in run_alike(self.runs, settings).items()}
+        """Run the unfinished runs, with the given executor if any, and return the reasons of failures."""
+        compute = self.compute if executor is None else replace(self.compute, executor=executor)
+        return {self.names[path]: reason for path, reason in run_alike(self.runs, compute).items()}
 
     # -- on a Ray worker ------------------------------------------------------------------------------
     @property
     def worker(self) -> Any:
-        """The function that a worker runs."""
+        """Function that a worker runs."""
         return run_streaming
 
     def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
-        """Return what the worker needs: the recipes, and the present contents of their folders."""
+        """Return the worker's arguments: the recipes and the current contents of their folders."""
         paths = {path.relative_to(self.out).as_posix(): path for path in self.runs}
         recipes = {name: found_from_here(self.runs[path]) for name, path in paths.items()}
         contents = {name: read_files(path) for name, path in paths.items()}
         job = ray.get_runtime_context().get_job_id()
-        return f"fedhead-{job}-{number}", recipes, contents, for_workers(self.settings)
+        return f"fedhead-{job}-{number}", recipes, contents, for_workers(self.compute)
 
     def receive(self, item: tuple[dict[str, Files], dict[str, str]]) -> None:
-        """Put changed files into the sweep's folder."""
+        """Write changed files into the sweep's folder."""
         changed, failures = item
         for name, files in changed.items():
             place(files, self.out / name)
         self._failures |= {self.names[self.out / name]: reason for name, reason in failures.items()}
 
     def result(self, error: BaseException | str | None) -> dict[str, str]:
-        """Return why runs failed; after an error, all that are not finished."""
+        """Return the reasons of failed runs; after an error, that error for all unfinished runs."""
         if error is None:
             return self._failures
         reason = error if isinstance(error, str) else describe_error(error)

@@ -1,4 +1,4 @@
-"""The runs of a sweep: one ordinary run folder per cell and seed."""
+"""Runs of a sweep: one ordinary run folder per cell and seed."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from fedhead.studies.sweep.tables import Cell, Table
 from fedhead.studies.training import train, training_key
 
 RUNS = "runs"
-_LONGEST = 100  # characters of a folder's name
+_LONGEST = 100  # characters of a folder name
 
 
 @dataclass(frozen=True)
 class SweepCell:
-    """A cell of a sweep: its choices, and a run per seed."""
+    """Cell of a sweep: its choices and one run per seed."""
 
     name: str
     choices: Mapping[str, str]
-    runs: Mapping[Path, Recipe]  # by their folders, relative to the sweep's
+    runs: Mapping[Path, Recipe]  # by run folder, relative to the sweep's
 
 
 def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[SweepCell]:
     """Return the cells of a sweep.
 
     Args:
-        table: The sweep.
-        seeds: How many seeds, or which; None: the sweep's own.
+        table: Sweep.
+        seeds: Number or list of seeds; None: the seeds of the sweep.
 
     Raises:
-        BadInput: The seeds can't be read, a cell's settings are no recipe, two cells are the same, or there is none.
+        BadInput: The seeds or a cell's keys are invalid, two cells are equal, or there is no cell.
     """
     if seeds is not None:
         check_seeds("seeds", seeds := plain(seeds))
-    found = cell_folders(table)
+    folders = cell_folders(table)
     seen: dict[str, str] = {}
-    for cell, name in found.values():
+    for cell, name in folders.values():
         if (other := seen.setdefault(settings_of(_recipe(cell, 0, name)), name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
     return [
@@ -62,22 +62,22 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
                 for seed in drawn_seeds(cell.seeds, seeds)
             },
         )
-        for folder, (cell, name) in found.items()
+        for folder, (cell, name) in folders.items()
     ]
 
 
 def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:
-    """Return the cells of a sweep and their names, by the folders' names in `runs/`.
+    """Return the cells of a sweep and their names, by folder name in `runs/`.
 
     Raises:
-        BadInput: A cell's settings are no recipe, or there is no cell.
+        BadInput: A cell's keys are no valid recipe, or there is no cell.
     """
-    found = table.cells()
-    if not found:
+    cells = table.cells()
+    if not cells:
         raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
-    names = [cell_name(cell.choices) for cell in found]
-    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(found, names, strict=True)]
-    return dict(zip(_folders(names, keys), zip(found, names, strict=True), strict=True))
+    names = [cell_name(cell.choices) for cell in cells]
+    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(cells, names, strict=True)]
+    return dict(zip(_folders(names, keys), zip(cells, names, strict=True), strict=True))
 
 
 def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
@@ -88,63 +88,63 @@ def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
 
 
 def settings_of(recipe: Recipe) -> str:
-    """Return what decides a cell: every setting but the seed, as one text."""
+    """Serialize all recipe keys except the seed, which identify a cell."""
     return json.dumps({k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds")}, sort_keys=True)
 
 
 def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return folders' names that can be read, with a hash where two would be the same or one is too long."""
+    """Return readable folder names, with a hash where names collide or are too long."""
     plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "-", name).strip("-.") for name in names]
-    alike = Counter(text.lower() for text in plain)  # some file systems do not tell A from a
+    counts = Counter(text.lower() for text in plain)  # some file systems are case-insensitive
     codes = [digest_text(text, 4) for text in keys]
     return [
-        f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or alike[text.lower()] > 1 else text
+        f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or counts[text.lower()] > 1 else text
         for text, code in zip(plain, codes, strict=True)
     ]
 
 
 def trainings(runs: Mapping[Path, Recipe]) -> list[dict[Path, Recipe]]:
-    """Group runs that train alike and differ in their stages alone."""
+    """Group runs that differ only in their stages."""
     alike: dict[str, dict[Path, Recipe]] = {}
     for path, recipe in runs.items():
         alike.setdefault(training_key(recipe), {})[path] = recipe
     return list(alike.values())
 
 
-def run_alike(runs: Mapping[Path, Recipe], settings: Compute) -> dict[Path, str]:
-    """Run what is not finished of runs that train alike; they train once.
+def run_alike(runs: Mapping[Path, Recipe], compute: Compute) -> dict[Path, str]:
+    """Run the unfinished ones of runs that share one training.
 
     Args:
-        runs: The runs by their folders.
-        settings: How and where to compute.
+        runs: Recipes by run folder.
+        compute: Device, executor and precision.
 
     Returns:
-        Why runs failed, by their folders; the others are finished.
+        Reasons of failed runs, by run folder; all others are finished.
 
     Raises:
-        OSError: Or another error that says that the disk is full or broken: no other run could be written either.
+        OSError: Or another error of a full or broken disk, which would affect all runs.
     """
     failures: dict[Path, str] = {}
     for path, recipe in runs.items():
         try:
             if not (path / CONFIG).exists() and (source := trained(runs)) is not None:
                 fork(source, path, recipe)
-            train(path, recipe, settings)
-        except Exception as error:  # a user's own code may raise anything
+            train(path, recipe, compute)
+        except Exception as error:  # user code may raise anything
             raise_if_fatal(error)
             failures[path] = describe_error(error)
-            if isinstance(error, Diverged) and trained(runs) is None:  # the others would diverge too
+            if isinstance(error, Diverged) and trained(runs) is None:  # they share this training
                 return {other: failures.get(other, failures[path]) for other in runs if not is_finished(other)}
     return failures
 
 
 def is_finished(path: Path) -> bool:
-    """Say whether a folder holds a finished run whose results can be read."""
+    """Return whether a folder holds a finished run with readable results."""
     return result_of(path) is not None
 
 
 def result_of(path: Path) -> dict[str, Any] | None:
-    """Return a run's final results; None where it has none, or a damaged folder, which the run itself will name."""
+    """Return a run's final results; None if there are none or the folder is damaged."""
     try:
         return RunFolder.open(path).result() if (path / CONFIG).exists() else None
     except DamagedRun:

@@ -1,4 +1,4 @@
-"""The table of a sweep: one row per cell, the means and deviations of its finished runs."""
+"""Table of a sweep: one row per cell with means and deviations of its finished runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SUMMARY = ("mean", "deviation")
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A cell's results."""
+    """Results of a cell."""
 
     cell: str
     choices: Mapping[str, str]
-    values: Mapping[str, Sequence[float | None]]  # by what was measured, one per finished run
+    values: Mapping[str, Sequence[float | None]]  # by column, one per finished run
     finished: int
     runs: int
 
@@ -38,12 +38,12 @@ class SweepResult:
     """Results of a sweep so far.
 
     Attributes:
-        title: What the sweep shows.
-        folder: The sweep's folder.
-        axes: The axes, in the order of the columns.
-        rows: One per cell.
-        failures: Why runs failed in this call, by cell and seed.
-        left: How many runs of this call were not begun, for lack of time.
+        title: Title of the sweep.
+        folder: Folder of the sweep.
+        axes: Axes, in the order of the columns.
+        rows: Rows, one per cell.
+        failures: Reasons of runs that failed in this call, by cell and seed.
+        left: Number of runs that were not started in the time budget.
     """
 
     title: str
@@ -55,9 +55,9 @@ class SweepResult:
 
     @property
     def columns(self) -> list[str]:
-        """The columns: accuracy, then what some run has besides."""
-        found = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if _any(values))
-        return list(dict.fromkeys(["accuracy", *found]))
+        """Columns: accuracy, then every other column with a value."""
+        filled = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if _any(values))
+        return list(dict.fromkeys(["accuracy", *filled]))
 
 
 def _any(values: Sequence[float | None]) -> bool:
@@ -67,27 +67,27 @@ def _any(values: Sequence[float | None]) -> bool:
 def collect(
     title: str, folder: Path, axes: Sequence[str], cells: Sequence[SweepCell], failures: Mapping[str, str], left: int
 ) -> SweepResult:
-    """Return a sweep's table from its run folders, whichever process or shard has filled them."""
+    """Return a sweep's table from its run folders, including those of other processes and shards."""
     rows = []
     for cell in cells:
-        results = [found for path in cell.runs if (found := result_of(folder / path)) is not None]
+        results = [result for path in cell.runs if (result := result_of(folder / path)) is not None]
         measured = [_values(result) for result in results]
         columns = dict.fromkeys(column for values in measured for column in values)
-        values = {column: [one.get(column) for one in measured] for column in columns}
+        values = {column: [row.get(column) for row in measured] for column in columns}
         rows.append(SweepRow(cell.name, cell.choices, values, len(results), len(cell.runs)))
     return SweepResult(title, folder, axes, rows, failures, left)
 
 
 def _values(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the numbers of a run's results that the table has, stages last."""
+    """Return the values of a run's results by table column, stages last."""
     values = {"accuracy": result.get("accuracy"), "personal": result.get("personal"), **(result.get("metrics") or {})}
-    for stage, found in (result.get("stages") or {}).items():
-        values |= {f"{stage} {word}": found.get(word) for word in ("accuracy", "personal")}
+    for stage, row in (result.get("stages") or {}).items():
+        values |= {f"{stage} {name}": row.get(name) for name in ("accuracy", "personal")}
     return values
 
 
 def write(result: SweepResult) -> None:
-    """Write table.json, in full, and table.csv, rounded for reading."""
+    """Write table.json with all values and table.csv with rounded ones."""
     rows = [
         {
             "cell": row.cell,

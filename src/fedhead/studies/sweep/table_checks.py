@@ -1,4 +1,4 @@
-"""Checks of the file of a table or a sweep: its keys, and the axes and choices that it names."""
+"""Checks of a table or sweep file: its keys, axes and choices."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from fedhead.core.system.errors import unknown
 
 
 def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse keys that are not known, naming the nearest one."""
+    """Raise an error for an unknown key that names the nearest known one."""
     for key in given:
         if key not in known:
             raise unknown(f"key in {where}", str(key), known)
 
 
 def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse unknown keys of choices and rules, and conditions on axes or choices that there are not.
+    """Check the keys of choices and rules, and that conditions name existing axes and choices.
 
     Args:
-        name: What the table is called in an error.
-        content: The table, with its axes.
-        known: The keys that a choice or a rule may have.
+        name: Name of the table in errors.
+        content: Content of the table, with its axes.
+        known: Valid keys of a choice or a rule.
 
     Raises:
-        BadInput: Naming what is unknown, and the nearest that is not.
+        BadInput: With the unknown name and the nearest known one.
     """
     axes = content["axes"]
     for axis, choices in axes.items():

@@ -1,6 +1,6 @@
-"""Tables of cells: every combination of one choice per axis, over common recipe keys.
+"""Tables of cells: every combination of one choice per axis, on top of common recipe keys.
 
-A sweep is such a table, and so is a table of a paper, which has published values besides.
+A sweep is such a table. So is a paper table, which also has published values.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 
 from fedhead.recipes.recipe import Recipe, expand_calls
 
-_COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # of every architecture
+_COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # parameters of every architecture
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell of a table, and the runs behind it."""
+    """Cell of a table, with the recipe keys of its runs."""
 
     name: str
     choices: Mapping[str, str]  # axis -> choice
-    keys: Mapping[str, Any]  # the recipe's flat keys, without stages
+    keys: Mapping[str, Any]  # flat recipe keys, without stages
     stage: str | None
     parameters: Mapping[str, Any]  # of the stage
     seeds: Sequence[int] = (0,)
-    folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
+    folders: Sequence[Path] = ()  # search path of its files (`method: file.py:Name`)
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
-        """Return the recipe of one run of the cell, which ends in its stage.
+        """Return the recipe of one run of the cell, including its stage.
 
         Args:
-            seed: Decides weights and batches, and the split where the table does not fix one.
-            split: Seed of the partition; None: the table's own.
+            seed: Seed of weights and batches, and of the partition unless the table sets one.
+            split: Seed of the partition; None: the table's default.
 
         Raises:
-            BadInput: The keys are no recipe.
+            BadInput: The keys are no valid recipe.
         """
         flat = {**self.keys, **({} if split is None else {"partition_seed": split}), "seed": seed}
         stages = flat.get("stages", [])
@@ -48,12 +48,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its axes, rules and skipped combinations."""
+    """Table with axes, rules and skipped combinations."""
 
     name: str
     title: str
     content: Mapping[str, Any]
-    folders: Sequence[Path] = ()  # where files that its cells name are looked for
+    folders: Sequence[Path] = ()  # search path of files that cells name
 
     def axes(self) -> list[str]:
         """Return the axes, in the order of the columns."""
@@ -68,7 +68,7 @@ class Table:
                 yield choices
 
     def layers(self, choices: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the layers of a cell on top of the table's base: its choices, then the rules that fit."""
+        """Return the layers of a cell on top of the table's base: its choices, then the matching rules."""
         layers = [self.content["axes"][axis][choice] or {} for axis, choice in choices.items()]
         return layers + [rule for rule in self.content.get("rules", []) if matches(rule["when"], choices)]
 
@@ -100,14 +100,14 @@ def last_of(layers: Sequence[Mapping[str, Any]], key: str, default: Any) -> Any:
 
 
 def seed_list(seeds: int | Sequence[int]) -> list[int]:
-    """Return seeds, of which the number or a list is given."""
+    """Return a list of seeds from a number or a list."""
     return list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
 
 
 def split_stage(keys: Mapping[str, Any], stage: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a cell's keys without parameters of stages that its run has not, and the parameters of its stage."""
+    """Return a cell's keys without parameters of unused stages, and the parameters of its stage."""
     prefix = f"stage.{stage}."
-    kept = tuple(f"stage.{name}." for name in keys.get("stages", ()))  # of the stages that every run has
+    kept = tuple(f"stage.{name}." for name in keys.get("stages", ()))  # stages of every run
     return (
         {k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(kept)},
         {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)},
@@ -115,12 +115,12 @@ def split_stage(keys: Mapping[str, Any], stage: str | None) -> tuple[dict[str, A
 
 
 def matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
-    """Return whether a condition on axes fits choices."""
+    """Return whether choices satisfy a condition on axes."""
     return all(choices[axis] in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in when.items())
 
 
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys with others on top; another model or method takes its own parameters along."""
+    """Override recipe keys; a changed model or method drops the parameters of the old one."""
     over = expand_calls(over)
     for part, stays in (("model", _COMMON_PARAMETERS), ("method", frozenset[str]())):
         if over.get(part, keys.get(part)) != keys.get(part):

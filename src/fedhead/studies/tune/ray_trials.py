@@ -1,6 +1,6 @@
-"""Trials on Ray workers: one process has the study, and workers learn from it which trials end early.
+"""Trials on Ray workers: one process holds the study and tells workers which trials are pruned.
 
-The machines need no common disk. When a worker is lost, its trial is trained again elsewhere.
+The machines need no shared disk. When a worker is lost, its trial is retried on another one.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import Outcome
 
-Sent = tuple[int, float] | Outcome  # a round and its value, or the end
+Sent = tuple[int, float] | Outcome  # a round and its value, or the outcome
 
 
 class PrunedTrials:
-    """The numbers of the trials that are to end early: an actor that one process writes and workers read."""
+    """Ray actor with the numbers of pruned trials, written by one process and read by workers."""
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
 
     def add(self, number: int) -> None:
-        """Let a trial end after its round."""
+        """Mark a trial as pruned after its current round."""
         self._numbers.add(number)
 
     def has(self, number: int) -> bool:
-        """Return whether a trial is to end."""
+        """Return whether a trial is pruned."""
         return number in self._numbers
 
 
 def train_trial(search: TrialTraining, number: int, values: Mapping[str, Any], pruned: Any) -> Iterator[Sent]:
-    """Train a trial on a worker, and yield what it reaches meanwhile.
+    """Train a trial on a worker and yield its value after each round.
 
     Args:
-        search: How trials are trained.
-        number: The trial's.
-        values: The trial's, by key.
-        pruned: The actor that knows which trials are to end.
+        search: Training of trials.
+        number: Number of the trial.
+        values: Values of the trial, by key.
+        pruned: Actor with the pruned trials.
     """
     ray = importlib.import_module("ray")
     sent: queues.SimpleQueue[Sent | BaseException] = queues.SimpleQueue()
@@ -51,7 +51,7 @@ def train_trial(search: TrialTraining, number: int, values: Mapping[str, Any], p
     def run() -> None:
         try:
             sent.put(search.run(values, report))
-        except BaseException as error:  # raised below, in the task's own thread
+        except BaseException as error:  # raised again in the task's main thread
             sent.put(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A study: the trials of a search in an SQLite file, which several processes share and which can be resumed."""
+"""Study: resumable trials of a search in an SQLite file that several processes may share."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from fedhead.studies.tune.trials import REASON, RETRYABLE, TRIALS, Outcome, Tria
 
 FILE, ABOUT, BEST = "study.db", "study.json", "best.yaml"
 _NAME = "fedhead"
-_BETWEEN_WORKERS = 7919  # between the seeds of two workers
+_BETWEEN_WORKERS = 7919  # offset between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
-MAX_FAILED = 10  # a search ends when so many trials have failed and none has a result
-HEARTBEAT_S, LOST_AFTER_S = 5, 30  # a trial without a heartbeat for so long was lost with its process
-_DISK = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}  # as the operating system numbers them
+MAX_FAILED = 10  # failed trials that end a search without a result
+HEARTBEAT_S, LOST_AFTER_S = 5, 30  # interval; timeout after which a trial counts as lost
+_DISK = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}  # SQLite's code -> errno
 
 
 def optuna() -> Any:
-    """Return the package Optuna.
+    """Import Optuna.
 
     Raises:
         BadInput: It is not installed.
@@ -54,7 +54,7 @@ def optuna() -> Any:
 
 
 def load_study(folder: Path) -> Any:
-    """Return the study of a folder as Optuna has it.
+    """Return the Optuna study of a folder.
 
     Raises:
         BadInput: There is none.
@@ -89,19 +89,19 @@ def _pruner(name: str) -> Any:
 
 
 class Study:
-    """The study in a folder, begun or joined: a queue of trials.
+    """Queue of trials: a new or existing study in a folder.
 
-    Optuna's storage keeps the trials. Trials that were lost with their process are found by their heartbeat, and are
-    tried again with the same values.
+    Optuna's storage holds the trials. A trial whose process was killed is detected by its missing heartbeat and
+    retried with the same values.
 
     Args:
-        folder: The folder.
-        search: How trials are trained.
-        trials: How many trials the study is to have in all.
-        budget: The time that there is.
-        on_trial: Called with each trial that has ended here.
-        sampler: How values are chosen: `tpe`, `gp` or `random`.
-        pruner: Which trials end early: by the `median` of others in the same round, by successive `halving`, or `none`.
+        folder: Folder of the study.
+        search: Training of trials.
+        trials: Total number of trials of the study.
+        budget: Time budget.
+        on_trial: Called with each trial that has ended in this process.
+        sampler: Name of the sampler: `tpe`, `gp` or `random`.
+        pruner: Pruning rule: `median` of other trials in the same round, successive `halving`, or `none`.
         seed: Seed of the sampler.
 
     Raises:
@@ -123,8 +123,8 @@ class Study:
         self.folder, self.search = folder, search
         self._most, self._budget, self._on_trial = trials, budget, on_trial
         self._failed = 0
-        self._running: dict[int, Any] = {}  # Optuna's trials that this process has begun, by number
-        self._pruned: Any = None  # the Ray actor
+        self._running: dict[int, Any] = {}  # Optuna trials of this process, by number
+        self._pruned: Any = None  # Ray actor
         storages = optuna().storages
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
@@ -138,7 +138,7 @@ class Study:
             self._write_about()
             self.storage = storages.RDBStorage(
                 f"sqlite:///{folder / FILE}",
-                # connections are closed after each use: the heartbeat's thread ends before the study does
+                # Close connections after each use: the heartbeat thread ends before the study.
                 engine_kwargs={"connect_args": {"timeout": 120}, "poolclass": NullPool},
                 heartbeat_interval=HEARTBEAT_S,
                 grace_period=LOST_AFTER_S,
@@ -151,20 +151,20 @@ class Study:
                 load_if_exists=True,
                 pruner=end_early,
             )
-            workers = self._study.user_attrs.get("workers", 0)  # each draws other values
+            workers = self._study.user_attrs.get("workers", 0)  # each worker has its own seed
             self._study.set_user_attr("workers", workers + 1)
             self._study.sampler = _sampler(sampler, (seed + _BETWEEN_WORKERS * workers) % (MOST_SEED + 1))
             self._fail_lost()
-            if not self.is_running:  # else another process is at work, whose failures are not tried again yet
-                for trial, found in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
-                    if trial.state == "failed" and trial.retryable:  # by an error, which may be fixed by now
-                        self._retry(self._study, found)
+            if not self.is_running:  # no other process is working, whose failures would be retried too early
+                for trial, stored in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
+                    if trial.state == "failed" and trial.retryable:  # the error may be fixed by now
+                        self._retry(self._study, stored)
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, daemon=True)
         self._heart.start()
 
     def _write_about(self) -> None:
-        """Write what the study searches, or refuse a folder that holds another study."""
+        """Write the search space, or check that the folder holds the same study."""
         about: dict[str, Any] = {
             "recipe": self.search.recipe.flat(),
             "space": [str(dimension) for dimension in self.search.space],
@@ -186,16 +186,16 @@ class Study:
             draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
     def check_code(self, *, final: bool, allow: bool) -> None:
-        """Refuse trials of another version of the user's own code than that of the trials that there are.
+        """Check that the user's code has not changed since the existing trials.
 
-        The version is recorded in the study; until a trial has ended, another one takes its place.
+        The version of the code is recorded in the study, and may change until the first trial has ended.
 
         Args:
-            final: Whether the best setting is to be trained.
-            allow: Whether to go on all the same, with a warning.
+            final: Whether the best recipe will be trained.
+            allow: Whether changed code is only a warning.
 
         Raises:
-            BadInput: With what has changed.
+            BadInput: With the changed files.
         """
         code = self.search.code()
         with self._storage(), self.locked():
@@ -206,8 +206,8 @@ class Study:
                 self._study.set_user_attr("code", code)
                 return
             changed = recorded_code.changes(before, code)
-        more = final or _taken(states) < self._most
-        recorded_code.check_results(self.folder, changed, ended, "result", more=more, allow=allow)
+        continues = final or _taken(states) < self._most
+        recorded_code.check_results(self.folder, changed, ended, "result", more=continues, allow=allow)
 
     def close(self) -> None:
         """Stop the heartbeat and close the study's files."""
@@ -219,7 +219,7 @@ class Study:
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             for number in list(self._running):
-                with suppress(Exception):  # the search meets the same error, and names it
+                with suppress(Exception):  # the search fails with the same error and reports it
                     self._record_heartbeat(number)
 
     def _record_heartbeat(self, number: int) -> None:
@@ -228,7 +228,7 @@ class Study:
 
     # -- trials -----------------------------------------------------------------------------------
     def next(self) -> TrialJob | None:
-        """Begin a trial; None where the study has enough, the time is up, or all have failed."""
+        """Start a trial; None if the study is complete, the time budget is exhausted, or all trials failed."""
         if self._budget.exhausted or (self._failed >= MAX_FAILED and self.best is None):
             return None
         with self._storage(), self.locked():
@@ -241,7 +241,7 @@ class Study:
             return TrialJob(self, trial, self._suggest(trial))
 
     def _suggest(self, trial: Any) -> dict[str, Any]:
-        """Return the values that the sampler chooses for a trial, by key."""
+        """Sample the values of a trial, by key."""
         chosen: dict[str, Any] = {}
         for dimension in self.search.space:
             key, kind, values = dimension.key, dimension.kind, dimension.values
@@ -254,16 +254,16 @@ class Study:
         return chosen
 
     def report(self, trial: Any, round_: int, value: float) -> bool:
-        """Record what a trial has reached in a round, and return whether it is to end there."""
+        """Record a trial's value after a round and return whether the trial is pruned."""
         with self._storage():
             try:
                 trial.report(value, round_)
             except optuna().exceptions.UpdateFinishedTrialError:
-                return True  # it was taken for lost, as after a suspension, and another process has its values
+                return True  # it counted as lost, as after a suspension, and was retried elsewhere
             return bool(trial.should_prune())
 
     def finish(self, job: TrialJob, result: Outcome) -> None:
-        """Record the end of a trial, and write what the study has found."""
+        """Record the outcome of a trial and write the study's results."""
         self.tell(job.trial, result)
         self.write()
         ended = self.trials()[job.trial.number]
@@ -271,17 +271,17 @@ class Study:
         self._on_trial(ended)
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
-        """Record the end of a trial."""
+        """Record the outcome of a trial in Optuna."""
         states = optuna().trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[outcome.state]
-        with self._storage(), suppress(optuna().exceptions.UpdateFinishedTrialError):  # it was taken for lost
+        with self._storage(), suppress(optuna().exceptions.UpdateFinishedTrialError):  # it counted as lost
             trial.set_user_attr(REASON, outcome.reason)
             trial.set_user_attr(RETRYABLE, outcome.retryable)
             self._study.tell(trial, outcome.value, state=state)
         self._running.pop(trial.number, None)
 
     def fail_running(self, error: BaseException) -> None:
-        """Record that trials have failed, on a best-effort basis: what made them fail is raised in any case."""
+        """Mark running trials as failed, on a best-effort basis: the caller raises the error anyway."""
         reason = describe_error(error) if isinstance(error, Exception) else "its process was stopped"
         with suppress(FedheadError, OSError):
             for trial in list(self._running.values()):
@@ -289,7 +289,7 @@ class Study:
             self.write()
 
     def _fail_lost(self) -> None:
-        """End trials whose process was killed; their values are tried again."""
+        """Mark trials of killed processes as failed, so that they are retried."""
         optuna().storages.fail_stale_trials(self._study)
         oldest = datetime.datetime.now() - datetime.timedelta(seconds=LOST_AFTER_S)
         for trial in self._running_trials():
@@ -303,27 +303,27 @@ class Study:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trial has not ended, in this process or another."""
+        """True while a trial runs in this or another process."""
         return bool(self._running_trials())
 
     # -- results ----------------------------------------------------------------------------------
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
         with self._storage():
-            found = self._study.get_trials(deepcopy=False)
+            stored = self._study.get_trials(deepcopy=False)
             history = optuna().storages.RetryHeartbeatStaleTrialCallback.retry_history
-            replaced = {number for trial in found for number in history(trial)}
-        return [record(trial, self.search.space, trial.number in replaced) for trial in found]
+            replaced = {number for trial in stored for number in history(trial)}
+        return [record(trial, self.search.space, trial.number in replaced) for trial in stored]
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best of the complete trials, the first of several; None while there is none."""
+        """Best complete trial, the first of equal ones; None before the first."""
         done = [trial for trial in self.trials() if trial.state == "complete" and trial.value is not None]
         sign = 1 if self.search.direction == "maximize" else -1
         return max(done, key=lambda trial: (sign * (trial.value or 0.0), -trial.number), default=None)
 
     def write(self) -> None:
-        """Write the table of the trials, and the best setting as a recipe."""
+        """Write the table of trials and the best recipe."""
         with self._storage(), self.locked():
             with atomic(self.folder / TRIALS) as draft:
                 draft.write_text(to_csv(self.trials(), self.search.space), encoding="utf-8")
@@ -336,24 +336,24 @@ class Study:
     # -- files ------------------------------------------------------------------------------------
     @contextmanager
     def locked(self, what: str = "") -> Iterator[None]:
-        """Hold the study's lock, or one of another name."""
+        """Hold the study's lock, or another named lock of its folder."""
         with FileLock(self.folder / f".lock{what}"):
             yield
 
     @contextmanager
     def _storage(self) -> Iterator[None]:
-        """Raise errors of the study's file in one line, and ignore Optuna's own warnings."""
+        """Convert errors of the study's file to one line and silence Optuna's warnings."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a trial that is trained again reports its rounds again
+                warnings.simplefilter("ignore")  # a retried trial reports its rounds twice
                 yield
         except (SQLAlchemyError, optuna().exceptions.StorageInternalError) as error:
             cause: BaseException = error
             while cause.__cause__ is not None and not isinstance(cause, sqlite3.Error):
                 cause = cause.__cause__
-            kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the other bits tell what was attempted
+            kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # primary code; the other bits are the operation
             if kind in _DISK:
                 raise OSError(_DISK[kind], str(cause), str(self.folder / FILE)) from error
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
@@ -361,47 +361,47 @@ class Study:
 
 @dataclass
 class TrialJob:
-    """A trial that is trained here or on a Ray worker.
+    """Job of one trial, in this process or on a Ray worker.
 
     Args:
-        study: The study.
-        trial: Optuna's trial.
-        values: The values of the trial, by key.
+        study: Study of the trial.
+        trial: Optuna trial.
+        values: Values of the trial, by key.
     """
 
     study: Study
     trial: Any
     values: Mapping[str, Any]
-    _outcome: Outcome | None = None  # what a Ray worker has told
+    _outcome: Outcome | None = None  # reported by a Ray worker
 
     def run(self) -> Outcome:
-        """Train the trial, and return how it ended."""
+        """Train the trial and return its outcome."""
         return self.study.search.run(self.values, lambda round_, value: self.study.report(self.trial, round_, value))
 
     @property
     def worker(self) -> Any:
-        """The function that a Ray worker runs."""
+        """Function that a Ray worker runs."""
         return train_trial
 
     def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
-        """Return what the worker needs, without data that it reads itself."""
+        """Return the worker's arguments, without data, which it loads itself."""
         study, search = self.study, self.study.search
         if study._pruned is None:
             study._pruned = ray.remote(PrunedTrials).options(num_cpus=0).remote()
-        there = replace(
-            search, recipe=found_from_here(search.recipe), settings=for_workers(search.settings), data={}, models={}
+        search_there = replace(
+            search, recipe=found_from_here(search.recipe), compute=for_workers(search.compute), data={}, models={}
         )
-        return there, self.trial.number, dict(self.values), study._pruned
+        return search_there, self.trial.number, dict(self.values), study._pruned
 
     def receive(self, item: tuple[int, float] | Outcome) -> None:
-        """Tell the study, and the worker if the trial is to end."""
+        """Report a message to the study, and tell the worker if the trial is pruned."""
         if isinstance(item, Outcome):
             self._outcome = item
         elif self.study.report(self.trial, *item):
             self.study._pruned.add.remote(self.trial.number)
 
     def result(self, error: BaseException | str | None) -> Outcome:
-        """Return how the trial ended; an error ends the search, as on one machine."""
+        """Return the outcome of the trial; an error ends the search, as on one machine."""
         if isinstance(error, BaseException):
             raise error
         if error is not None:
@@ -411,7 +411,7 @@ class TrialJob:
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder's study searches; None if there is no study, or only its table."""
+    """Return the search space of a folder's study; None if there is no study, or only its table."""
     return read_object(folder / ABOUT, "put the study's own file back, or begin another study with --out")
 
 

@@ -1,4 +1,4 @@
-"""Training of a trial: without test samples, on data and models that are built once."""
+"""Training of trials: without test samples, with cached data and models."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fedhead.runs.run import threads_for
 from fedhead.studies.tune.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
-Report = Callable[[int, float], bool]  # round, value -> whether the trial ends here
+Report = Callable[[int, float], bool]  # round, value -> whether the trial is pruned
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
-# Objectives that every run has, by their name in a round's record, and which values are good.
+# Objectives of every run: name in a round's record, and direction.
 OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
     "accuracy": ("accuracy", "maximize"),
     "loss": ("test_loss", "minimize"),
@@ -41,11 +41,11 @@ OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
 
 
 def find_objective(objective: str, recipe: Recipe) -> tuple[Direction, bool]:
-    """Return whether high or low values of an objective are good, and whether it is a metric of the clients' results.
+    """Return the direction of an objective, and whether it is computed from the clients' results.
 
     Args:
         objective: One of `OBJECTIVES`, or a metric.
-        recipe: Whose folders and objective decide what a metric's name means.
+        recipe: Recipe whose search path and objective determine the metrics.
 
     Raises:
         BadInput: If there is no such metric.
@@ -56,20 +56,20 @@ def find_objective(objective: str, recipe: Recipe) -> tuple[Direction, bool]:
     if objective in OBJECTIVES:
         return OBJECTIVES[objective][1], False
     try:
-        found = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+        metrics = registry.find([objective], recipe.folders, recipe.objective or "multiclass")
     except BadInput as error:
         raise BadInput(f"{error}; or {', '.join(OBJECTIVES)}") from error
-    if objective not in found:
-        raise unknown("objective", objective, [*OBJECTIVES, *found])
-    return "minimize" if found[objective].better == "min" else "maximize", found[objective].of_clients
+    if objective not in metrics:
+        raise unknown("objective", objective, [*OBJECTIVES, *metrics])
+    return "minimize" if metrics[objective].better == "min" else "maximize", metrics[objective].of_clients
 
 
 class _Pruned(Exception):
-    """A trial ends here: stages would not change that."""
+    """Signal that a trial is pruned and its stages are skipped."""
 
 
 class _SearchFault(Exception):
-    """An error ends the search, not only the trial that met it."""
+    """Error that ends the search, not only the trial."""
 
     def __init__(self, error: Exception):
         super().__init__()
@@ -77,18 +77,18 @@ class _SearchFault(Exception):
 
 
 class _ChosenExecutor(Observer):
-    """Notes the executor that `auto` chose, which is timed once and not in each trial.
+    """Cache of the executor that `auto` selected, so that it is timed once and not in each trial.
 
     Args:
-        executors: The executors so far.
-        key: The entry of this trial.
+        executors: Cached executors.
+        key: Cache key of this trial.
     """
 
     def __init__(self, executors: dict[str, str], key: str):
         self._executors, self._key = executors, key
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Note the executor."""
+        """Cache the executor."""
         self._executors[self._key] = name
 
 
@@ -101,11 +101,11 @@ class TrialTraining:
     objective: str
     direction: Direction
     share: float
-    settings: Compute
-    of_clients: bool  # whether the objective is made of the clients' own results
-    data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
+    compute: Compute
+    of_clients: bool  # whether the objective is computed from the clients' results
+    data: dict[str, Federation] = field(default_factory=dict)  # cache by recipe keys
     models: BuiltModels = field(default_factory=dict)
-    executors: dict[str, str] = field(default_factory=dict)  # the fastest, by the settings that decide it
+    executors: dict[str, str] = field(default_factory=dict)  # fastest executors by `_speed_key`
 
     @classmethod
     def make(
@@ -114,23 +114,23 @@ class TrialTraining:
         space: Sequence[Dimension],
         objective: str,
         share: float,
-        settings: Compute,
+        compute: Compute,
     ) -> TrialTraining:
-        """Check what is searched: both ends of each range, and every choice."""
+        """Create the training and check both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
             recipe = replace(recipe, metrics=(*recipe.metrics, objective))
         direction, of_clients = find_objective(objective, recipe)
-        made = cls(recipe, tuple(space), objective, direction, share, settings, of_clients)
-        for dimension, chosen in made._extremes():
+        training = cls(recipe, tuple(space), objective, direction, share, compute, of_clients)
+        for dimension, chosen in training._extremes():
             try:
-                inputs = InputSpec.of(made.federation(chosen)) if is_path(recipe.dataset) else None
-                build_experiment(_in_search(chosen), inputs, built=made.models)
+                inputs = InputSpec.of(training.federation(chosen)) if is_path(recipe.dataset) else None
+                build_experiment(_in_search(chosen), inputs, built=training.models)
             except BadInput as error:
                 raise BadInput(f"{dimension}: {error}") from error
-        return made
+        return training
 
     def _extremes(self) -> list[tuple[Dimension, Recipe]]:
-        """Return recipes of trials with both ends of each range, and every choice once."""
+        """Return recipes with both ends of each range, and with every choice."""
         first = {dimension.key: dimension.values[0] for dimension in self.space}
         return [
             (dimension, with_values(self.recipe, first | {dimension.key: value}))
@@ -139,37 +139,37 @@ class TrialTraining:
         ]
 
     def code(self) -> list[dict[str, str]]:
-        """Return where the user's own components come from, of all choices."""
+        """Return the sources of the user's components, of all choices."""
         sources = [entry for _, recipe in self._extremes() for entry in components.sources(recipe)]
         entries = [entry for entry in sources if "file" in entry]
         return list({(entry["kind"], entry["name"]): entry for entry in entries}.values())
 
     def federation(self, recipe: Recipe) -> Federation:
-        """Return the data of a trial, read once."""
+        """Return the data of a trial, cached."""
         flat = recipe.flat()
         key = json.dumps([flat.get(name) for name in (*DATA_KEYS, "seed", "partition_seed")] + [bool(recipe.callbacks)])
         if key not in self.data:
             personal = recipe.client_test is not None or self.objective.startswith("personal") or self.of_clients
-            self.data[key] = search_federation(recipe, self.share, self.settings.data, personal)
+            self.data[key] = search_federation(recipe, self.share, self.compute.data, personal)
         return self.data[key]
 
     def experiment(self, values: dict[str, Any]) -> tuple[Experiment, Federation]:
         """Return a trial's experiment and its data."""
         recipe = with_values(self.recipe, values)
         federation = self.federation(recipe)
-        made = build_experiment(_in_search(recipe), InputSpec.of(federation), built=self.models)
-        made.check_data(federation)
-        return made, federation
+        trial = build_experiment(_in_search(recipe), InputSpec.of(federation), built=self.models)
+        trial.check_data(federation)
+        return trial, federation
 
     def run(self, values: Mapping[str, Any], report: Report) -> Outcome:
-        """Train a trial, and return how it ended.
+        """Train a trial and return its outcome.
 
         Args:
-            values: The values of the trial, by key.
-            report: Called with each round and its value; returns whether the trial ends.
+            values: Values of the trial, by key.
+            report: Called with each round and its value; returns whether the trial is pruned.
 
         Raises:
-            OSError: Or another error that no other trial would survive, such as one of the study's file.
+            OSError: Or another error that would fail all trials, such as one of the study's file.
         """
         try:
             key = _speed_key(with_values(self.recipe, dict(values)))
@@ -180,7 +180,7 @@ class TrialTraining:
             return Outcome("pruned", reason="others were better in this round")
         except _SearchFault as fault:
             raise fault.error from None
-        except Exception as error:  # a user's own code may raise anything
+        except Exception as error:  # user code may raise anything
             raise_if_fatal(error)
             return Outcome("failed", reason=describe_error(error), retryable=True)
 
@@ -190,16 +190,16 @@ class TrialTraining:
             if value is not None and math.isfinite(value):
                 try:
                     ends = report(now.round, value)
-                except Exception as error:  # of the study, not of this trial
+                except Exception as error:  # an error of the study, not of this trial
                     raise _SearchFault(error) from error
                 if ends and now.round < experiment.schedule.rounds:
                     raise _Pruned
 
-        torch.set_num_threads(self.settings.threads or threads_for(experiment.models))
-        executor = self.settings.executor
+        torch.set_num_threads(self.compute.threads or threads_for(experiment.models))
+        executor = self.compute.executor
         if executor == "auto":
             executor = self.executors.get(key, executor)
-        simulation = Simulation(experiment, federation, replace(self.settings, executor=executor))
+        simulation = Simulation(experiment, federation, replace(self.compute, executor=executor))
         result = rounds.run(simulation, [_ChosenExecutor(self.executors, key), RoundFunction(after_round)])
         value = self._final_value(result)
         if value is None:
@@ -217,21 +217,21 @@ class TrialTraining:
 
     def _value(self, row: Row) -> float | None:
         name = OBJECTIVES[self.objective][0] if self.objective in OBJECTIVES else None
-        found = row.get("metrics", {}).get(self.objective) if name is None else row.get(name)
-        return None if found is None else float(found)
+        value = row.get("metrics", {}).get(self.objective) if name is None else row.get(name)
+        return None if value is None else float(value)
 
     def _final_value(self, result: FinishedRun) -> float | None:
-        """Return the value after the last stage, or, without stages, after the rounds."""
+        """Return the value after the last stage or, without stages, after the rounds."""
         rows = [*result.rows, *result.stage_rows.values()]
-        found = [value for row in rows if (value := self._value(row)) is not None]
-        return found[-1] if found else None
+        values = [value for row in rows if (value := self._value(row)) is not None]
+        return values[-1] if values else None
 
 
 def _in_search(recipe: Recipe) -> Recipe:
-    """Return a recipe as trials train it: the search's own share is held back, and nothing is logged elsewhere."""
+    """Return the recipe of a trial: without loggers, and with validation samples only for callbacks."""
     return replace(recipe, validation=recipe.validation if recipe.callbacks else None, loggers=())
 
 
 def _speed_key(recipe: Recipe) -> str:
-    """Return the settings that decide which executor is fastest: all but numbers such as a learning rate."""
+    """Serialize the recipe keys that affect speed: all but floats such as a learning rate."""
     return json.dumps({key: value for key, value in recipe.flat().items() if not isinstance(value, float)})

@@ -1,4 +1,4 @@
-"""The trials of a study: what each chose and reached, and their table."""
+"""Trials of a study: records with values and outcomes, and their table."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pandas as pd
 from fedhead.recipes.search_space import Dimension
 
 TRIALS = "trials.csv"
-# the keys that are searched stand before the last; no key of a recipe is among these names
+# Searched keys are inserted before the last column; no recipe key has one of these names.
 COLUMNS = ("trial", "state", "value", "trained_rounds", "seconds", "reason")
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
-RETRIED = "retried"  # the state of a failed trial in whose place there is another one
-REASON, RETRYABLE = "reason", "retryable"  # what Optuna keeps of a trial that ended early
+RETRIED = "retried"  # state of a failed trial that was retried as another one
+REASON, RETRYABLE = "reason", "retryable"  # user attributes of an Optuna trial that ended early
 
 
 class Outcome(NamedTuple):
-    """How a trial ended.
+    """Outcome of a trial.
 
     Args:
         state: `complete`, `pruned` or `failed`.
-        value: What a complete trial reached.
-        reason: Why it ended early.
-        retryable: Whether a failed trial may succeed when it is tried again, as after an error that was fixed.
+        value: Value of a complete trial.
+        reason: Reason of an early end.
+        retryable: Whether a retry of a failed trial may succeed, such as after a fixed error.
     """
 
     state: Literal["complete", "pruned", "failed"]
@@ -37,18 +37,18 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial of a study.
+    """Record of a trial.
 
     Args:
-        number: Its number, from 0.
-        state: `complete`, `pruned`, `running`, `failed`, `retried` (failed, and tried again as another trial) or
+        number: Number of the trial, from 0.
+        state: `complete`, `pruned`, `running`, `failed`, `retried` (failed, and retried as another trial) or
             `waiting`.
-        value: What was reached; of a pruned trial the last value that was reported.
-        trained_rounds: The rounds that were trained.
-        seconds: How long it took.
-        values: What was chosen, by key.
-        reason: Why it ended early.
-        retryable: Whether it failed by an error, so that the same command tries it again.
+        value: Value of the objective; of a pruned trial the last reported one.
+        trained_rounds: Number of trained rounds.
+        seconds: Duration.
+        values: Searched values, by key.
+        reason: Reason of an early end.
+        retryable: Whether the trial failed with an error, so that the same command retries it.
     """
 
     number: int
@@ -62,25 +62,25 @@ class TrialRecord:
 
 
 def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
-    """Return trials as the text of a CSV file, one row each."""
+    """Format trials as CSV, one row each."""
     rows = []
-    for one in trials:
-        seconds = None if one.seconds is None else round(one.seconds, 2)
-        chosen = [one.values.get(dimension.key) for dimension in space]
-        rows.append([one.number, one.state, one.value, one.trained_rounds, seconds, *chosen, one.reason])
-    columns = [*COLUMNS[:-1], *(one.key for one in space), COLUMNS[-1]]
+    for trial in trials:
+        seconds = None if trial.seconds is None else round(trial.seconds, 2)
+        chosen = [trial.values.get(dimension.key) for dimension in space]
+        rows.append([trial.number, trial.state, trial.value, trial.trained_rounds, seconds, *chosen, trial.reason])
+    columns = [*COLUMNS[:-1], *(dimension.key for dimension in space), COLUMNS[-1]]
     return str(pd.DataFrame(rows, columns=columns, dtype=object).to_csv(index=False))
 
 
 def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> TrialRecord:
-    """Return what a trial of Optuna chose and reached.
+    """Convert an Optuna trial to a record.
 
     Args:
         trial: Optuna's frozen trial.
-        space: The keys that are searched; others are left out.
-        retried: Whether it failed, and there is another one in its place.
+        space: Searched keys; others are left out.
+        retried: Whether the trial failed and was retried as another one.
     """
-    kinds = {one.key: one.kind for one in space}
+    kinds = {dimension.key: dimension.kind for dimension in space}
     values = {
         key: json.loads(value) if kinds.get(key) == "choice" else value
         for key, value in trial.params.items()

@@ -1,4 +1,4 @@
-"""Tuning: search for the settings of a recipe on validation samples, and train the best one."""
+"""Tuning: search for the best recipe values on validation samples."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fedhead.studies.tune.trials import TrialRecord
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search has found.
+    """Result of a search.
 
     Args:
-        folder: The study's folder.
-        recipe: The best setting; `best.yaml` in the folder holds the same.
-        best: The trial that reached the best value, the first of several.
-        direction: Whether high or low values are good, `maximize` or `minimize`.
+        folder: Folder of the study.
+        recipe: Best recipe, also stored as `best.yaml` in the folder.
+        best: Best trial, the first of equal ones.
+        direction: Direction of the objective, `maximize` or `minimize`.
         trials: All trials.
-        final: Results of the final training on all training samples, tested on the test samples; None: there was none.
+        final: Test results of the final training on all training samples; None without final training.
     """
 
     folder: Path
@@ -48,14 +48,14 @@ class TuneResult:
 
     @property
     def value(self) -> float:
-        """What the best setting reached on validation samples."""
+        """Value of the best trial on validation samples."""
         assert self.best.value is not None, "of a complete trial"
         return self.best.value
 
     @property
     def failed(self) -> list[TrialRecord]:
-        """The trials that failed, without those in whose place another was tried."""
-        return [one for one in self.trials if one.state == "failed"]
+        """Failed trials that were not retried."""
+        return [trial for trial in self.trials if trial.state == "failed"]
 
 
 def tune(
@@ -71,51 +71,51 @@ def tune(
     minutes: float | None = None,
     final: bool = False,
     seed: int = 0,
-    settings: Compute | None = None,
+    compute: Compute | None = None,
     engine: Literal["local", "ray"] = "local",
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     on_trial: Callable[[TrialRecord], None] = lambda trial: None,
 ) -> TuneResult:
-    """Search for the settings of a recipe that are best on validation samples.
+    """Search for the best values of recipe keys on validation samples.
 
-    Test samples are never read by the search: a share of each client's training samples is held back and tested on
-    (the protocol of CCVR), and given back in the final training. The study lies in an SQLite file in `out`; the same
-    call resumes one that was stopped, and joins one that another process works on.
+    The search never uses test samples. It validates on a share of each client's training samples (the protocol of
+    CCVR), which the final training uses again. The study is stored in an SQLite file in `out`. The same call resumes
+    an interrupted study, or joins one that another process is running.
 
     Args:
-        recipe: A recipe, its built-in name, or its file.
-        *assignments: `key=value`, or what is searched: `key=log(1e-4, 1e-1)`, `key=uniform(0, 1)`, `key=int(1, 10)`,
+        recipe: Recipe, name of a built-in one, or recipe file.
+        *assignments: `key=value`, or a search range: `key=log(1e-4, 1e-1)`, `key=uniform(0, 1)`, `key=int(1, 10)`,
             `key=choice(a, b)`.
-        out: The study's folder.
-        trials: How many trials the study is to have, of all processes together.
-        objective: `accuracy` (of the global model), `personal` (the mean over clients of their own models), `loss`,
+        out: Folder of the study.
+        trials: Total number of trials of the study, over all processes.
+        objective: `accuracy` (of the global model), `personal` (mean over the clients' personal models), `loss`,
             `personal_loss`, or a metric.
         sampler: `tpe`, `gp` (a Gaussian process) or `random`.
-        pruner: Which trials end early, by what they reach in a round: those below the `median` of the others, those
-            that successive `halving` leaves out, or `none`.
-        validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
-            given back in the final training, but for those that the recipe holds back for its callbacks.
-        allow_changed_code: Add trials also to those of an older version of your own code.
-        minutes: Begin no trial after so many minutes.
-        final: Train the best setting on all training samples, in the folder `final`.
+        pruner: Pruning rule: `median` (end trials below the median of the others), `halving` (successive halving),
+            or `none`.
+        validation: Share of each client's training samples for validation; None: the recipe's, or 0.15. The final
+            training uses them all, except those that the recipe holds back for its callbacks.
+        allow_changed_code: Add trials to those of an older version of your code.
+        minutes: Time after which no trial is started.
+        final: Train the best recipe on all training samples, in the folder `final`.
         seed: Seed of the sampler.
-        settings: Device, precision and data folder.
+        compute: Device, precision and data folder.
         engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
-        cpus_per_worker: With Ray: the CPUs that a trial gets.
-        gpus_per_worker: With Ray: the GPUs, or the share of one.
-        on_trial: Called with each trial that has ended here.
+        cpus_per_worker: CPUs per trial on Ray.
+        gpus_per_worker: GPUs per trial on Ray; may be a fraction.
+        on_trial: Called with each trial that has ended in this process.
 
     Returns:
-        The best setting, and all trials.
+        The best recipe and all trials.
 
     Raises:
-        BadInput: Something can't be used, nothing is searched, or the folder holds another study, or one of an older
-            version of your own code.
-        FedheadError: No trial has a result: all have failed, or ten have and none was better.
+        BadInput: An argument is invalid, no key has a range, or the folder holds another study or one of an older
+            version of your code.
+        FedheadError: No trial has a result: all failed, or the first ten did.
     """
-    settings = settings or Compute()
-    settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
+    compute = compute or Compute()
+    compute = replace(compute, allow_changed_code=allow_changed_code or compute.allow_changed_code)
     if engine not in ("local", "ray"):
         raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
@@ -124,25 +124,25 @@ def tune(
     check("seed", seed, Annotated[int, AtLeast(0), AtMost(MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
-    # here and below: else each trial would fail for the same reason
-    check_compute(settings, base.folders, trial_engine.device(settings))
+    # Checked before the first trial, since every trial would fail for the same reason.
+    check_compute(compute, base.folders, trial_engine.device(compute))
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
     if base.seeds:
         raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
-    asked = next(one for one in (validation, base.validation, VALIDATION) if one is not None)
-    share = check("validation", asked, Annotated[float, Above(0), Below(1)])
-    if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
+    share = next(value for value in (validation, base.validation, VALIDATION) if value is not None)
+    share = check("validation", share, Annotated[float, Above(0), Below(1)])
+    if not base.callbacks:  # only callbacks need validation samples in the final training
         base = replace(base, validation=None)
-    search = TrialTraining.make(base, space, objective, share, settings)
+    search = TrialTraining.make(base, space, objective, share, compute)
     study = Study(
         Path(out), search, trials=trials, budget=budget, on_trial=on_trial, sampler=sampler, pruner=pruner, seed=seed
     )
     with closing(study):
-        study.check_code(final=final, allow=settings.allow_changed_code)
+        study.check_code(final=final, allow=compute.allow_changed_code)
         try:
             trial_engine.run(study)
-            while study.is_running and not budget.exhausted:  # in other processes, or lost with one
+            while study.is_running and not budget.exhausted:  # in another process, which may be killed
                 time.sleep(1)
                 trial_engine.run(study)
         except BaseException as error:
@@ -155,25 +155,25 @@ def tune(
             raise BadInput(f"minutes: no trial was begun within {minutes:g}; allow more")
         raise FedheadError(f"{out}: {_without_result(all_trials, trials)}")
     chosen = with_values(base, dict(best.values))
-    result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
+    result = _train_finally(chosen, study, replace(compute, executor="auto")) if final else None
     return TuneResult(Path(out), chosen, best, search.direction, all_trials, result)
 
 
-def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
-    """Say why a search has found nothing."""
-    failed = [one for one in all_trials if one.state == "failed"]
+def _without_result(all_trials: list[TrialRecord], requested: int) -> str:
+    """Describe why a search has no result."""
+    failed = [trial for trial in all_trials if trial.state == "failed"]
     if not failed:
         return "no trial has ended with a result; give the same command again, which goes on with the study"
-    left = f" and the search stopped before the other {asked - len(failed)}" if len(failed) < asked else ""
+    left = f" and the search stopped before the other {requested - len(failed)}" if len(failed) < requested else ""
     first = f"trial {failed[0].number}: {failed[0].reason}"
     return f"all {len(failed)} trials failed{left} ({first}); search other values, or look at its trials.csv"
 
 
-def _train_finally(recipe: Recipe, study: Study, settings: Compute) -> Row:
-    """Train the best setting, once for all workers; what was the best before keeps its run in another folder."""
+def _train_finally(recipe: Recipe, study: Study, compute: Compute) -> Row:
+    """Train the best recipe once for all workers; rename the folder of an earlier best one."""
     place = study.folder / "final"
     with study.locked("final"):
         if RunFolder.holds_run(place) and RunFolder.open(place).recipe != recipe:
             free = (study.folder / f"final-before-{number}" for number in itertools.count(1))
             place.rename(next(path for path in free if not path.exists()))
-        return execute(recipe, place, settings, resume=True)
+        return execute(recipe, place, compute, resume=True)
