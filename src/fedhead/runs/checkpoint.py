@@ -1,7 +1,7 @@
-"""The checkpoint of a run: written atomically after rounds, and checked to belong to its run when it is read.
+"""Checkpoint of a run: written atomically after rounds, and validated against its run when read.
 
-`RunWriter.save` decides what is saved, `Checkpoint.save` writes it. Saving takes a small share of a run's time; on a
-GPU a thread writes beside the training.
+`RunWriter.save` collects the state and `Checkpoint.save` writes it. Saving takes a small share of a run's time; with
+a GPU a background thread writes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder_schema import damaged, damaged_if_bad
 
-# At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
+# Largest share of a run's time spent on checkpoints; a resumed run repeats the rounds since the last one.
 SHARE = 0.05
-OWNER = "settings"  # the entry of a checkpoint's metadata that names its run
+OWNER = "settings"  # metadata entry that identifies the run
 
 
 def owner_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that decide a run's training, as JSON can hold them: they tell its checkpoint from others.
+    """Return the JSON values that identify a run in its checkpoints: all that affect its training.
 
-    Rounds and stages that a run can be extended by are not among them, nor is where its records go.
+    Loggers are left out, and so are rounds and stages, by which a run can be extended.
 
     Args:
-        recipe: What is run.
-        objects: What was given in Python and no recipe can hold, in a line each.
+        recipe: Recipe of the run.
+        objects: Descriptions of Python objects that a recipe can't store.
     """
     later = ["stages", "loggers"]
     if not make_schedule(recipe.lr_schedule).needs_rounds:
@@ -48,12 +48,12 @@ def owner_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The checkpoint file of one run, replaced whole at each save.
+    """Checkpoint file of one run, replaced atomically at each save.
 
     Args:
-        path: The file.
+        path: Checkpoint file.
         owner: Returns `owner_of` the run.
-        before: Called before each is written, to bring to the disk what it counts on.
+        before: Called before each write, to flush the files that the checkpoint depends on.
     """
 
     def __init__(self, path: Path, owner: Callable[[], dict[str, Any]], before: Callable[[], None]):
@@ -68,16 +68,16 @@ class Checkpoint:
     # -- reading ----------------------------------------------------------------------------------
     @property
     def exists(self) -> bool:
-        """True if there is one yet."""
+        """True if the file exists."""
         return self.path.exists()
 
     @property
     def round(self) -> int:
-        """The round after which it was taken; 0 if there is none yet."""
+        """Round of the checkpoint; 0 without a checkpoint."""
         return int(self.facts()["round"]) if self.exists else 0
 
     def facts(self) -> dict[str, Any]:
-        """Return what it holds besides states: its round, and what callbacks remember and keep.
+        """Return the metadata: the round, and the states of callbacks.
 
         Raises:
             DamagedRun: As `load`.
@@ -86,17 +86,17 @@ class Checkpoint:
             return self._checked(load_metadata(self.path))
 
     def load(self) -> tuple[Tree, dict[str, Any]]:
-        """Return the states of server and clients, and the facts.
+        """Return the states of server and clients, and the metadata.
 
         Raises:
-            DamagedRun: If it can't be read, or is of another run.
+            DamagedRun: If the file can't be read, or belongs to another run.
         """
         with damaged_if_bad():
             state, metadata = load_tree(self.path)
             return state, self._checked(metadata)
 
     def _checked(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint's facts, if it belongs to this run."""
+        """Check that a checkpoint belongs to this run and return its metadata."""
         if "round" not in metadata:
             raise damaged(f"{self.path} is no checkpoint of a run: it names no round")
         others = differences(metadata.pop(OWNER, {}), self._owner())
@@ -107,16 +107,16 @@ class Checkpoint:
 
     # -- writing ----------------------------------------------------------------------------------
     def save(self, round: int, state: Tree, facts: Mapping[str, Any] | None = None, final: bool = False) -> bool:
-        """Save the state after a round, if the last one is long enough ago; return whether it did.
+        """Save the state after a round if a checkpoint is due; return whether it was saved.
 
-        In the background the state is copied to the host at once and written by a thread; what goes wrong there is
-        raised by the next call or by `wait`.
+        In the background, the state is copied to the host immediately and a thread writes it. The next call, or
+        `wait`, raises the thread's errors.
 
         Args:
-            round: The round.
-            state: The states of server and clients.
-            facts: What else a resumed run needs, as JSON can hold it.
-            final: Save it in any case, and before this returns.
+            round: Round.
+            state: States of server and clients.
+            facts: Further JSON values that a resumed run needs.
+            final: Save in any case, and wait for the write.
         """
         if not self.is_due(final):
             return False
@@ -130,20 +130,20 @@ class Checkpoint:
         return True
 
     def is_due(self, final: bool = False) -> bool:
-        """Return whether `save` would save a state now; raises what went wrong in the background."""
+        """Return whether `save` would save a state now; raise an error of the background thread."""
         if not final and self._pending is not None and not self._pending.done():
             return False
         self.wait()
         return final or time.monotonic() - self._saved_at >= self._took / SHARE
 
     def wait(self) -> None:
-        """Wait until nothing is being written, and raise what went wrong with the last one."""
+        """Wait for the background thread and raise its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Wait and end the thread; what goes wrong with a checkpoint no longer matters where a run has failed."""
+        """Wait for the thread and end it, ignoring its errors: the run has finished or failed."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
@@ -157,9 +157,9 @@ class Checkpoint:
 
 
 def to_host(tree: Tree) -> Tree:
-    """Return a tree in the host's memory, copied in one piece per dtype: a GPU has thousands of tensors.
+    """Copy a tree to host memory, packed into one transfer per dtype.
 
-    Tensors that lie there already are shared, since states are replaced and never changed.
+    Tensors that are already on the host are shared, since states are never modified in place.
     """
     away = [t for t in tree.tensors() if not on_host(t)]
     copies = unpack({kind: buffer.cpu() for kind, buffer in pack(away).items()}, away)
@@ -167,5 +167,5 @@ def to_host(tree: Tree) -> Tree:
 
 
 def on_host(t: Tensor) -> bool:
-    """Return whether a tensor lies in the host's memory."""
+    """Return whether a tensor is in host memory."""
     return t.device.type == "cpu"

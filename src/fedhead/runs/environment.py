@@ -15,7 +15,7 @@ _PACKAGES = ("fedhead", "torch", "numpy", "scipy", "scikit-learn", "safetensors"
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Return versions, platform and device of a run, as JSON can hold them."""
+    """Return versions, platform and device of a run as JSON values."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "platform": platform.platform(),
@@ -29,7 +29,7 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is called: a GPU's name, or the processor's."""
+    """Return the name of a GPU or processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
 
 
@@ -49,18 +49,18 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of fedhead's own checkout, with a plus sign if files were changed; None if there is none."""
+    """Return the commit of fedhead's checkout, with a plus sign for local changes; None without a checkout."""
     here = Path(__file__).parent
 
-    def git(*words: str) -> str | None:
+    def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+                ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
 
     if git("ls-files", "--error-unmatch", str(Path(__file__))) is None:
-        return None  # installed somewhere inside a repository of something else
+        return None  # installed inside another project's repository
     return git("describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")

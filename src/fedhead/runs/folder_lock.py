@@ -15,7 +15,7 @@ LOCK = ".lock"
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, which a killed process releases.
+    """Hold the lock of a run folder; the system releases it if the process is killed.
 
     Raises:
         BadInput: If another process holds it, or the folder can't be written to.
@@ -34,7 +34,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path, why: str = "another process is running in it") -> BadInput:
-    """Return the error of a folder that another process holds."""
+    """Return the error for a folder that another process has locked."""
     return BadInput(
         f"{folder} is in use: {why}; give the same command again when that has ended, or select another folder with "
         "--out"
@@ -42,5 +42,5 @@ def in_use(folder: Path, why: str = "another process is running in it") -> BadIn
 
 
 def unwritable(folder: Path, error: OSError) -> BadInput:
-    """Return the error of a folder that can't be written to."""
+    """Return the error for an unwritable folder."""
     return BadInput(f"{folder} can't be written to: {error.strerror}; select another folder with --out")

@@ -1,4 +1,4 @@
-"""The file of a run's split: the rows that each client trains and tests on, with a digest of the data."""
+"""File of a run's split: training and test indices of each client, with a digest of the data."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedhead.runs.run_folder_schema import damaged
 
 
 class StoredSplit(NamedTuple):
-    """The split of a run as its folder holds it."""
+    """Stored split of a run."""
 
-    counts: NDArray[np.int64]  # training samples by client and class, so that a report needs no data
+    counts: NDArray[np.int64]  # training samples by client and class, for reports
     class_names: tuple[str, ...] | None
     client_names: tuple[str, ...] | None
-    fingerprint: str  # as of `Federation.fingerprint`
+    fingerprint: str  # `Federation.fingerprint`
     data_digest: bytes
 
 
 def read_split(path: Path) -> StoredSplit | None:
-    """Read the file of a split; None before the run has split its data.
+    """Read a split; None if the run has not split its data yet.
 
     Raises:
         DamagedRun: If the file can't be read.
@@ -34,13 +34,13 @@ def read_split(path: Path) -> StoredSplit | None:
     if not path.exists():
         return None
     try:
-        held = read_npz(path)
+        arrays = read_npz(path)
         return StoredSplit(
-            held["counts"].astype(np.int64),
-            _names(held, "class_names"),
-            _names(held, "client_names"),
+            arrays["counts"].astype(np.int64),
+            _names(arrays, "class_names"),
+            _names(arrays, "client_names"),
             stored_fingerprint(path),
-            held["data_digest"].tobytes(),
+            arrays["data_digest"].tobytes(),
         )
     except (Unreadable, KeyError, ValueError) as error:
         raise damaged(
@@ -50,14 +50,14 @@ def read_split(path: Path) -> StoredSplit | None:
 
 
 def save_split(path: Path, federation: Federation) -> None:
-    """Write the split and a digest of the data, or compare them with those that the file holds.
+    """Write the split and a digest of the data, or compare them with an existing file.
 
     Args:
-        path: The file.
-        federation: The data as it is split now.
+        path: Split file.
+        federation: Data of the run.
 
     Raises:
-        DamagedRun: If the file holds another split or is of other data, or can't be read.
+        DamagedRun: If the file has another split or other data, or can't be read.
     """
     digest = federation.train.digest()
     stored = read_split(path)
@@ -71,5 +71,5 @@ def save_split(path: Path, federation: Federation) -> None:
         )
 
 
-def _names(held: dict[str, NDArray[Any]], name: str) -> tuple[str, ...] | None:
-    return tuple(map(str, held[name].reshape(-1))) if name in held else None
+def _names(arrays: dict[str, NDArray[Any]], name: str) -> tuple[str, ...] | None:
+    return tuple(map(str, arrays[name].reshape(-1))) if name in arrays else None

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in terminals and notebooks, plain lines elsewhere."""
+"""Progress of a run: a bar in terminals and notebooks, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A progress bar on the standard error or in a notebook; plain lines where that is neither.
+    """Progress bar on standard error or in a notebook; plain lines elsewhere.
 
     Args:
         quiet: Show nothing.
-        console: Where the bar is shown; None: the standard error.
+        console: Console of the bar; None: standard error.
 
     Attributes:
-        quiet: As given.
+        quiet: True if nothing is shown.
         bar: Progress bar of rich, or None.
-        task: Its one task.
+        task: Task of the bar.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None):
@@ -35,7 +35,7 @@ class Progress:
         self.quiet = quiet
         self.bar: RichProgress | None = None
         console = console or Console(stderr=True, highlight=False)
-        # in a notebook rich draws by ipywidgets
+        # In a notebook rich uses ipywidgets.
         if not quiet and (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets"))):
             self.bar = _bar(console)
             self.task = self.bar.add_task("starting", total=None)
@@ -50,24 +50,24 @@ class Progress:
             self.bar.stop()
 
     def observer(self, label: str, rounds: int, done: int = 0) -> Observer:
-        """Return the observer of a run.
+        """Create the observer of a run.
 
         Args:
-            label: Its name.
-            rounds: The rounds of all runs that the bar shows.
-            done: Rounds of the runs before it.
+            label: Name of the run.
+            rounds: Total rounds of all runs of the bar.
+            done: Rounds of earlier runs.
         """
         return _RunProgress(self, label, rounds, done)
 
 
 class _RunProgress(Observer):
-    """The progress of one run."""
+    """Progress of one run."""
 
     def __init__(self, progress: Progress, label: str, rounds: int, done: int):
         self._progress, self._label, self._rounds, self._done = progress, label, rounds, done
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Count the rounds before a resumption; the time that is left follows from those since."""
+        """Count the rounds before resuming as done; they don't affect the remaining time."""
         if (bar := self._progress.bar) is not None:
             done = self._done + (0 if resume is None else resume.round)
             bar.reset(self._progress.task, total=self._rounds, completed=done)
@@ -95,29 +95,29 @@ def _bar(console: Console) -> RichProgress:
 
 
 def _figures(row: Row) -> str:
-    """Return the training loss of a round, and its accuracy: the global model's, or the clients' own, named as such."""
+    """Format the training loss of a round, and its accuracy or personal accuracy."""
     loss = "" if row.get("train_loss") is None else f", loss {row['train_loss']:.3f}"
-    for name, words in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
+    for name, label in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
         if row.get(name) is not None:
-            return f"{loss}, {words} {row[name]:.2f} %"
-    for name, words in (("test_loss", "test loss"), ("personal_loss", "personal test loss")):
+            return f"{loss}, {label} {row[name]:.2f} %"
+    for name, label in (("test_loss", "test loss"), ("personal_loss", "personal test loss")):
         if row.get(name) is not None:  # a regression has no accuracy
-            return f"{loss}, {words} {row[name]:.3f}"
+            return f"{loss}, {label} {row[name]:.3f}"
     return loss
 
 
 @contextmanager
 def counter(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of something that is counted, on the standard error or in a notebook; nothing elsewhere.
+    """Show a progress bar of counted items on standard error or in a notebook; nothing elsewhere.
 
     Args:
-        total: How many there are.
-        label: What they are.
+        total: Number of items.
+        label: Label of the bar.
         quiet: Show nothing.
     """
     with Progress(quiet) as progress:
         if (bar := progress.bar) is None:
-            yield lambda more: None
+            yield lambda count: None
             return
         bar.update(progress.task, description=label, total=total)
-        yield lambda more: bar.update(progress.task, advance=more)
+        yield lambda count: bar.update(progress.task, advance=count)

@@ -1,8 +1,8 @@
-"""The recipe of a run that was begun in Python, and what of the run no recipe can hold.
+"""Recipe of a run that was started in Python, and its objects, which a recipe can't store.
 
-Components that have a name, and parameters that can be written, are written into the recipe, each time by building
-them again and comparing. The others (a class of a notebook, a function, a module, the data) are *objects*: the recipe
-names them, and the run folder keeps a line about each by which a resumed run finds out that it was given another one.
+Named components with serializable parameters are written into the recipe, after checking that building them from it
+gives equal ones. All others (a class of a notebook, a function, a module, the data) are *objects*: the recipe names
+them, and the run folder stores a description of each, which a resumed run compares with its own objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedhead.recipes.parts import COMPONENT_KINDS, Part, component
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
-Objects = dict[str, str]  # what each object is, by the recipe's key
+Objects = dict[str, str]  # descriptions by recipe key
 GIVE_AGAIN = "give the same again"
 
 
@@ -42,30 +42,30 @@ def described(
     federation: Federation,
     models: Sequence[str | None],
 ) -> tuple[Recipe, Objects]:
-    """Return the recipe of an experiment that was made in Python, and what the recipe can't hold.
+    """Return the recipe of an experiment that was built in Python, and its objects.
 
     Args:
-        experiment: The experiment.
-        numbers: A recipe with its numbers alone.
-        federation: The data, which is always an object.
-        models: The text that each model was given as; None: it is an object.
+        experiment: Experiment.
+        numbers: Recipe with the numeric keys only.
+        federation: Data, which is always an object.
+        models: Recipe text of each model; None: the model is an object.
     """
     keys = numbers.flat()
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
-    folders: list[Path] = []  # where the files of components are
+    folders: list[Path] = []  # folders of the components' files
     for part in COMPONENT_KINDS:
         components = part.listed(getattr(experiment, part.key))
         if part.registry is None:
-            texts = [part.policy_text(one) for one in components]
+            texts = [part.policy_text(item) for item in components]
         elif part.key in ("method", "stages"):
-            texts = [_algorithm(part.registry, one, keys, objects, folders) for one in components]
+            texts = [_algorithm(part.registry, item, keys, objects, folders) for item in components]
         else:
-            texts = [_call(part, one, objects, folders) for one in components]
+            texts = [_call(part, item, objects, folders) for item in components]
         keys[part.key] = texts if part.many else texts[0] if texts else None
     keys["metrics"] = list(experiment.metrics)
-    for name, one in experiment.metrics.items():
-        if not _same(lambda: registry.find([name], objective=federation.objective)[name], one):  # noqa: B023 (called at once)
-            objects[f"metric {name}"] = _line(one.function)
+    for name, metric in experiment.metrics.items():
+        if not _same(lambda: registry.find([name], objective=federation.objective)[name], metric):  # noqa: B023 (called at once)
+            objects[f"metric {name}"] = _line(metric.function)
     if not _same(lambda: local(Recipe.from_flat(keys)), experiment.local):
         objects["optimizer"] = repr(experiment.local.optimizer)
     names = [text or _model_name(model) for text, model in zip(models, experiment.models, strict=True)]
@@ -79,29 +79,29 @@ def described(
 
 
 def _algorithm(registry: Registry[Any], thing: Any, keys: dict[str, Any], objects: Objects, folders: list[Path]) -> str:
-    """Return the name of a method or stage; its parameters are entered into the keys, or it into the objects."""
+    """Return the name of a method or stage; add its parameters to the keys, or the component to the objects."""
     if registry is STAGES:
-        thing = dataclasses.replace(thing, method=Method())  # as it is before it is put on top of a method
-    name, own = _named(registry, thing, folders)
+        thing = dataclasses.replace(thing, method=Method())  # reset `on_method`
+    name, parameters = _named(registry, thing, folders)
     prefix, title = ("method", "method") if registry is METHODS else (f"stage.{name}", f"stage {name}")
-    if _same(lambda: component(registry, name, own, folders), thing):
-        keys |= {f"{prefix}.{word}": value for word, value in own.items()}
+    if _same(lambda: component(registry, name, parameters, folders), thing):
+        keys |= {f"{prefix}.{key}": value for key, value in parameters.items()}
     else:
         objects[title] = _line(thing)
     return name
 
 
 def kinds(objects: Collection[str]) -> set[str]:
-    """Return the kinds of components, or kinds and names, that are objects, as `components.sources` leaves them out."""
-    found = {"dataset", "partition"} if "federation" in objects else set()
+    """Return the kinds, or kinds and names, of components that are objects, for `components.sources`."""
+    names = {"dataset", "partition"} if "federation" in objects else set()
     for name in objects:
         kind = name.split(" ")[0]
-        found |= {"model", "head"} if kind == "model" else {name}
-    return found
+        names |= {"model", "head"} if kind == "model" else {name}
+    return names
 
 
 def without(recipe: Recipe, objects: Collection[str]) -> Recipe:
-    """Return a recipe without the components that are objects, but for its method and stages."""
+    """Return a recipe without the components that are objects, except its method and stages."""
     kept: dict[str, Any] = {"metrics": [name for name in recipe.metrics if f"metric {name}" not in objects]}
     for part in COMPONENT_KINDS[2:]:
         texts = part.listed(getattr(recipe, part.key))
@@ -111,12 +111,12 @@ def without(recipe: Recipe, objects: Collection[str]) -> Recipe:
 
 
 def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | None) -> None:
-    """Refuse to go on with a run with other objects than it was begun with.
+    """Check that a run is resumed with the objects that it was started with.
 
     Args:
-        run: The run folder.
-        stored: What the folder says of its objects.
-        given: What was given now; None: a recipe, which has none.
+        run: Run folder.
+        stored: Stored descriptions of its objects.
+        given: Descriptions of the new objects; None: a recipe, without objects.
 
     Raises:
         BadInput: If they differ.
@@ -130,34 +130,34 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
         return
     if not stored:
         raise BadInput(f"{run} was begun by a recipe: resume it with fedhead run … --out {run} --resume")
-    named = dict.fromkeys([*stored, *given], "named by the recipe")
-    if others := differences({**named, **stored}, {**named, **given}):
+    defaults = dict.fromkeys([*stored, *given], "named by the recipe")
+    if others := differences({**defaults, **stored}, {**defaults, **given}):
         texts = describe(others, "another {key}: it was {old} and is now {new}")
         raise BadInput(f"{run} was begun with {texts}; {GIVE_AGAIN}")
 
 
 def need(run: Any, stored: Collection[str], needed: Collection[str], given: Collection[str] = ()) -> None:
-    """Refuse to open a run for work that needs objects which are not there.
+    """Check that all objects that an operation needs are available.
 
     Args:
-        run: The run folder.
-        stored: The objects that the run was begun with.
-        needed: The kinds of objects that the work needs.
-        given: Objects that are there, by kind, or by kind and name.
+        run: Run folder.
+        stored: Objects that the run was started with.
+        needed: Kinds of objects that the operation needs.
+        given: Available objects, by kind, or by kind and name.
 
     Raises:
-        BadInput: It names them, and the call that gives them.
+        BadInput: With the missing objects, and the call that passes them.
     """
     wanted = {name: name.split(" ")[0] for name in stored if name not in given}
     missing = [name for name, kind in wanted.items() if kind in needed and kind not in given]
     if missing:
-        words = dict.fromkeys(
-            {"stage": "stages", "upload": "uploads"}.get(word, word)
-            for word in (name.split(" ")[0] for name in missing)
+        keywords = dict.fromkeys(
+            {"stage": "stages", "upload": "uploads"}.get(keyword, keyword)
+            for keyword in (name.split(" ")[0] for name in missing)
         )
-        call = ", ".join(f"{word}=…" for word in words)
-        own = f"{run} was begun in Python with its own {', '.join(missing)}"
-        raise BadInput(f"{own}: give the same, fedhead.load({str(run)!r}, {call})")
+        call = ", ".join(f"{keyword}=…" for keyword in keywords)
+        reason = f"{run} was begun in Python with its own {', '.join(missing)}"
+        raise BadInput(f"{reason}: give the same, fedhead.load({str(run)!r}, {call})")
 
 
 def architecture_digest(model: SplitModel) -> str:
@@ -167,11 +167,11 @@ def architecture_digest(model: SplitModel) -> str:
 
 
 def _named(registry: Registry[Any] | None, thing: Any, folders: list[Path]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a component and the parameters that differ from their defaults."""
+    """Return the name of a component and its non-default parameters."""
     kind = type(thing)
-    own = str(getattr(kind, "name", ""))
-    known = registry is not None and own in registry and registry[own] is kind
-    name = own if known else _importable(kind, folders) or name_of(kind)
+    name_attribute = str(getattr(kind, "name", ""))
+    known = registry is not None and name_attribute in registry and registry[name_attribute] is kind
+    name = name_attribute if known else _importable(kind, folders) or name_of(kind)
     changed = {
         f.name: getattr(thing, f.name)
         for f in dataclasses.fields(thing)
@@ -181,24 +181,24 @@ def _named(registry: Registry[Any] | None, thing: Any, folders: list[Path]) -> t
 
 
 def _default(field: Any) -> Any:
-    made = field.default_factory
-    return field.default if made is dataclasses.MISSING else made()
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def _importable(kind: Any, folders: list[Path]) -> str | None:
-    """Return `module:Name` or `file.py:Name`, by which another process finds a class; None where none could.
+    """Return `module:Name` or `file.py:Name`, by which another process can import a class; None if it can't.
 
     Args:
-        kind: The class.
-        folders: Where files are looked for, before the working directory; a file's own is added.
+        kind: Class.
+        folders: Search path of files, before the working directory; the folder of the file is added.
     """
     module, name = kind.__module__, kind.__qualname__
-    found = getattr(sys.modules.get(module), name, None)
-    if module == "__main__" or found is not kind:
+    attribute = getattr(sys.modules.get(module), name, None)
+    if module == "__main__" or attribute is not kind:
         return None
     if (file := loaded_file(module)) is None:
         return f"{module}:{name}"
-    if find_file(file.name, [*folders, file.parent]) != file:  # another folder has a file of this name
+    if find_file(file.name, [*folders, file.parent]) != file:  # shadowed by a file in another folder
         return f"{file}:{name}"
     if file.parent not in folders:
         folders.append(file.parent)
@@ -206,9 +206,9 @@ def _importable(kind: Any, folders: list[Path]) -> str | None:
 
 
 def _call(part: Part, thing: Any, objects: Objects, folders: list[Path]) -> str:
-    """Return a component as recipes write it, `name(parameter=value)`, and note it where it can't be read back."""
-    name, own = _named(part.registry, thing, folders)
-    text = f"{name}({', '.join(f'{word}={value}' for word, value in own.items())})" if own else name
+    """Format a component as `name(parameter=value)`; add it to the objects if that can't be parsed back."""
+    name, parameters = _named(part.registry, thing, folders)
+    text = f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items())})" if parameters else name
     if not _same(lambda: part.build([text] if part.many else text, folders), (thing,) if part.many else thing):
         objects[f"{part.kind} {name}"] = _line(thing)
     return text
@@ -217,12 +217,12 @@ def _call(part: Part, thing: Any, objects: Objects, folders: list[Path]) -> str:
 def _same(make: Callable[[], Any], thing: Any) -> bool:
     try:
         return bool(make() == thing)
-    except Exception:  # whatever a user's own class does in a comparison: it can't be written down then
+    except Exception:  # a user's class may raise anything in a comparison; then it is an object
         return False
 
 
 def _line(thing: Any) -> str:
-    """Say what an object is: its qualified name, its parameters, and a digest of its code."""
+    """Describe an object: its qualified name, its parameters and a digest of its code."""
     kind = thing if inspect.isroutine(thing) else getattr(thing, "func", type(thing))
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', name_of(thing))}"
     shown = "" if inspect.isroutine(thing) else f" {thing!r}"

@@ -1,6 +1,6 @@
-"""The code that results were computed with, as recorded, compared with the code of now.
+"""Comparison of the code recorded with results and the current code.
 
-`environment.json` lists where each component of a run came from, with a digest of its file (`components.sources`).
+`environment.json` lists the source of each component of a run, with a digest of its file (`components.sources`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Sources = Sequence[Mapping[str, str]]  # as `components.sources` returns them
 
 
 def own_executor(recorded: Sources) -> str | None:
-    """Return the name of the user's own executor that a run was begun with; None if it was a built-in one."""
+    """Return the name of the user's executor that a run was started with; None for a built-in one."""
     return next((entry["name"] for entry in recorded if entry["kind"] == EXECUTORS.kind), None)
 
 
 def check_present(recipe: Recipe, recorded: Sources, run: Path, executor: str | None = None) -> None:
-    """Refuse a run whose code is not here any more, and say what to install or where to put it."""
+    """Check that the code of a run is available; the error says what to install or where to put it."""
     registries = {(registry.kind, name): registry for registry, name in components.named(recipe)}
     if executor is not None:
         registries[EXECUTORS.kind, executor] = EXECUTORS
@@ -51,7 +51,7 @@ def check_present(recipe: Recipe, recorded: Sources, run: Path, executor: str | 
 
 
 def changes(recorded: Sources, current: Sources) -> list[str]:
-    """Return one line for each file or package that differs between two records, with the components it holds."""
+    """Return one line for each file or package that differs between two records, with its components."""
     now = {(entry["kind"], entry["name"]): entry for entry in current}
     lines: dict[str, list[str]] = {}
     for old in recorded:
@@ -68,16 +68,16 @@ def changes(recorded: Sources, current: Sources) -> list[str]:
 
 
 def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: bool) -> None:
-    """Refuse to add runs to those of an older version of the user's own code.
+    """Check that new runs use the same user code as the existing ones.
 
     Args:
-        folder: The folder that holds the runs.
-        runs: The runs by their folders, begun or not.
-        more: Whether any are to be run.
-        allow: Whether to add them all the same, with a warning.
+        folder: Folder of all runs.
+        runs: Recipes by run folder, started or not.
+        more: Whether any run will be added.
+        allow: Whether changed code is only a warning.
 
     Raises:
-        BadInput: With what has changed.
+        BadInput: With the changed files.
     """
     older: dict[str, list[Path]] = {}
     for path, recipe in runs.items():
@@ -88,32 +88,32 @@ def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: 
 
 
 def _changes_since(path: Path, recipe: Recipe) -> list[str]:
-    """Return what has changed since a run that has results was begun."""
+    """Return the code changes since a run with results was started."""
     if not (path / CONFIG).exists():
         return []
     try:
         folder = RunFolder.open(path)
         recorded = folder.environment().get("components", [])
         begun = folder.finished or folder.checkpoint.round > 0
-    except BadInput:  # a damaged folder, which its own run will name
+    except BadInput:  # damaged; reported by that run itself
         return []
-    own = any("file" in entry for entry in recorded)
-    return changes(recorded, components.sources(recipe)) if begun and own else []
+    uses_files = any("file" in entry for entry in recorded)
+    return changes(recorded, components.sources(recipe)) if begun and uses_files else []
 
 
 def check_results(folder: Path, lines: Sequence[str], count: int, kind: str, *, more: bool, allow: bool) -> None:
-    """Refuse to add results to those of an older version of the user's own code.
+    """Check that new results use the same user code as the existing ones.
 
     Args:
-        folder: The folder that holds the results.
-        lines: What has changed since the first of them, as `changes` says it.
-        count: How many results of the older version there are.
-        kind: The name of one, such as "round".
-        more: Whether any are to be added; else a warning says that these are older.
-        allow: Whether to add them all the same, with a warning.
+        folder: Folder of the results.
+        lines: Code changes since the first result, as returned by `changes`.
+        count: Number of results of the older version.
+        kind: Name of a result, such as "round".
+        more: Whether any will be added; otherwise a warning says that these are older.
+        allow: Whether changed code is only a warning.
 
     Raises:
-        BadInput: With what has changed.
+        BadInput: With the changed files.
     """
     if not lines or not count:
         return

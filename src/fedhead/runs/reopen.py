@@ -1,4 +1,4 @@
-"""A trained run, opened again from its folder: to calibrate it, to analyse it, to run further stages on it."""
+"""Trained run loaded from its folder, for calibration, analyses and further stages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fedhead.runs.run_folder_schema import CHECKPOINT, damaged
 
 @dataclass(frozen=True)
 class Trained:
-    """A run as its checkpoint left it.
+    """Trained run, restored from its checkpoint.
 
     Args:
-        path: The run folder.
-        recipe: What was run.
-        experiment: The same, built.
-        simulation: The trained federation: data, model, states of server and clients.
-        round: The round after which the checkpoint was taken.
+        path: Run folder.
+        recipe: Recipe of the run.
+        experiment: Experiment built from the recipe.
+        simulation: Trained simulation: data, model, states of server and clients.
+        round: Round of the checkpoint.
     """
 
     path: Path
@@ -47,34 +47,34 @@ class Trained:
 
     @property
     def executor(self) -> Executor:
-        """The executor that trains its clients."""
+        """Executor that trains the clients."""
         return self.simulation.executor
 
     def run(self, stage: Stage) -> StageResult:
-        """Run a stage; the trained run stays as it is.
+        """Run a stage without changing the trained run.
 
         Args:
-            stage: The stage.
+            stage: Stage to run.
 
         Returns:
-            What the stage made of the run.
+            The result of the stage.
         """
         return run_stage(self.simulation, stage)
 
 
 def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without: Collection[str] = ()) -> None:
-    """Refuse a run whose own code is missing; where it has changed since, that is logged.
+    """Check that the user's code of a run is available; log a warning if it has changed.
 
     Args:
-        folder: The run folder.
-        kinds: Only components of these kinds, such as "method"; None: of all.
-        without: Leave out components of these kinds, and those of a kind and name, as `components.sources` does.
+        folder: Run folder.
+        kinds: Kinds of components to check, such as "method"; None: all.
+        without: Kinds, or kinds and names, of components to skip, as in `components.sources`.
 
     Raises:
-        BadInput: With what to install, or where to put it.
+        BadInput: With the package to install, or the location of the file.
     """
     recorded = folder.environment().get("components", [])
-    recorded = [one for one in recorded if (kinds is None or one["kind"] in kinds) and one["kind"] not in without]
+    recorded = [item for item in recorded if (kinds is None or item["kind"] in kinds) and item["kind"] not in without]
     recorded_code.check_present(folder.recipe, recorded, folder.path, recorded_code.own_executor(recorded))
     if lines := recorded_code.changes(recorded, components.sources(folder.recipe, kinds=kinds, without=without)):
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
@@ -84,9 +84,9 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     """Open a trained run for stages and analyses.
 
     Args:
-        path: The run folder; it must have a checkpoint.
-        data: The folder of the data sets; None: the default one.
-        device: Where to compute.
+        path: Run folder with a checkpoint.
+        data: Folder of the data sets; None: the default one.
+        device: Device.
 
     Raises:
         BadInput: If the run has no checkpoint, or its code or data are missing or have changed.
@@ -96,7 +96,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     needed = ("federation", "model", "method", "stage", "upload", "optimizer")
     python_components.need(folder.path, folder.environment().get("objects", {}), needed)
     check_code(folder)
-    # analyses look into the extractor's layers, which kept features pass by
+    # No cached features: analyses read the layers of the extractor.
     experiment, federation = prepare(replace(folder.recipe, cache_features=None), data)
     simulation = restored(folder, experiment, federation, state, number, device)
     return Trained(folder.path, folder.recipe, experiment, simulation, number)
@@ -110,42 +110,42 @@ def restored(
     number: int,
     device: str,
 ) -> Simulation:
-    """Return the simulation of a run as its checkpoint left it, with its data.
+    """Restore the simulation of a run from its checkpoint.
 
     Args:
-        folder: The run folder.
-        experiment: What was run.
-        federation: The clients' data, refused where it is not that of the run.
-        state: The checkpoint's.
-        number: The round after which it was the state.
-        device: Where to compute.
+        folder: Run folder.
+        experiment: Experiment of the run.
+        federation: Data of the clients; must be that of the run.
+        state: State of the checkpoint.
+        number: Round of the checkpoint.
+        device: Device.
     """
     begun = folder.environment()
     precision = "bf16" if begun.get("precision") == "bf16" else "fp32"
     simulation = Simulation(experiment, federation, Compute(device=device, precision=precision))
-    folder.save_split(federation)  # refuses data that has changed since
+    folder.save_split(federation)  # raises an error if the data has changed
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 
 
 def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequence[Path]) -> Executor:
-    """Return the executor that a run was begun with, or the loop where that one can't run here."""
+    """Return the executor that a run was started with, or the loop if it is not available here."""
     name = str(begun.get("executor", "loop"))
-    # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
+    # A GPU executor may not run on a CPU; a run over Flower has no executor.
     if name == "flower" or begun.get("device") != simulation.device.type:
         name = "loop"
     return select.by_name(name, simulation, begun.get("compile", "auto"), folders)
 
 
 def fresh(trained: Trained) -> Simulation:
-    """Return the same run before its first round."""
+    """Return the simulation of the run before its first round."""
     clients = trained.simulation.clients
     compute = Compute(device=str(clients.device), executor="loop", precision="bf16" if clients.bf16 else "fp32")
     return Simulation(trained.experiment, clients.federation, compute)
 
 
 def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
-    """Return the round that a run ends with, or has come to, and the state after it: server and clients."""
+    """Return the last or best round of a run, and the states of server and clients after it."""
     path = folder.path / CHECKPOINT
     if not path.exists() and folder.finished:
         raise damaged(f"{folder.path} is finished and has no {CHECKPOINT} any more")

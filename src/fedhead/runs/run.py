@@ -1,4 +1,4 @@
-"""Run a recipe in a run folder, from the start or from where it was interrupted."""
+"""Running of recipes in run folders, from the start or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs import environment
 from fedhead.runs.run_writer import RunWriter
 
-LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
+LONG = 50  # local epochs of a client above which a GPU run is usually compiled
 
 
 def execute(
@@ -46,12 +46,12 @@ def execute(
     """Run a recipe in the folder `out`.
 
     Args:
-        recipe: What to run.
-        out: The run folder.
-        compute: Where and how to compute.
-        resume: Continue an interrupted run, which ends as if it had not been; a finished one is left as it is.
-        observers: Are told of every round.
-        loggers: Loggers besides those of the recipe.
+        recipe: Recipe to run.
+        out: Run folder.
+        compute: Device, executor and precision.
+        resume: Resume an interrupted run, with the same results as an uninterrupted one. A finished run is not changed.
+        observers: Observers of the rounds.
+        loggers: Loggers in addition to those of the recipe.
 
     Returns:
         The final results.
@@ -63,7 +63,7 @@ def execute(
     else:
         epochs = per_client_counts.mean(per_client_counts.read(recipe.local_epochs, "local_epochs"))
         if select.device(compute.device).type == "cuda" and recipe.rounds * epochs >= LONG:
-            start_ahead(compute.compile)  # while the data is read
+            start_ahead(compute.compile)  # in parallel with reading the data
         run_in_folder(run, *prepare(run.recipe, compute.data), compute, observers)
     assert run.result is not None, "set when the run ends"
     return run.result
@@ -79,41 +79,41 @@ def run_in_folder(
     """Simulate an experiment in its run folder, from the start or from its checkpoint.
 
     Args:
-        run: The run folder, open for this experiment.
-        experiment: What is run.
-        federation: The clients' data.
-        compute: Where and how to compute.
-        observers: Are told of every round, after it was recorded.
+        run: Writer of the run folder.
+        experiment: Experiment to run.
+        federation: Data of the clients.
+        compute: Device, executor and precision.
+        observers: Observers of the rounds, called after a round was recorded.
 
     Returns:
         The finished run; `run.result` has its final metrics.
     """
     device = select.device(compute.device)
     chosen = _as_begun(run, compute, device)
-    torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
+    torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # the number affects rounding
     experiment = run.with_initial_weights(experiment)
-    simulation = Simulation(experiment, federation, chosen)  # refuses before anything is written
+    simulation = Simulation(experiment, federation, chosen)  # raises errors before any file is written
     facts: dict[str, Any] = {}
     if "executor" not in run.environment:
         facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
         facts["runs_at_once"] = simulation.report().runs
     with run.writing(facts, federation):
-        run.folder.checkpoint.in_background = device.type == "cuda"  # a CPU has no time to spare
+        run.folder.checkpoint.in_background = device.type == "cuda"  # a thread would slow down a CPU
         run.save_initial_weights(experiment)
         try:
             return rounds.run(simulation, [run.loggers, run, *observers], run.snapshot())
-        except CannotStack:  # the error names another executor, which the run must then be free to take
+        except CannotStack:  # the error suggests another executor, which must then be allowed
             run.folder.forget_executor()
             raise
 
 
 def check_compute(compute: Compute, folders: Sequence[Path], device: torch.device) -> None:
-    """Refuse, before any run, a way to compute that is not possible.
+    """Check the compute options before any run.
 
     Args:
-        compute: How to compute.
-        folders: Where the file of an executor of the user's own is looked for.
-        device: Where runs will train.
+        compute: Compute options.
+        folders: Search path of the user's executors.
+        device: Device of the runs.
 
     Raises:
         BadInput: There is no such executor, precision or `compile`, or the executor can't run on the device.
@@ -126,23 +126,23 @@ def check_compute(compute: Compute, folders: Sequence[Path], device: torch.devic
 
 
 def _as_begun(run: RunWriter, compute: Compute, device: torch.device) -> Compute:
-    """Return the compute of the run: those it was begun with, if it was begun before."""
+    """Return the compute options of a new run, or those that a resumed run was started with."""
     begun = run.environment
     if "executor" not in begun:
-        check_compute(compute, run.recipe.folders, device)  # before anything is written
+        check_compute(compute, run.recipe.folders, device)  # before any file is written
         return replace(compute, device=str(device), executor=_executor(compute.executor, run.recipe))
     for name in ("executor", "device", "precision", "compile"):
         value, begun_with = getattr(compute, name), begun.get(name, "auto")
-        asked = value.name if isinstance(value, Executor) else value
+        requested = value.name if isinstance(value, Executor) else value
         if name == "device":
-            asked = asked.partition(":")[0]  # whichever GPU
-        if asked not in ("auto", begun_with) and not (name == "precision" and asked == "fp32"):
+            requested = requested.partition(":")[0]  # any GPU
+        if requested not in ("auto", begun_with) and not (name == "precision" and requested == "fp32"):
             raise BadInput(
                 f"{run.out} was begun with {name} {begun_with}, and another one rounds differently: "
                 f"leave --{name} (and --engine shared) out to resume, or start a new run"
             )
     if begun["device"] == "cuda" and device.type != "cuda":
-        device = select.device("cuda")  # refuses where there is none
+        device = select.device("cuda")  # raises an error without a GPU
     executor = compute.executor if isinstance(compute.executor, Executor) else begun["executor"]
     return replace(
         compute,
@@ -154,15 +154,15 @@ def _as_begun(run: RunWriter, compute: Compute, device: torch.device) -> Compute
     )
 
 
-def _executor(asked: str | Executor, recipe: Recipe) -> str | Executor:
-    """Return the user's own executor, made once; built-in ones are made when there is work to choose them for."""
-    if isinstance(asked, Executor) or asked == "auto" or asked in select.BUILT_IN:
-        return asked
-    return select.own(asked, recipe.folders)
+def _executor(executor: str | Executor, recipe: Recipe) -> str | Executor:
+    """Create the user's executor once; names of built-in ones are returned, to be created when a job is known."""
+    if isinstance(executor, Executor) or executor == "auto" or executor in select.BUILT_IN:
+        return executor
+    return select.own(executor, recipe.folders)
 
 
 def threads_for(models: Sequence[SplitModel]) -> int:
-    """Return the number of threads: one for small models without convolutions, whose steps are too short to share."""
+    """Return the number of threads: one for small models without convolutions, whose steps are short."""
     small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
     return 1 if small and not convolves else torch.get_num_threads()

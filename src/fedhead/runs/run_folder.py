@@ -1,19 +1,18 @@
-"""Run folders: the recipe, metrics and state of a run, so that it can be read, resumed and repeated.
+"""Run folders: recipe, metrics and state of a run, for reading, resuming and repeating it.
 
-    config.yaml             the recipe, every key written out, and the folders of its files
-    partition.npz           which rows each client trains and tests on
+    config.yaml             the recipe with all keys, and the folders of its files
+    partition.npz           training and test indices of each client
     metrics.jsonl           one line of metrics per round, flushed at once
-    checkpoint.safetensors  the state after a round, replaced whole
-    environment.json        schema version, versions, device, commit, where each component came from, the executor that
-                            was chosen, what the samples look like, what was given in Python as an object, and later
-                            extensions
-    initial.safetensors     the first weights of models that were given in Python as modules
+    checkpoint.safetensors  the state after a round, replaced atomically
+    environment.json        schema version, versions, device, commit, sources of the components, the selected executor,
+                            input shapes, Python objects, and later extensions
+    initial.safetensors     the initial weights of models that were given in Python as modules
     stages.safetensors      the server's state after each stage
-    diverged.json           why the run has no result, where its numbers left the finite ones
-    result.json             the final results; a run that has them is finished
+    diverged.json           the reason of a diverged run, whose numbers became non-finite
+    result.json             the final results of a finished run
 
-A run that is killed at any moment is resumed from its checkpoint: rounds that were recorded after it are cut from the
-metrics and run again, to the same numbers.
+A run that is killed at any moment resumes from its checkpoint. The metrics of later rounds are removed; repeating these
+rounds gives the same numbers.
 """
 
 from __future__ import annotations
@@ -62,36 +61,36 @@ from fedhead.runs.run_folder_schema import (
 
 
 class RunFolder:
-    """The folder of one run."""
+    """Folder of one run."""
 
     def __init__(self, path: Path, recipe: Recipe, executor: str | None = None):
         self.path = path
         self.recipe = recipe
-        self.executor = executor  # the user's own by name, whose file is found again as the recipe's are
+        self.executor = executor  # name of the user's executor; its folder is stored too
         self._metrics: IO[str] | None = None
         self.checkpoint = Checkpoint(path / CHECKPOINT, lambda: self._owner, before=self._sync_metrics)
 
     # -- making and opening -----------------------------------------------------------------------
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
-        """Refuse a folder that can't hold a new run because it holds something already."""
-        held = _contents(Path(path))
-        if CONFIG in held:
-            if RESULT in held:
+        """Check that a folder is free for a new run."""
+        names = _contents(Path(path))
+        if CONFIG in names:
+            if RESULT in names:
                 state = "a finished run"
                 fix = "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
-            elif DIVERGED in held:
+            elif DIVERGED in names:
                 state, fix = "a run that diverged", "select another folder with --out"
             else:
                 state = "an unfinished run"
                 fix = "continue it with --resume (resume=True in Python) or select another --out"
             raise BadInput(f"{path} holds {state} already: {fix}")
-        if held:
-            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
+        if names:
+            raise BadInput(f"{path} is not empty and holds no run (has {names[0]}): select another folder with --out")
 
     @staticmethod
     def holds_run(path: str | Path) -> bool:
-        """Say whether a folder holds a run, finished or not; one that was killed before its first file does not.
+        """Return whether a folder holds a run, finished or not; False if it was killed before its first file.
 
         Raises:
             BadInput: If the path is no folder, or can't be read.
@@ -100,20 +99,20 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe, executor: str | None = None) -> RunFolder:
-        """Create a run folder; one that holds anything already is refused and left as it is."""
+        """Create a run folder; raise an error if it is not empty."""
         cls.refuse_taken(path)
         folder = cls(Path(path), recipe, executor)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             with lock_folder(folder.path):
-                cls.refuse_taken(path)  # of two processes that get here at once, one finds the other's recipe
+                cls.refuse_taken(path)  # another process may have created the run first
                 folder.write_new({})
         except OSError as error:
             raise unwritable(folder.path, error) from error
         return folder
 
     def write_new(self, environment: Mapping[str, Any]) -> None:
-        """Write the environment and the recipe of a new run; without the recipe, which comes last, there is none."""
+        """Write the environment and then the recipe of a new run; a folder without a recipe holds no run."""
         self._write_environment(environment)
         self._write_recipe()
 
@@ -121,19 +120,19 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         """Open an existing run folder."""
         path = Path(path)
-        held = _contents(path)
-        if CONFIG not in held:
+        names = _contents(path)
+        if CONFIG not in names:
             reason = f"{path} is no run folder: it has no {CONFIG}; give one, such as runs/NAME"
-            raise damaged(reason) if set(held) & set(FILES) else BadInput(reason)
-        read_environment(path)  # refuses another schema
+            raise damaged(reason) if set(names) & set(FILES) else BadInput(reason)
+        read_environment(path)  # raises an error for another schema
         with damaged_if_bad():
             text = read_text(path / CONFIG)
-            if f"\n{KEYS[-1]}:" not in text:  # every key is written
+            if f"\n{KEYS[-1]}:" not in text:  # the last key is missing: the file is truncated
                 raise damaged(f"{path / CONFIG} was cut: it lacks the key {KEYS[-1]!r}")
             return cls(path, Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()]))
 
     def check_continued_by(self, recipe: Recipe, fix: str = "resume with the same one") -> None:
-        """Raise `OtherRecipe` if a recipe does not continue the run's own (`resume_rules`)."""
+        """Raise `OtherRecipe` if the run can't be resumed with a recipe (`resume_rules`)."""
         if others := resume_rules.differences(self.recipe, recipe):
             raise OtherRecipe(
                 f"{self.path} was begun with another recipe: {describe(others)}; {fix}, or select another folder"
@@ -141,13 +140,13 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
-        """Hold the folder for writing: a second process is refused; a killed one releases it."""
+        """Lock the folder for writing; the lock of a killed process is released."""
         with lock_folder(self.path):
-            # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
+            # Drafts of a killed process; safetensors writes a checkpoint through a .tmpXXXXXX file.
             for name in (*FILES, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
-            (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
+            (self.path / DIVERGED).unlink(missing_ok=True)  # the run is retried
             try:
                 yield self
             except Diverged as error:
@@ -161,64 +160,64 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """True if the run came to its end."""
+        """True if the run is finished."""
         return (self.path / RESULT).exists()
 
     @property
     def diverged(self) -> str | None:
-        """Why the run has no result, if its numbers left the finite ones."""
-        found = read_object(self.path / DIVERGED, "delete it")
-        return None if found is None or self.finished else str(found.get("reason"))
+        """Reason of a diverged run, whose numbers became non-finite."""
+        content = read_object(self.path / DIVERGED, "delete it")
+        return None if content is None or self.finished else str(content.get("reason"))
 
-    # -- the split and the surroundings -----------------------------------------------------------
+    # -- split and environment --------------------------------------------------------------------
     def split(self) -> StoredSplit | None:
-        """Return the stored split; None before the run has split its data."""
+        """Return the stored split; None if the run has not split its data yet."""
         return read_split(self.path / PARTITION)
 
     def save_split(self, federation: Federation) -> None:
-        """Store the split of the data, or refuse data that differs from that of the stored split."""
+        """Store the split of the data, or check that the data matches the stored split."""
         save_split(self.path / PARTITION, federation)
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
-        """Store what the run ran on, on top of what is stored."""
+        """Update the stored environment."""
         self._write_environment({**self.environment(), **facts})
 
     def forget_executor(self) -> None:
-        """Let the run choose its executor again; one that has a checkpoint keeps its own."""
+        """Remove the stored executor, so that it is selected again, unless the run has a checkpoint."""
         if not self.checkpoint.exists:
             chosen = ("executor", "compiled_from")
             self._write_environment({name: fact for name, fact in self.environment().items() if name not in chosen})
 
     def environment(self) -> dict[str, Any]:
-        """Return what the run ran on; nothing if that was not stored yet."""
+        """Return the stored environment; empty if not stored yet."""
         return read_environment(self.path)
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
-        """Add a round's metrics to the metrics."""
+        """Append the metrics of a round."""
         if self._metrics is None:
             self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
         self._metrics.write(json.dumps(finite(row)) + "\n")
         self._metrics.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of all rounds so far; a line that a crash cut short is left out."""
+        """Return the metrics of all rounds so far, without a truncated last line."""
         return read_rows(self.path / METRICS)
 
     @cached_property
     def _owner(self) -> dict[str, Any]:
-        """Identity of the run in its checkpoints; an extension changes none of it."""
+        """Identity of the run in its checkpoints, unaffected by extensions."""
         return owner_of(self.recipe, self.environment().get("objects", {}))
 
     def _sync_metrics(self) -> None:
-        """Bring to the disk what a checkpoint counts on."""
+        """Flush the metrics to disk before a checkpoint is written."""
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())
 
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
-        """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
+        """Return the checkpoint's round, state and metrics; None without a checkpoint.
 
-        Whatever was recorded after it is cut off, as those rounds will be run again.
+        Metrics of later rounds are removed from the file, since these rounds are repeated.
         """
         if not self.checkpoint.exists:
             self._write(METRICS, "")
@@ -234,18 +233,17 @@ class RunFolder:
         return last, state, rows
 
     def extend(self, recipe: Recipe) -> None:
-        """Extend the run by more rounds or further stages, and record it.
+        """Extend the run by rounds or stages, and record the extension.
 
-        The last rounds so far are from then on like others: their evaluation stays only where that of a longer run
-        would be.
+        The last rounds so far become ordinary ones: only evaluations that the longer run would have are kept.
 
         Args:
-            recipe: The run's recipe with more rounds or stages.
+            recipe: Recipe with more rounds or stages.
         """
         old = self.recipe
         entry = {"rounds": [old.rounds, recipe.rounds], "stages": [list(old.stages), list(recipe.stages)]}
         earlier = self.environment().get("extended", [])
-        if earlier[-1:] != [entry]:  # a process was killed here before
+        if earlier[-1:] != [entry]:  # else a process was killed after this write
             self.save_environment({"extended": [*earlier, entry]})
         (self.path / RESULT).unlink(missing_ok=True)
         if recipe.rounds > old.rounds:
@@ -256,22 +254,22 @@ class RunFolder:
         self._write_recipe()
 
     def save_stages(self, servers: Mapping[str, Tree]) -> None:
-        """Store the server's state after each stage, by the stage's name."""
+        """Store the server state after each stage, by stage name."""
         save_tree(self.path / STAGE_STATES, Tree(servers))
 
     def stage_states(self) -> Tree:
-        """Return the server's state after each stage, by the stage's name; empty if there were none."""
+        """Return the server state after each stage, by stage name; empty without stages."""
         path = self.path / STAGE_STATES
         with damaged_if_bad():
             return load_tree(path)[0] if path.exists() else Tree()
 
     def save_initial_weights(self, models: Sequence[Weights]) -> None:
-        """Store the first weights of models, once."""
+        """Store the initial weights of models, once."""
         if not (self.path / INITIAL).exists():
             save_tree(self.path / INITIAL, Tree({str(number): w for number, w in enumerate(models)}))
 
     def initial_weights(self) -> list[Weights] | None:
-        """Return the first weights of the models; None where the recipe decides them."""
+        """Return the initial weights of the models; None if the recipe determines them."""
         if not (self.path / INITIAL).exists():
             return None
         with damaged_if_bad():
@@ -279,11 +277,11 @@ class RunFolder:
         return [stored[str(number)] for number in range(len(stored))]
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Store the final results; from then on the run is finished."""
+        """Store the final results, which marks the run as finished."""
         self._write(RESULT, json.dumps(finite(result), indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """Return the final results, or None if the run is not finished."""
+        """Return the final results; None for an unfinished run."""
         return read_object(
             self.path / RESULT, "delete it: the run then goes on from its checkpoint and writes it again"
         )
@@ -293,7 +291,7 @@ class RunFolder:
         self._write(ENVIRONMENT, json.dumps({"schema": SCHEMA, **facts}, indent=2) + "\n")
 
     def _write_recipe(self) -> None:
-        """Write the recipe with the folders of its files: relative, for projects that are moved, and absolute."""
+        """Write the recipe with the folders of its files: relative (for moved projects) and absolute."""
         relative = components.folders_from(self.path, [self.recipe], [self.executor] if self.executor else [])
         absolute = [str((self.path / folder).resolve()) for folder in relative]
         self._write(CONFIG, self.recipe.to_yaml([*relative, *absolute]))
@@ -304,7 +302,7 @@ class RunFolder:
 
 
 def _contents(path: Path) -> list[str]:
-    """Return what a folder holds; what a killed process left before it wrote the recipe does not count."""
+    """List the files of a folder, without leftovers of a process that was killed before writing the recipe."""
     try:
         names = sorted(p.name for p in path.iterdir())
     except FileNotFoundError:

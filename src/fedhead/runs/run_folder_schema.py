@@ -1,7 +1,7 @@
-"""Names and schema version of a run folder's files, and their readers.
+"""Schema of run folders: file names, version and readers.
 
-Files are written whole and checkpoints carry a digest, so reading checks that a file can be parsed and that its folder
-is of this version's schema, nothing more. A folder of another schema is refused (`read_environment`).
+Files are written atomically and checkpoints carry a digest, so reading only checks that a file can be parsed and that
+its folder has this schema version. A folder of another schema is an error (`read_environment`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from fedhead.core.system.errors import BadInput, Unreadable
 from fedhead.core.system.special_files import read_text
 
-SCHEMA = 3  # raise it with every change of a run folder's files
+SCHEMA = 3  # increase with every change of the file formats
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
@@ -27,29 +27,29 @@ _RUN_AGAIN = "put the run's own file back, or delete its folder and run it again
 
 
 class DamagedRun(BadInput):
-    """A run folder can't be used as it is; other runs don't fail for that."""
+    """Error of a damaged run folder, which does not affect other runs."""
 
 
 class OtherRecipe(BadInput):
-    """A run folder is sound, but of another recipe than the one to be resumed in it."""
+    """Error of an intact run folder that has another recipe."""
 
 
 def damaged(reason: object, fix: str = _RUN_AGAIN) -> DamagedRun:
-    """Return the error about a run folder's file, with what to do.
+    """Return the error for a damaged file, with a fix.
 
     Args:
-        reason: What is wrong, and where.
-        fix: What to do about it.
+        reason: Problem and file.
+        fix: Suggested fix.
     """
     return DamagedRun(f"{reason}; {fix}")
 
 
 @contextmanager
 def damaged_if_bad(fix: str = _RUN_AGAIN) -> Iterator[None]:
-    """Turn errors about a file that is being read into those of a damaged run.
+    """Convert errors of reading a file to `DamagedRun`.
 
     Args:
-        fix: What to do where it is missing, cut or damaged. What is wrong in a file that can be read says so itself.
+        fix: Suggested fix if the file is missing, truncated or damaged. Errors in the content keep their own fix.
     """
     try:
         yield
@@ -62,14 +62,14 @@ def damaged_if_bad(fix: str = _RUN_AGAIN) -> Iterator[None]:
 
 
 def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
-    """Return the JSON object of a file, None if there is no file.
+    """Return the JSON object of a file; None if the file is missing.
 
     Args:
-        path: The file.
-        fix: What to do where it can't be read, for the error.
+        path: JSON file.
+        fix: Suggested fix for the error.
 
     Raises:
-        DamagedRun: If the file holds something else.
+        DamagedRun: If the file has other content.
     """
     if not path.exists():
         return None
@@ -78,10 +78,10 @@ def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Return the record of what a run ran on.
+    """Read the environment of a run.
 
     Raises:
-        DamagedRun: If it can't be read, or the folder is of another schema.
+        DamagedRun: If the file can't be read, or the folder has another schema.
     """
     environment = read_object(folder / ENVIRONMENT)
     if environment is None:
@@ -96,17 +96,17 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of all rounds so far, the metrics of round n from line n.
+    """Read the metrics of all rounds so far; line n has round n.
 
-    A last line that a crash cut short is left out.
+    A truncated last line is skipped.
 
     Raises:
-        DamagedRun: If a line is no record of its round.
+        DamagedRun: If a line is not the record of its round.
     """
     rows: list[dict[str, Any]] = []
     with damaged_if_bad():
         lines = read_text(path).split("\n") if path.exists() else [""]
-    for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
+    for number, line in enumerate(lines[:-1], start=1):  # a complete line ends with a newline
         where = f"{path}, line {number}"
         with damaged_if_bad():
             row = _parse(line, where)
@@ -120,7 +120,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON can hold it: numbers that are not finite become null."""
+    """Convert a value for JSON: non-finite numbers become null."""
     if isinstance(value, Mapping):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The loggers of a run, and the results that they and the run folder hold."""
+"""Loggers of a run, and the final results for loggers and run folder."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from fedhead.runs.run_folder_schema import finite
 
 
 class RunLoggers(Observer):
-    """The loggers of a run; one that fails is named once and left out from then on.
+    """Loggers of a run; a failing logger is reported once and then disabled.
 
     Args:
-        recipe: The run's recipe.
-        folder: The run folder, which is not there yet; None: the run has none.
-        loggers: The loggers.
+        recipe: Recipe of the run.
+        folder: Run folder, which does not exist yet; None: the run has no folder.
+        loggers: Loggers.
 
     Raises:
-        BadInput: If one of them can't be used.
+        BadInput: If a logger can't be used.
     """
 
     def __init__(self, recipe: Recipe, folder: Path | None, loggers: Sequence[Logger]):
         self._recipe, self._folder, self._active = recipe, folder, list(loggers)
-        for one in loggers:
-            with user_code(f"logger {one.name}"):
-                one.check(folder)
+        for target in loggers:
+            with user_code(f"logger {target.name}"):
+                target.check(folder)
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Tell them what is run, and of earlier rounds."""
+        """Start the loggers with the recipe and the earlier rounds."""
         run = RunInfo(self._recipe.flat(), self._folder, () if resume is None else resume.history)
-        self._each("start", lambda one: one.start(run))
+        self._each("start", lambda target: target.start(run))
 
     def round(self, row: Row, snapshot: Snapshot) -> None:
-        """Pass on the record of a round."""
-        self._each(f"round {row['round']}", lambda one: one.log_round(copy.deepcopy(row)))  # theirs to change
+        """Log the record of a round."""
+        self._each(f"round {row['round']}", lambda target: target.log_round(copy.deepcopy(row)))  # may be modified
 
     def end(self, result: FinishedRun) -> None:
-        """Pass on the final results."""
+        """Log the final results."""
         metrics = final_metrics(str(self._folder or ""), self._recipe, result)
-        self._each("the result", lambda one: one.log_result(copy.deepcopy(metrics)))
+        self._each("the result", lambda target: target.log_result(copy.deepcopy(metrics)))
 
     def close(self) -> None:
-        """Write out what is pending."""
-        self._each("the end", lambda one: one.close())
+        """Flush and close the loggers."""
+        self._each("the end", lambda target: target.close())
         self._active = []
 
     def _each(self, when: str, call: Callable[[Logger], None]) -> None:
-        for one in list(self._active):
+        for target in list(self._active):
             try:
-                call(one)
-            except Exception as error:  # a server that is down, a full disk, a bug: the run's own records go on
-                self._active.remove(one)
+                call(target)
+            except Exception as error:  # the run continues without this logger
+                self._active.remove(target)
                 log.logger.warning(
-                    f"logger {one.name} failed at {when} and is left out from now on ({first_line(error)})"
+                    f"logger {target.name} failed at {when} and is left out from now on ({first_line(error)})"
                 )
 
 
 def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
-    """Return the results of a finished run, as `result.json` holds them."""
+    """Return the results of a finished run in the format of `result.json`."""
     public = result.transport.clients.federation.public
     ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
     last = next((row for row in reversed(ends_with) if "accuracy" in row), {})

@@ -1,4 +1,4 @@
-"""One run in its folder, from opening it to its result: a simulation and Flower's server leave the same files."""
+"""Writer of a run folder, the same for simulations and Flower's server."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from fedhead.runs.run_loggers import RunLoggers, final_metrics
 
 
 class RunWriter(Observer):
-    """A run that is begun in a new folder, or resumed in its own; the observer that writes its files.
+    """Observer that writes the files of a new or resumed run.
 
-    Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.
+    The constructor checks that the run can be started or resumed. Files are written only inside `writing`.
 
     Args:
-        recipe: What is run.
-        out: The run folder.
-        resume: Continue the run that was stopped there, if there is one.
-        compute: Its executor may be the user's own, whose code is recorded.
-        loggers: Loggers besides those of the recipe.
-        objects: What was given in Python and no recipe can hold; None: the recipe says all.
+        recipe: Recipe of the run.
+        out: Run folder.
+        resume: Resume an interrupted run, if the folder holds one.
+        compute: Compute options; the code of a user's executor is recorded.
+        loggers: Loggers in addition to those of the recipe.
+        objects: Descriptions of Python objects that a recipe can't store; None: the recipe is complete.
 
     Attributes:
-        recipe: The recipe, which finds the user's own code also where it was when the run began.
-        out: The run folder's path.
-        environment: What the run that is resumed was begun with; empty for a new one.
-        folder: The run folder, once `writing` has opened it.
-        result: The final metrics once the run is finished; None before.
-        always: Whether there is a checkpoint of every round.
+        recipe: Recipe, whose search path includes the original location of the user's code.
+        out: Path of the run folder.
+        environment: Environment that a resumed run was started with; empty for a new run.
+        folder: Run folder, available inside `writing`.
+        result: Final metrics of a finished run; None before.
+        always: Whether every round is checkpointed.
 
     Raises:
-        BadInput: The folder holds something else, or the run's own code is missing or has changed.
+        BadInput: The folder holds something else, or the user's code is missing or has changed.
     """
 
     always: ClassVar[bool] = False
@@ -72,8 +72,8 @@ class RunWriter(Observer):
         executor = own_executor(compute.executor, recipe)
         self.out = Path(out)
         self.objects = objects
-        made = LOGGER_PART.build(recipe.loggers, recipe.folders)
-        self.loggers = RunLoggers(recipe, self.out, [*made, *loggers])  # refuses before there is a folder
+        recipe_loggers = LOGGER_PART.build(recipe.loggers, recipe.folders)
+        self.loggers = RunLoggers(recipe, self.out, [*recipe_loggers, *loggers])  # before the folder is created
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
@@ -97,28 +97,28 @@ class RunWriter(Observer):
         recorded = self.environment.get("components", [])
         self._executor = executor = executor or recorded_code.own_executor(recorded)
         recorded_code.check_present(self.recipe, recorded, self.out, executor)
-        # before the first checkpoint there are no results that could be mixed
+        # Before the first checkpoint there are no results of older code.
         if trained := self._existing.checkpoint.round:
             current = components.sources(self.recipe, executor, without=self._left_out)
             lines, allow = recorded_code.changes(recorded, current), compute.allow_changed_code
             recorded_code.check_results(self.out, lines, trained, "round", more=True, allow=allow)
 
     def _weights_digest(self) -> str | None:
-        found = self.recipe.weights
-        return None if found is None else initial_weights.digest(found, self.recipe.folders)
+        location = self.recipe.weights
+        return None if location is None else initial_weights.digest(location, self.recipe.folders)
 
     @property
     def _left_out(self) -> set[str]:
-        """The kinds of components that are objects, which no registry knows."""
+        """Kinds of components that are Python objects, which no registry contains."""
         return python_objects.kinds(self.objects or {})
 
     @contextmanager
     def writing(self, facts: Mapping[str, Any], federation: Federation | None = None) -> Iterator[None]:
-        """Hold the folder for writing, creating it if need be.
+        """Lock the folder for writing; create it if necessary.
 
         Args:
-            facts: What the environment records, besides where the components come from.
-            federation: The data whose split is stored, or compared with the stored one.
+            facts: Values of the environment, in addition to the sources of components.
+            federation: Data whose split is stored, or compared with the stored one.
         """
         self.folder = self._existing or self._create()
         self.folder.executor = self._executor
@@ -145,7 +145,7 @@ class RunWriter(Observer):
         try:
             return RunFolder.create(self.out, self.recipe, self._executor)
         except BadInput as error:
-            if self._resume and RunFolder.holds_run(self.out):  # it held none when this run looked for one to resume
+            if self._resume and RunFolder.holds_run(self.out):  # created by another process meanwhile
                 raise in_use(self.out, "another process began a run in it meanwhile") from error
             raise
 
@@ -154,7 +154,7 @@ class RunWriter(Observer):
             raise in_use(self.out, "another process went on in it meanwhile")
 
     def with_initial_weights(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with the first weights that the run was begun with, where its folder holds them."""
+        """Return the experiment with the initial weights of the run, if its folder has them."""
         stored = None if self._existing is None else self._existing.initial_weights()
         if stored is None:
             return experiment
@@ -164,43 +164,43 @@ class RunWriter(Observer):
         return replace(experiment, models=tuple(models))
 
     def save_initial_weights(self, experiment: Experiment) -> None:
-        """Store the first weights of models that no recipe describes."""
+        """Store the initial weights of models that a recipe can't describe."""
         if self.objects is not None:
             self.folder.save_initial_weights([weights(model) for model in experiment.models])
 
     def snapshot(self) -> Snapshot | None:
-        """Go back to the last checkpoint; None if there is none yet."""
-        found = self.folder.rewind()
-        if found is None:
+        """Load the last checkpoint; None without a checkpoint."""
+        checkpoint = self.folder.rewind()
+        if checkpoint is None:
             return None
-        number, state, history = found
+        number, state, history = checkpoint
         facts = self.folder.checkpoint.facts()
         kept = None
         if (best := facts.get("kept")) is not None:
-            held = state.get("kept", state)  # where the kept round is the last one, it is stored once
-            kept = Kept(best, held["server"], self.clients(held))
+            kept_state = state.get("kept", state)  # stored once if it is the last round
+            kept = Kept(best, kept_state["server"], self.clients(kept_state))
         memories, stopped = facts.get("memories", []), facts.get("stopped")
-        # a run that was stopped goes on as it would have, also if it has to repeat rounds
+        # Repeated rounds use the same compiled steps, so the numbers stay the same.
         compiled_from = self.environment.get("compiled_from")
         return Snapshot(number, state["server"], self.clients(state), history, memories, kept, stopped, compiled_from)
 
     def state(self, server: Tree, clients: Mapping[int, Any]) -> Tree:
-        """Return the states of server and clients as a checkpoint holds them."""
+        """Return the states of server and clients in checkpoint format."""
         return Tree(server=server, clients=stored_clients(clients))
 
     def clients(self, state: Tree) -> dict[int, Any]:
-        """Return what `Snapshot.clients` holds, from a checkpoint's state."""
+        """Return the client states of a checkpoint, as in `Snapshot.clients`."""
         return {int(k): kept for k, kept in state["clients"].items()}
 
-    # -- while the run goes on ----------------------------------------------------------------------
+    # -- during the run -----------------------------------------------------------------------------
     def start(self, name: str, resume: Snapshot | None) -> None:
         """Record the executor."""
         compiled_from = None if resume is None else resume.compiled_from
         self.folder.save_environment({"executor": name, "compiled_from": compiled_from})
 
     def round(self, row: Row, snapshot: Snapshot) -> None:
-        """Record a round, and save its state if the last checkpoint is long enough ago."""
-        if snapshot.compiled_from == snapshot.round:  # before there is a checkpoint of it
+        """Record a round and save its state if a checkpoint is due."""
+        if snapshot.compiled_from == snapshot.round:  # before its checkpoint
             self.folder.save_environment({"compiled_from": snapshot.round})
         self.folder.record(row)
         self.save(snapshot, self.always or snapshot.round == self.recipe.rounds or snapshot.stopped is not None)
@@ -210,11 +210,11 @@ class RunWriter(Observer):
         self.save(snapshot, final=True)
 
     def save(self, now: Snapshot, final: bool) -> None:
-        """Save the state after a round with what the callbacks remember and keep.
+        """Save the state after a round with the states of callbacks.
 
         Args:
-            now: The round.
-            final: Whether to save it however long ago the last checkpoint is.
+            now: Snapshot of the round.
+            final: Save even if no checkpoint is due.
         """
         if not self.folder.checkpoint.is_due(final):
             return
@@ -229,8 +229,8 @@ class RunWriter(Observer):
         self.folder.checkpoint.save(now.round, state, facts, final)
 
     def end(self, result: FinishedRun) -> None:
-        """Store the stages' states and the final metrics; from then on the run is finished."""
-        if not self.recipe.rounds:  # what its stages started from
+        """Store the states of stages and the final metrics, which marks the run as finished."""
+        if not self.recipe.rounds:  # input of the stages
             self.save(Snapshot(0, result.server, {}, []), final=True)
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
@@ -239,17 +239,17 @@ class RunWriter(Observer):
 
 
 def stored_clients(clients: Mapping[int, Tree]) -> Tree:
-    """Return the clients' states as a checkpoint holds them."""
+    """Return the client states in checkpoint format."""
     return Tree({str(k): state for k, state in clients.items()})
 
 
-def own_executor(asked: str | Executor, recipe: Recipe) -> str | None:
-    """Return the name of the user's own executor; None: it is a built-in one, or an object.
+def own_executor(executor: str | Executor, recipe: Recipe) -> str | None:
+    """Return the name of the user's executor; None for a built-in one or an object.
 
     Raises:
         BadInput: There is no executor of this name.
     """
-    if not isinstance(asked, str) or asked == "auto":
+    if not isinstance(executor, str) or executor == "auto":
         return None
-    select.EXECUTORS.find(asked, recipe.folders)
-    return None if asked in select.BUILT_IN else asked
+    select.EXECUTORS.find(executor, recipe.folders)
+    return None if executor in select.BUILT_IN else executor
