@@ -1,1 +1,1 @@
-"""The same methods across machines: sites and a server on Flower (`pip install 'fedhead[flower]'`)."""
+"""Deployments on Flower: a server and sites on several machines (`pip install 'fedhead[flower]'`)."""

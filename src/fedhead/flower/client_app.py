@@ -1,4 +1,4 @@
-"""The ClientApp: `fedhead.flower.client_app:app` in a project's pyproject.toml."""
+"""Flower ClientApp: `fedhead.flower.client_app:app` in a project's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ app = ClientApp()
 @app.train("work")
 @app.evaluate("test")
 def handle(message: Message, context: Context) -> Message:
-    """Carry out a request of the server's in the site's worker."""
+    """Forward a request of the server to the site's worker and return the reply."""
     site = str(context.node_config.get("site", ""))
     try:
         if not site:
             raise ValueError("this node has no site: start it with --node-config 'site=\"/path/to/site.yaml\"'")
         content = worker_client.ask(message.content, site)
-    except Exception as error:  # Flower would send its text to the server
+    except Exception as error:  # Flower would send the error text to the server
         raise RuntimeError(site_errors.describe(*site_errors.record(site, error))) from None
     return Message(content, reply_to=message)

@@ -1,4 +1,4 @@
-"""Configuration files of a deployment: `server.yaml` of the server, `site.yaml` of each site, checked when read."""
+"""Config files of a deployment: `server.yaml` of the server and `site.yaml` of each site, validated when read."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedhead.recipes.yaml_text import read_yaml
 SiteName = Annotated[
     str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
 ]
-RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
+RECIPE_DATA = "recipe"  # instead of a path: the site's shard of the recipe's data set
 
 
 def refuse_other_clients(assignments: Sequence[str], sites: Sequence[str]) -> None:
-    """Refuse KEY=VALUE words with another number of clients than there are sites, each of which is one.
+    """Check that KEY=VALUE assignments don't set another number of clients than the number of sites.
 
     Raises:
-        BadInput: They contradict the list of sites.
+        BadInput: If they contradict the list of sites.
     """
     clients = dict(map(assignment, assignments)).get("clients", len(sites))
     if clients != len(sites):
@@ -39,16 +39,16 @@ def refuse_other_clients(assignments: Sequence[str], sites: Sequence[str]) -> No
 
 @dataclass(frozen=True)
 class _File:
-    """A YAML file of flat keys; paths in it are relative to its folder."""
+    """YAML file of flat keys, with paths relative to its folder."""
 
     path: Path
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read and check a file."""
+        """Read and validate a file."""
         try:
             path = Path(path).expanduser().resolve()
-        except (OSError, RuntimeError) as error:  # links that lead in a circle, a user who has no home
+        except (OSError, RuntimeError) as error:  # circular links, a user without a home folder
             raise BadInput(f"{path} can't be read: {error}") from error
         entries = read_yaml(read_text(path), str(path))
         if not isinstance(entries, dict):
@@ -59,29 +59,29 @@ class _File:
             raise BadInput(f"{path}: {error}") from error
 
     def at(self, place: str) -> Path:
-        """Return the full path of a place that the file names."""
-        return self.path.parent / os.path.expanduser(place)  # unlike pathlib's it takes any text
+        """Resolve a path of the file."""
+        return self.path.parent / os.path.expanduser(place)  # accepts any string, unlike pathlib's
 
 
 @dataclass(frozen=True)
 class ServerFile(_File, Timeouts):
-    """The run, its sites, and how long the server waits for them."""
+    """Recipe, sites and timeouts of a deployed run."""
 
-    recipe: str  # what is trained: a recipe's name or file
-    sites: tuple[SiteName, ...]  # their names; a site's place in the list decides its batches
-    out: str = "run"  # the run folder
-    set: tuple[str, ...] = ()  # key=value on top of the recipe
-    # number or names; null: as the recipe's data set has
+    recipe: str  # name or file of a recipe
+    sites: tuple[SiteName, ...]  # names; the position of a site determines its batches
+    out: str = "run"  # run folder
+    set: tuple[str, ...] = ()  # key=value overrides of the recipe
+    # number or names; null: those of the recipe's data set
     classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
-    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample, (channels, height, width) for images
+    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of a sample, (channels, height, width) for images
     normalize: str | None = None  # a named normalization
-    test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, file.py:function, or recipe
-    public: str | None = None  # samples that all parties hold, likewise
+    test: str | None = None  # the server's test samples: an .npz, a folder, a CSV, file.py:function, or recipe
+    public: str | None = None  # samples shared by all parties, in the same formats
     data: str | None = None  # folder of the recipe's data set
-    allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
-    max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # the most memory that building a site's own model may take
-    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
-    keys: str | None = None  # the folder of the sites' public keys, NAME.pub: a site's name belongs to its key
+    allow: tuple[str, ...] = ()  # modules and files outside fedhead that a site's model may use
+    max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # memory limit for building a site's model
+    allow_changed_code: bool = False  # resume even if the user's code has changed
+    keys: str | None = None  # folder of the sites' public keys, NAME.pub, which authenticate names
 
     def __post_init__(self) -> None:
         if len(set(self.sites)) != len(self.sites) or not self.sites:
@@ -95,7 +95,7 @@ class ServerFile(_File, Timeouts):
             raise BadInput(f"set: {error}") from error
 
     def recipe_of_run(self) -> Recipe:
-        """Return the recipe, with as many clients as there are sites."""
+        """Return the recipe with one client per site."""
         beside = self.at(self.recipe)
         recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
         recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
@@ -110,19 +110,19 @@ class SiteFile(_File, Policy):
 
     name: SiteName  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
-    test: str | None = None  # the site's own test samples, likewise
-    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its own samples
+    test: str | None = None  # the site's test samples, in the same formats
+    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its samples
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
     min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
-    state: str = "state"  # the folder of what must not be lost
-    model: str | None = None  # its own architecture …
+    state: str = "state"  # folder of persistent state
+    model: str | None = None  # architecture of the site …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
 
     def own_model(self) -> dict[str, Any]:
-        """Return the recipe keys that the site replaces."""
+        """Return the recipe keys that the site overrides."""
         keys: dict[str, Any] = {} if self.model is None else {"model": self.model}
         return keys | {f"model.{word}": value for word, value in self.model_parameters.items()}

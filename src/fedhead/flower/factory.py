@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # -- sites ------------------------------------------------------------------------------------------
 def site_of(path: str) -> Site:
-    """Return the site of a site.yaml, which answers with the reason if it can't be read."""
+    """Create the site of a site.yaml; if the file is invalid, the site replies with an error."""
     try:
         return site(SiteFile.read(path))
     except BadInput as error:
@@ -55,11 +55,11 @@ def site_of(path: str) -> Site:
 
 
 def site(file: SiteFile) -> Site:
-    """Return the site of a site.yaml."""
+    """Create the site of a site.yaml."""
     if file.threads is not None:
         torch.set_num_threads(file.threads)
 
-    kept: dict[str, SiteRun] = {}  # a worker answers many requests of one run: data and model are made once
+    kept: dict[str, SiteRun] = {}  # cache of data and model for the requests of one run
 
     def site_run(spec: RunSpec, number: int) -> SiteRun:
         key = json.dumps(to_json(spec), sort_keys=True)
@@ -102,12 +102,12 @@ def site(file: SiteFile) -> Site:
 
 # -- server -----------------------------------------------------------------------------------------
 def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | None = None) -> RunSpec:
-    """Return what all parties must agree on.
+    """Return the specification that all parties of a run share.
 
     Args:
-        file: The server's settings.
-        experiment: The run's identity, where it is resumed; None: a new one.
-        recipe: The recipe, which knows where the run's own code is; None: as the file names it.
+        file: Config of the server.
+        experiment: Identity of a resumed run; None: a new one.
+        recipe: Recipe with the search path of the user's code; None: the recipe of the file.
     """
     recipe = recipe or file.recipe_of_run()
     if recipe.validation is not None:
@@ -146,7 +146,7 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
 
 
 def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
-    """Return the recipe's data where the server tests on it; None where it does not."""
+    """Return the recipe's data if the server tests on it, else None."""
     return recipe_data.federation(recipe, file.data) if file.test == RECIPE_DATA else None
 
 
@@ -158,14 +158,14 @@ def transport(
     grid: Grid,
     log: Callable[[str], None] = print,
 ) -> FlowerTransport:
-    """Return the server's way to the sites of a run.
+    """Create the server's transport to the sites of a run.
 
     Args:
-        file: The server's settings.
-        spec: What all parties agree on.
-        recipe: What is run.
-        whole: The recipe's data, as `server_data` returns it.
-        grid: Flower's way to the sites' nodes.
+        file: Config of the server.
+        spec: Specification of the run.
+        recipe: Recipe of the run.
+        whole: Data of the recipe, from `server_data`.
+        grid: Flower grid of the nodes.
         log: Called with one line per event.
     """
     experiment = experiment_of(recipe, spec)
@@ -178,58 +178,58 @@ def transport(
         test, _ = own_data.load(file.test, spec, file.path.parent)
     pool = None if test is None else Pool(test, spec.transform())
 
-    def models(own: Mapping[str, Any]) -> Sequence[SplitModel]:
-        if not own:
+    def models(overrides: Mapping[str, Any]) -> Sequence[SplitModel]:
+        if not overrides:
             return experiment.models
-        _check_own_model(own, file.allow)
-        return experiment_of(recipe, spec, own).models
+        _check_own_model(overrides, file.allow)
+        return experiment_of(recipe, spec, overrides).models
 
     dry_run = DryRun(spec, experiment, models, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
     return FlowerTransport(grid, spec, dry_run, file, pool, log, keys)
 
 
-# -- code that fedhead does not bring ---------------------------------------------------------------
+# -- code outside fedhead ---------------------------------------------------------------------------
 SITE_KINDS = ("method", "stage", "model", "head", "upload")
 FOREIGN = "the run names code that this site's site.yaml does not allow"
 FOREIGN_MODEL = "the site's own model names code that the server's server.yaml does not allow"
 
 
 def _check_code(recipe: Recipe, spec: RunSpec, file: SiteFile) -> None:
-    """Refuse code that the site does not allow, before any of it is imported, and code that is not the server's."""
+    """Check, before any import, that the site allows the recipe's code and has the server's version of it."""
     data = ("dataset", "partition") if file.data == RECIPE_DATA else ()
     components.refuse_foreign(recipe, [*SITE_KINDS, *data], file.allow, FOREIGN)
-    own = _digests(recipe)
+    digests = _digests(recipe)
     for name, digest in spec.code.items():
-        if own.get(name) != digest:
+        if digests.get(name) != digest:
             raise BadInput(f"{name} is not the same code at this site as at the server: install the server's version")
 
 
-def _check_own_model(own: Mapping[str, Any], allow: Sequence[str]) -> None:
-    if any(key != "model" and not key.startswith("model.") for key in own):
+def _check_own_model(overrides: Mapping[str, Any], allow: Sequence[str]) -> None:
+    if any(key != "model" and not key.startswith("model.") for key in overrides):
         raise BadInput("the site replaces keys of the recipe that are no model's")
-    components.refuse_foreign(Recipe.from_flat(own), ["model", "head"], allow, FOREIGN_MODEL)
+    components.refuse_foreign(Recipe.from_flat(overrides), ["model", "head"], allow, FOREIGN_MODEL)
 
 
 def _digests(recipe: Recipe) -> dict[str, str]:
-    """Return digests of the code that sites run and fedhead does not bring, by name."""
-    found = components.sources(recipe, kinds=SITE_KINDS)
-    return {entry["name"]: entry["digest"] for entry in found if "digest" in entry}
+    """Return digests of the code outside fedhead that sites run, by component."""
+    sources = components.sources(recipe, kinds=SITE_KINDS)
+    return {entry["name"]: entry["digest"] for entry in sources if "digest" in entry}
 
 
 def _of_site(recipe: Recipe) -> Recipe:
-    """Return the recipe without what the server alone does."""
+    """Return the recipe without keys that only affect the server."""
     return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None, sampler=None)
 
 
 # -- both -------------------------------------------------------------------------------------------
 def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None = None) -> Experiment:
-    """Build the experiment of a run; refuses what does not go together.
+    """Build and validate the experiment of a run.
 
     Args:
-        recipe: What is run.
-        spec: What all parties agree on.
-        own: The recipe keys that a site with its own architecture replaces.
+        recipe: Recipe of the run.
+        spec: Specification of the run.
+        own: Recipe keys that a site with its own architecture overrides.
     """
     if own:
         keys = {

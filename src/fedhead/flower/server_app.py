@@ -1,4 +1,4 @@
-"""The ServerApp that Flower runs beside the SuperLink: `fedhead.flower.server_app:app` in a pyproject.toml."""
+"""Flower ServerApp: `fedhead.flower.server_app:app` in a project's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
-LINE = 2000  # the longest line of the log
+LINE = 2000  # length limit of a log line
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carry out the run that `server` (a path to server.yaml on this machine) describes; `resume` goes on with it."""
+    """Run the server of the config `server` (path to server.yaml on this machine); `resume` resumes the run."""
     from fedhead.core.system.errors import BadInput, FedheadError
     from fedhead.core.system.process import ProcessIdentity, exit_with
     from fedhead.core.system.text import printable
@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
 
     def log(text: str) -> None:
         line = printable(text, LINE)
-        print(f"fedhead: {line}", flush=True)  # Flower shows this output only to `flwr log`
+        print(f"fedhead: {line}", flush=True)  # visible in `flwr log` only
         if copy:
             with open(copy, "a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%H:%M:%S')} {line}\n")
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             now.write(status_file)
 
     tell(status)
-    exit_with(ProcessIdentity.of(os.getppid()))  # without its link it would wait for ever, and hold the run folder
+    exit_with(ProcessIdentity.of(os.getppid()))  # else it would wait forever and lock the run folder
     path = context.run_config.get("server")
     try:
         if not path:

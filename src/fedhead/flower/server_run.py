@@ -1,4 +1,4 @@
-"""The server's whole run in its run folder: the files of a simulation, with a checkpoint per round."""
+"""Server's run in its run folder: the files of a simulation, with a checkpoint per round."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 
 
 def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str], None] = print) -> Row:
-    """Carry out the run of a server.yaml over a grid; with `resume` it goes on from its last checkpoint."""
+    """Run a server.yaml over a grid, from the start or, with `resume`, from the last checkpoint."""
     out = file.at(file.out)
     run = ServerWriter(file, resume)
     if run.result is not None:
         log(f"{out} holds a finished run already")
         return run.result
-    torch.set_num_threads(1)  # the server adds up; its clients compute
+    torch.set_num_threads(1)  # the server only aggregates
     as_now = {"executor": FlowerTransport.name, "sites": list(file.sites)}
     if any(run.environment.get(name, value) != value for name, value in as_now.items()):
         raise BadInput(
@@ -62,10 +62,10 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
 
 
 def _check_first_weights(clients: Clients) -> None:
-    """Refuse first weights for a method whose clients' states begin with them: only the server has the file."""
+    """Check that no client state depends on the initial weights, whose file only the server has."""
     method, task, w = clients.method, clients.task, clients.initial[0]
-    one, other = (method.init_client(start, task).leaves() for start in (w, w + 1))
-    if any(not torch.equal(t, other[name]) for name, t in one.items()):
+    first, second = (method.init_client(start, task).leaves() for start in (w, w + 1))
+    if any(not torch.equal(t, second[name]) for name, t in first.items()):
         raise BadInput(
             f"weights: {method.name} keeps a model at its sites that begins with the first weights, and only the "
             "server has these: leave weights out"
@@ -73,11 +73,11 @@ def _check_first_weights(clients: Clients) -> None:
 
 
 class ServerWriter(RunWriter):
-    """The run folder of a server: the sites keep the clients' states, for one round back and no more.
+    """Run folder of a server; the sites store the client states, of the last accepted round only.
 
     Args:
-        file: The server's settings.
-        resume: Continue the run that was stopped there, if there is one.
+        file: Config of the server.
+        resume: Resume an interrupted run, if the folder holds one.
     """
 
     always = True
@@ -88,20 +88,20 @@ class ServerWriter(RunWriter):
         self._sites = len(file.sites)
 
     def state(self, server: Tree, clients: Mapping[int, Any]) -> Tree:
-        """Return the server's state, and the round whose state counts at each site."""
+        """Return the server state and the version of each site's valid state."""
         accepted = torch.tensor([clients.get(k, 0) for k in range(self._sites)])
         return Tree(server=server, clients=Tree(), accepted=accepted)
 
     def clients(self, state: Tree) -> dict[int, Any]:
-        """Return the round whose state counts at each site."""
+        """Return the version of each site's valid state."""
         return {k: int(r) for k, r in enumerate(state["accepted"])}
 
     def start(self, name: str, resume: Snapshot | None) -> None:
-        """Do nothing: the environment was recorded before."""
+        """Do nothing: the environment is already recorded."""
 
 
 class ServerLog(Observer):
-    """The operator's lines about a run.
+    """Log of a run for the operator.
 
     Args:
         log: Called with each line.
@@ -123,7 +123,7 @@ class ServerLog(Observer):
 
 @contextmanager
 def _disk(out: Path) -> Iterator[None]:
-    """Name a disk that can't be written to, so that the operator knows what to fix before resuming."""
+    """Convert disk errors to one that tells the operator what to fix before resuming."""
     try:
         yield
     except (OSError, SafetensorError) as error:

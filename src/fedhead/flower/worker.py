@@ -1,7 +1,7 @@
-"""A site's worker: a process with torch and the data loaded that answers one request after another.
+"""Worker of a site: a process with torch and the data loaded that handles requests sequentially.
 
-It is started by the ClientApp of the first request and leaves with the SuperNode, or after an idle time. A
-changed site.yaml is read again; a new version of fedhead is taken up when the SuperNode is started anew.
+The ClientApp of the first request starts it. It exits with the SuperNode, or when idle. A changed site.yaml is
+reloaded; a new version of fedhead needs a restart of the SuperNode.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ LOOK_SECONDS = 0.5
 
 
 def main(site: str, path: str, parent: int) -> None:
-    """Answer requests at the socket until the parent has ended or no request has come for a long time."""
+    """Handle requests on the socket until the parent exits or the idle timeout."""
     mark, place = ProcessIdentity.of(parent), Path(path)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
         before = os.umask(0o177)
-        listener.bind(path)  # before torch is loaded: whoever asks may queue up from now on
+        listener.bind(path)  # before loading torch, so that requests can queue
         os.umask(before)
         listener.listen()
         listener.settimeout(LOOK_SECONDS)
-        exit_with(mark, lambda: place.unlink(missing_ok=True))  # no process would receive the response
+        exit_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would receive the response
         try:
             _serve(listener, site)
         finally:
@@ -42,7 +42,7 @@ def _serve(listener: socket.socket, site: str) -> None:
     from fedhead.flower.site.client_handler import respond
 
     tune_malloc()
-    made, read_at, asked_at = None, 0.0, time.monotonic()
+    handler, read_at, asked_at = None, 0.0, time.monotonic()
     while time.monotonic() - asked_at < IDLE_SECONDS:
         try:
             accepted, _ = listener.accept()
@@ -52,10 +52,10 @@ def _serve(listener: socket.socket, site: str) -> None:
         with Connection(accepted.detach()) as connection, contextlib.suppress(EOFError, OSError):
             content = connection.recv()
             changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
-            if made is None or changed_at != read_at:
-                made = site_of(site)
+            if handler is None or changed_at != read_at:
+                handler = site_of(site)
                 read_at = changed_at
-            connection.send(respond(content, made))
+            connection.send(respond(content, handler))
         asked_at = time.monotonic()
 
 

@@ -74,19 +74,19 @@ class RunFolder:
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
         """Check that a folder is free for a new run."""
-        names = _contents(Path(path))
-        if CONFIG in names:
-            if RESULT in names:
+        held = _contents(Path(path))
+        if CONFIG in held:
+            if RESULT in held:
                 state = "a finished run"
                 fix = "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
-            elif DIVERGED in names:
+            elif DIVERGED in held:
                 state, fix = "a run that diverged", "select another folder with --out"
             else:
                 state = "an unfinished run"
                 fix = "continue it with --resume (resume=True in Python) or select another --out"
             raise BadInput(f"{path} holds {state} already: {fix}")
-        if names:
-            raise BadInput(f"{path} is not empty and holds no run (has {names[0]}): select another folder with --out")
+        if held:
+            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
 
     @staticmethod
     def holds_run(path: str | Path) -> bool:

@@ -1,1 +1,1 @@
-"""The server of a deployment on Flower."""
+"""Server of a deployment on Flower."""

@@ -1,4 +1,4 @@
-"""Dry run of each client on a blank sample, from which the server knows the form of a valid reply."""
+"""Dry run of each client on a blank sample, which gives the server the schema of valid replies."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from fedhead.flower.wire.protocol import RunSpec
 from fedhead.models.allocation_limit import AllocationLimit
 from fedhead.models.split_model import SplitModel
 
-MODEL_MB = 1024  # the largest model of a site's own, unless server.yaml says otherwise
-MODEL_CHARACTERS = 4096  # of its name and parameters, as JSON
+MODEL_MB = 1024  # default memory limit for building a site's model
+MODEL_CHARACTERS = 4096  # limit of its name and parameters as JSON
 
 
 class DryRun:
-    """The clients as the server knows them: each with its architecture and one blank sample.
+    """Server-side clients: each has its architecture and one blank sample.
 
     Args:
-        spec: What all parties of the run agree on.
-        experiment: What is run.
-        models: The architectures, from the recipe keys that a site replaces; client i has model i mod n.
-        public: The samples that all parties hold.
-        max_model_mb: The most memory that building a site's own model may take.
+        spec: Specification of the run.
+        experiment: Experiment of the run.
+        models: Returns the architectures for the recipe keys that a site overrides; client i has model i mod n.
+        public: Samples shared by all parties.
+        max_model_mb: Memory limit for building a site's model.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class DryRun:
             ("{}", place): model for place, model in enumerate(models({}))
         }
         self._recipe = list(self._models)
-        self._kinds = [self._recipe[k % len(self._recipe)] for k in range(len(spec.sites))]  # of each client
+        self._kinds = [self._recipe[k % len(self._recipe)] for k in range(len(spec.sites))]  # by client
         self._replies: dict[tuple[str, tuple[str, int]], Tree] = {}
         self.clients = self._clients(self._models, self._kinds)
 
     def assign(self, client: int, own: Mapping[str, Any]) -> None:
-        """Note a client's architecture.
+        """Set the architecture of a client.
 
         Args:
-            client: The client's number.
-            own: The recipe keys that it replaces, as its site sent them; none: it has the recipe's model.
+            client: Number of the client.
+            own: Recipe keys that its site overrides; empty: the recipe's model.
 
         Raises:
-            BadInput: If it is too large, can't be built, or can't be trained beside the others'.
+            BadInput: If the model is too large, can't be built, or can't be trained with the others.
         """
         try:
             text = json.dumps(dict(own), sort_keys=True)
@@ -89,15 +89,15 @@ class DryRun:
             if kinds != self._kinds:
                 known = {**self._models, kind: choices[kind[1]]}
                 models = {kept: known[kept] for kept in dict.fromkeys([*self._recipe, *kinds])}
-                self.clients = self._clients(models, kinds)  # refuses what can't go together
+                self.clients = self._clients(models, kinds)  # raises an error for incompatible models
                 self._models, self._kinds = models, kinds
         except FedheadError:
             raise
-        except Exception as error:  # a site may ask for anything
+        except Exception as error:  # a site may send anything
             raise BadInput(f"its model can't be used: {printable(error, 200)}") from error
 
     def _own(self, own: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
-        """Return the architectures that a site asks for."""
+        """Build the architectures that a site requests."""
         if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
         with AllocationLimit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
@@ -116,13 +116,13 @@ class DryRun:
         return Clients(experiment, self._federation, all_here=False)
 
     def check(self, stage: Stage) -> None:
-        """Refuse a stage that does not go with the models; whether sites have test samples of their own is theirs."""
+        """Check that a stage is compatible with the models; the sites check their test samples."""
         federation = replace(self._federation, client_test=self._federation.rows)
         training_objective.check(stage, federation.objective, self.clients.task.local)
         stage.check(list(self._models.values()), federation)
 
     def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
-        """Return a client's reply in an exchange, with tensors on the meta device."""
+        """Return the reply of a client in an exchange, with tensors on the meta device."""
         key = (f"{type(algorithm).__name__}:{algorithm.name}", self._kinds[client])
         if key not in self._replies:
             clients = self.clients

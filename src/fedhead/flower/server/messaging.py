@@ -1,4 +1,4 @@
-"""Messaging: requests to nodes and their answers, over a Flower grid, with a deadline and a short poll of our own."""
+"""Messaging: requests to nodes and their replies over a Flower grid, with a deadline and frequent polling."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: fedhead decides about the deadline
+SPARE_SECONDS = 60.0  # Flower's deadline is later than ours, so that ours applies
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no response, and which site said so, if one did."""
+    """Reason of a missing response, and the site that reported it, if any."""
 
     reason: str
     site: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("reason", "site"):  # parts of both may come from a site, which may send anything
+        for name in ("reason", "site"):  # both may come from a site, which may send anything
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def line(self) -> str:
-        """The reason under the site's name, for the operator."""
+        """Reason with the site's name, for the operator."""
         return f"site {self.site}: {self.reason}" if self.site else self.reason
 
 
@@ -43,24 +43,24 @@ Answer = tuple[Response, dict[str, Tree]]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A request to a node, with its tensors."""
+    """Request to a node, with its tensors."""
 
     node: int
     request: Request
     trees: Mapping[str, Tree] = field(default_factory=dict)
-    expected: Mapping[str, Tree] = field(default_factory=dict)  # the form of the trees that the answer may hold
+    expected: Mapping[str, Tree] = field(default_factory=dict)  # schema of the reply's trees
 
 
 def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
-    """Send every message and wait at most so long; return each key's response with its trees, or its failure.
+    """Send messages and wait for the responses; return by key the response with its trees, or the failure.
 
-    `Grid.send_and_receive` would look only every three seconds.
+    `Grid.send_and_receive` polls only every three seconds.
 
     Args:
-        grid: The nodes.
-        poll: Seconds between two looks.
-        outgoing: The messages by key.
-        seconds: How long to wait.
+        grid: Flower grid.
+        poll: Seconds between two polls.
+        outgoing: Messages by key.
+        seconds: Deadline.
     """
     from flwr.app import Message
 
@@ -76,23 +76,23 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
         )
         for message in outgoing.values()
     ]
-    found: dict[int, Answer | Failure] = {}
+    answers: dict[int, Answer | Failure] = {}
     pending: dict[str, int] = {}
     for key, message_id in zip(outgoing, grid.push_messages(messages), strict=True):
         if message_id:
             pending[message_id] = key
         else:
-            found[key] = Failure("the message could not be sent")
+            answers[key] = Failure("the message could not be sent")
     deadline = time.monotonic() + seconds
     while pending and time.monotonic() < deadline:
         for reply in grid.pull_messages(list(pending)):
-            # an error that Flower itself reports comes from no node: only the id says whose message it answers
+            # Flower's own errors come from no node: only the message id identifies the request.
             key_of = pending.pop(reply.metadata.reply_to_message_id, None)
             if key_of is not None:
-                found[key_of] = _read(reply, outgoing[key_of].expected)
+                answers[key_of] = _read(reply, outgoing[key_of].expected)
         if pending:
             time.sleep(poll)
-    return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
+    return answers | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
 def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
@@ -103,7 +103,7 @@ def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
         response = read_response(header)
     except FedheadError as error:
         return Failure(str(error))
-    except Exception as error:  # whatever a site sends, it must not end the run of the others
+    except Exception as error:  # an invalid reply must not end the run
         return Failure(f"its message can't be read ({type(error).__name__})")
     if response.problem is None:
         return response, trees

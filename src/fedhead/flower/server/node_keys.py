@@ -1,4 +1,4 @@
-"""Keys of sites and of nodes: a site's name belongs to the public key that was registered for it."""
+"""Public keys of sites and nodes, which authenticate the names of sites."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def site_keys(folder: Path, sites: Sequence[str]) -> dict[str, bytes]:
-    """Return the public key of each site from NAME.pub in a folder; nothing where there is no such folder."""
+    """Read the public key of each site from NAME.pub in a folder; empty if the folder is missing."""
     return {site: public_key(folder / f"{site}.pub") for site in sites} if folder.is_dir() else {}
 
 
 def public_key(path: Path) -> bytes:
-    """Read a public key in OpenSSH's format, as the PEM that Flower keeps of a node.
+    """Read a public key in OpenSSH format and convert it to PEM, Flower's format.
 
     Raises:
         BadInput: If the file can't be read or is no public key.
@@ -34,12 +34,12 @@ def public_key(path: Path) -> bytes:
 
 
 def node_keys(grid: Grid) -> dict[int, bytes]:
-    """Return the public key of each connected node, with which the SuperLink authenticates all that it sends.
+    """Return the public key of each connected node, by which the SuperLink authenticates its messages.
 
     Raises:
         FedheadError: If this version of Flower does not provide them.
     """
-    nodes = getattr(grid, "get_nodes", None)  # of the grid that a deployment has; a simulation's has no keys
+    nodes = getattr(grid, "get_nodes", None)  # only the grid of a deployment has keys
     if nodes is None:
         raise FedheadError("this grid does not provide the nodes' keys: use flwr 1.41, or run with insecure=true")
     return {node.node_id: node.public_key for node in nodes()}

@@ -1,4 +1,4 @@
-"""Registry of Flower's nodes by site, with what each site said of itself."""
+"""Registry of Flower nodes by site."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass, field
 from fedhead.flower.server.messaging import Failure
 from fedhead.flower.wire.protocol import Response
 
-RETRY_SECONDS, LONGEST_RETRY = 60.0, 3600.0  # until a refused node is asked again, twice as long each time
+RETRY_SECONDS, LONGEST_RETRY = 60.0, 3600.0  # exponential backoff for refused nodes
 
 
 @dataclass
 class NodeRegistry:
-    """The sites by name; a node is only their present address, and changes when a site is started anew."""
+    """Sites and their current nodes; a restarted site has a new node."""
 
     sites: list[str]
-    keys: Mapping[str, bytes] = field(default_factory=dict)  # a site's public key; empty where nodes have none
-    nodes: dict[str, int] = field(default_factory=dict)  # a site's node
-    hellos: dict[str, Response] = field(default_factory=dict)  # what a site said when it came
-    refused: dict[int, Failure] = field(default_factory=dict)  # nodes that can't take part, and why
-    rivals: dict[int, str] = field(default_factory=dict)  # nodes that came with the name of a site that is here
-    # when a refused node is asked again, and after how long a wait
+    keys: Mapping[str, bytes] = field(default_factory=dict)  # public keys by site; empty without authentication
+    nodes: dict[str, int] = field(default_factory=dict)  # current node by site
+    hellos: dict[str, Response] = field(default_factory=dict)  # first response by site
+    refused: dict[int, Failure] = field(default_factory=dict)  # reasons of refused nodes
+    rivals: dict[int, str] = field(default_factory=dict)  # nodes with the name of a connected site
+    # Time of the next request to a refused node, and the current backoff.
     retries: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def unknown_nodes(self, connected: set[int]) -> list[int]:
-        """Return connected nodes that have not been asked who they are."""
+        """Return connected nodes whose site is unknown, or that are due for a retry."""
         again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
-        # a node that said why it can't take part may have been fixed; one that said nothing would be waited for again
+        # Retry nodes that reported a reason, which may be fixed now; a silent node would only cause another timeout.
         again |= {n for n, why in self.refused.items() if why.site and time.monotonic() >= self.retries[n][0]}
-        # a node may come back fixed, and a rival whose name is free now may be the site's new node
+        # A node may reconnect after a fix, and a rival may be the site's new node once the name is free.
         self.refused = {n: why for n, why in self.refused.items() if n in connected and n not in again}
         self.rivals = {n: name for n, name in self.rivals.items() if n in self.refused}
         known = set(self.nodes.values()) | self.refused.keys()
         return sorted(connected - known)
 
     def refusal(self, node: int, name: str, keys: Mapping[int, bytes], connected: set[int]) -> Failure | None:
-        """Return why a node can't have a site's name, None if it can.
+        """Return the reason why a node can't use a site's name; None if it can.
 
         Args:
-            node: The node that uses the name.
-            name: A site's name.
-            keys: The nodes' public keys.
-            connected: The nodes that are there now: a site that is among them keeps its name.
+            node: Node that uses the name.
+            name: Name of a site.
+            keys: Public keys by node.
+            connected: Connected nodes; a connected site keeps its name.
         """
         if name in self.keys and keys.get(node) != self.keys[name]:
             return Failure(f"it calls itself {name}, but its key is not the one that was registered for {name}")
@@ -54,19 +54,19 @@ class NodeRegistry:
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
     def refuse(self, node: int, failure: Failure, key: bytes | None = None) -> Failure:
-        """Note why a node can't take part; if a site said so, it is asked again after a while.
+        """Record a refused node; it is retried later if a site reported the reason.
 
         Args:
-            node: The node.
-            failure: The reason, with the name that the node gave.
-            key: The node's public key, which says which site it is whatever it calls itself; None: it has none.
+            node: Refused node.
+            failure: Reason, with the name that the node used.
+            key: Public key of the node, which identifies its site; None: no authentication.
 
         Returns:
-            The reason with the name that is known to be the node's.
+            The reason with the authenticated name of the node.
         """
         if self.keys:
-            owner = next((name for name, own in self.keys.items() if own == key), None)
-            if failure.site != owner:  # what it says must not be held against the site whose name it gave
+            owner = next((name for name, site_key in self.keys.items() if site_key == key), None)
+            if failure.site != owner:  # don't blame the site whose name it used
                 failure = Failure(Failure(failure.reason, owner).line)
         self.refused[node] = failure
         _, waited = self.retries.get(node, (0.0, RETRY_SECONDS / 2))
@@ -75,11 +75,11 @@ class NodeRegistry:
         return failure
 
     def forget(self, name: str) -> None:
-        """Have a site's node asked again who it is and what it holds."""
+        """Remove a site's node, so that its name and data are requested again."""
         self.nodes.pop(name, None)
 
     def enter(self, node: int, response: Response) -> str | None:
-        """Register a node as the site that it names; returns a message for the operator, if there is one."""
+        """Register a node as its site; return a message for the operator, if any."""
         name = response.site
         before = self.nodes.get(name)
         self.retries.pop(node, None)
@@ -87,9 +87,9 @@ class NodeRegistry:
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
 
     def complete(self, present: list[int]) -> bool:
-        """Return whether every site has joined or has said why it can't."""
-        named = {failure.site for failure in self.refused.values()}
-        return all(k in present or name in named for k, name in enumerate(self.sites))
+        """Return whether every site has joined or was refused."""
+        refused_sites = {failure.site for failure in self.refused.values()}
+        return all(k in present or name in refused_sites for k, name in enumerate(self.sites))
 
     def present(self, connected: set[int]) -> list[int]:
         """Return the numbers of the sites that are connected and hold training data."""
@@ -100,6 +100,6 @@ class NodeRegistry:
         ]
 
     def tests(self, client: int) -> int:
-        """Return how many test samples a site has."""
+        """Return the number of test samples of a site."""
         hello = self.hellos.get(self.sites[client])
         return hello.tests if hello else 0

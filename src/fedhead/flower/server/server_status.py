@@ -11,15 +11,15 @@ from typing import Any
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.process import ProcessIdentity
 
-VARIABLE = "FEDHEAD_SERVER_STATUS"  # the environment variable that names the file
+VARIABLE = "FEDHEAD_SERVER_STATUS"  # environment variable with the path of the file
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Process of a run's server, and why it stopped."""
+    """Process of a run's server, and the reason of its failure."""
 
     process: ProcessIdentity
-    failure: str | None = None  # what the operator has to fix before resuming
+    failure: str | None = None  # to be fixed by the operator before resuming
 
     def write(self, path: str | Path) -> None:
         """Write the status atomically."""
@@ -28,7 +28,7 @@ class ServerStatus:
 
     @classmethod
     def read(cls, path: Path) -> ServerStatus | None:
-        """Read the status; None if the server has written none yet."""
+        """Read the status; None if the server has not written it yet."""
         if not path.exists():
             return None
         entry: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Deadlines of the server, and its quorum."""
+"""Timeouts of the server, and its quorum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedhead.core.components.ranges import Above, AtLeast
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Keys of server.yaml: deadlines of the server and its quorum."""
+    """Keys of server.yaml: timeouts of the server and its quorum."""
 
-    quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
-    round_seconds: Annotated[float, Above(0)] = 600.0  # for a site's response to any request
-    join_seconds: Annotated[float, Above(0)] = 120.0  # for all sites to come, and for a quorum to come back
-    attempts: Annotated[int, AtLeast(1)] = 3  # at a round without a quorum
+    quorum: Annotated[int, AtLeast(1)] = 1  # minimum number of sites of a round
+    round_seconds: Annotated[float, Above(0)] = 600.0  # timeout of a request
+    join_seconds: Annotated[float, Above(0)] = 120.0  # timeout for all sites to join, and for a quorum to return
+    attempts: Annotated[int, AtLeast(1)] = 3  # retries of a round without a quorum

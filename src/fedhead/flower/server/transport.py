@@ -1,8 +1,8 @@
-"""Flower's transport: the round loop's way to sites on other machines, by messages over a Flower grid.
+"""Flower transport of the round loop: messages to sites on other machines over a Flower grid.
 
-It finds out which node is which site, sends requests with a deadline, and says why a response is missing or is none;
-who takes part, which replies count and what is recorded is decided by the round loop, as in a simulation. The
-clients' states never come here: the sites store them, and the transport only notes which of them counts.
+It maps nodes to sites, sends requests with a deadline, and reports missing and invalid responses. As in a simulation,
+the round loop selects the cohort, accepts replies and records metrics. The sites store the client states; the transport
+only tracks which version of a state is valid.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from fedhead.metrics.registry import NO_METRICS, Metric
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response takes time on the network too
+GRACE = 5.0  # seconds added to the sites' deadline for the network
 
 
 class SiteStates(dict[int, int | str]):
-    """Label of each site's valid state: the number of the round or the name of the stage that it follows."""
+    """Version of each site's valid state: the round number or stage name after which it was stored."""
 
     def __missing__(self, client: int) -> int:
         return 0  # the initial state
 
     @property
     def kept(self) -> SiteStates:
-        """The states that are not initial."""
+        """States other than the initial ones."""
         return self
 
     def keep(self, clients: Sequence[int], kept: Sequence[int | str]) -> None:
-        """Replace what counts at these sites."""
+        """Set the valid state of these sites."""
         self.update(zip(clients, kept, strict=True))
 
     def copy(self) -> SiteStates:
@@ -70,13 +70,12 @@ class FlowerTransport(Transport):
 
     Args:
         grid: Flower's grid.
-        spec: What all parties of the run agree on.
-        dry_run: The clients as the server knows them.
-        timeouts: How long to wait, and for how many.
-        test: The server's own test samples.
-        log: Called with a line whenever the operator should know of something.
-        keys: By site, its public key: a node that uses the name with another key is refused. Empty for nodes without
-            keys.
+        spec: Specification of the run.
+        dry_run: Server-side clients.
+        timeouts: Timeouts and quorum.
+        test: Test samples of the server.
+        log: Called with each message for the operator.
+        keys: Public keys by site; a node with another key is refused. Empty: no authentication.
     """
 
     name = "flower"
@@ -98,45 +97,45 @@ class FlowerTransport(Transport):
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
-        self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # that sites report
+        self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # reported by sites
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
         self._log = log
 
     @property
     def clients(self) -> Clients:
-        """The clients as the server knows them: architectures and tasks, no data."""
+        """Server-side clients: architectures and tasks, without data."""
         return self.dry_run.clients
 
     def client_name(self, client: int) -> str:
-        """Return the site's name."""
+        """Return the name of a client's site."""
         return self.spec.sites[client]
 
     def log(self, line: str) -> None:
-        """Tell the operator."""
+        """Log a message for the operator."""
         self._log(line)
 
     def check(self, stage: Stage) -> None:
-        """Refuse oracles, and what does not go with the models."""
+        """Check that a stage is no oracle and is compatible with the models."""
         if stage.oracle:
             raise BadInput(f"stage {stage.name} needs all clients' data in one place: it is for simulations only")
         self.dry_run.check(stage)
 
-    # -- who is there -----------------------------------------------------------------------------
+    # -- connected sites --------------------------------------------------------------------------
     def begin(self) -> None:
-        """Wait for the sites: all of them, or after `join_seconds` a quorum."""
+        """Wait for all sites, or for a quorum after `join_seconds`."""
         self._gather()
 
     def present(self) -> list[int]:
-        """Return the sites that are connected and hold data; waits where they are fewer than the quorum."""
+        """Return the connected sites with data; wait for a quorum if necessary."""
         present = self._connected()
         return present if len(present) >= self.timeouts.quorum else self._gather()
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
-        """Return how many training samples these sites said they have when they came."""
+        """Return the numbers of training samples that these sites reported when joining."""
         return {k: self.nodes.hellos[self.spec.sites[k]].samples for k in present}
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
-        """Return why sites are not there: they are not connected, or were refused when they came."""
+        """Return the reasons of absent sites: not connected, or refused when joining."""
         refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
         names = {k: name for k, name in enumerate(self.spec.sites) if k not in present}
         return {k: refused.get(name, "it is not connected") for k, name in names.items()}
@@ -169,9 +168,9 @@ class FlowerTransport(Transport):
         return self.nodes.present(connected)
 
     def _greet(self, nodes: list[int], connected: set[int]) -> None:
-        """Ask nodes which site they are and what they hold."""
+        """Request the names and data summaries of nodes and register them."""
         request = Request("hello", self.spec, self.timeouts.join_seconds)
-        found: dict[int, Response] = {}
+        responses: dict[int, Response] = {}
         keys = node_keys(self.grid) if self.nodes.keys else {}
         outgoing = {node: Outgoing(node, request) for node in nodes}
 
@@ -189,9 +188,9 @@ class FlowerTransport(Transport):
             elif (why := self._mismatch(self.spec.number(reply[0].site), request, *reply)) is not None:
                 refuse(node, Failure(why, reply[0].site))
             else:
-                found[node] = reply[0]
-        names = [response.site for response in found.values()]
-        for node, response in found.items():
+                responses[node] = reply[0]
+        names = [response.site for response in responses.values()]
+        for node, response in responses.items():
             if names.count(response.site) > 1:
                 why = f"two nodes call themselves {response.site}: give each site its own name"
                 refuse(node, Failure(why, response.site))
@@ -206,7 +205,7 @@ class FlowerTransport(Transport):
 
     # -- exchanges --------------------------------------------------------------------------------
     def exchange(self, context: Context, cohort: list[int]) -> Received:
-        """Send each site of a cohort its work, and wait for the responses."""
+        """Send each site of a cohort its request and wait for the responses."""
         label = self._label(context.algorithm)
         downlink, outgoing = self._outgoing("work", context, cohort)
         outgoing = {
@@ -222,16 +221,16 @@ class FlowerTransport(Transport):
         return Received(ReplySet.of(replies), downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
 
     def schema(self, context: Context, client: int) -> Schema | None:
-        """Return what the site's reply must look like, from the dry run."""
+        """Return the schema of a site's reply, from the dry run."""
         return schema(self.dry_run.reply(context.algorithm, client, context.server))
 
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
-        """Have the sites test their own models, and store them at the end."""
+        """Request the sites to test their models, and to store them at the end."""
         label = self._label(context.algorithm)
-        asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
-        _, outgoing = self._outgoing("test", context, asked, deliver)
+        tested = [k for k in self._connected() if deliver or self.nodes.tests(k)]
+        _, outgoing = self._outgoing("test", context, tested, deliver)
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
@@ -252,10 +251,10 @@ class FlowerTransport(Transport):
     def _outgoing(
         self, kind: Literal["work", "test"], context: Context, clients: list[int], deliver: bool = False
     ) -> tuple[Downlink, dict[int, Outgoing]]:
-        """Return what clients receive, and the message to each of them."""
+        """Return the downlink, and the message to each client."""
         downlink = make_downlink(context.algorithm, context.server, clients, self.clients.task_of)
-        made = {}
-        for k, own in downlink.per_client.items():
+        messages = {}
+        for k, tree in downlink.per_client.items():
             kept = context.states[k]
             request = Request(
                 kind,
@@ -267,12 +266,12 @@ class FlowerTransport(Transport):
                 staged=isinstance(kept, str),
                 deliver=deliver,
             )
-            trees = {"broadcast": downlink.broadcast, "per_client": own}
-            made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
-        return downlink, made
+            trees = {"broadcast": downlink.broadcast, "per_client": tree}
+            messages[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
+        return downlink, messages
 
     def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Send requests to sites; return the answers that fit them, and why the others are missing or do not."""
+        """Send requests to sites; return the valid answers, and the reasons of missing or invalid ones."""
         answers, refused = dict[int, Answer](), dict[int, str]()
         seconds = self.timeouts.round_seconds + GRACE
         for k, answer in messaging.ask(self.grid, self.poll, outgoing, seconds).items():
@@ -285,9 +284,9 @@ class FlowerTransport(Transport):
         return answers, refused
 
     def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
-        """Return why a response is not the one that was asked for, None if it is.
+        """Return why a response does not match its request; None if it does.
 
-        A site whose data has changed is forgotten, so that it is asked again what it holds.
+        A site whose data has changed is removed from the registry, so that it joins again.
         """
         label, round = request.algorithm, request.round
         if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
@@ -313,14 +312,14 @@ class FlowerTransport(Transport):
         return None
 
     def _label(self, algorithm: Algorithm) -> str:
-        """Return the name of an exchange on the wire."""
+        """Return the label of an exchange on the wire."""
         if isinstance(algorithm, Method):
             return TRAIN
         known: Iterable[tuple[str, Algorithm]] = self._exchanges.items()
-        found = next((label for label, one in known if one == algorithm), None)
-        if found is None:
+        match = next((label for label, exchange in known if exchange == algorithm), None)
+        if match is None:
             raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
-        return found
+        return match
 
 
 def _where(label: str, round: int) -> str:

@@ -1,1 +1,1 @@
-"""A site of a deployment on Flower."""
+"""Site of a deployment on Flower."""

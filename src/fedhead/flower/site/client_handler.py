@@ -1,4 +1,4 @@
-"""From a Flower message to a Flower message: unpack, compute within the time, pack, and only then store."""
+"""Handler of Flower messages: unpack, compute within the deadline, pack, and only then store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def respond(content: RecordDict, site: Site, watchdog: bool = True) -> RecordDict:
     """Return the site's reply to a message's content.
 
-    What goes wrong is written in full into the site's own log; the server gets a code and a reference number.
+    Errors are written to the site's log; the server receives only a code and a reference number.
 
     Args:
-        content: The message's content.
-        site: The site that answers.
-        watchdog: Whether to end this process when the server's time for the request is over.
+        content: Content of the message.
+        site: Site that replies.
+        watchdog: Whether to end this process at the server's deadline.
     """
     header: dict[str, object] = {}
     try:
@@ -37,7 +37,7 @@ def respond(content: RecordDict, site: Site, watchdog: bool = True) -> RecordDic
             if commit is not None:
                 commit()
             return packed
-    except Exception as error:  # whatever it is, the others must go on, and the server learn of it
+    except Exception as error:  # the run continues; the server receives a code
         return _problem(site.name, header, *record(site.name, error))
 
 
@@ -47,7 +47,7 @@ def _problem(name: str, header: dict[str, object], code: str, reference: str) ->
     listed = spec.get("sites")
     number, algorithm = header.get("round"), header.get("algorithm")
     response = Response(
-        site=name if isinstance(listed, list) and name in listed else "",  # a name that the server does not know stays
+        site=name if isinstance(listed, list) and name in listed else "",  # unknown names stay here
         fedhead=version(),
         experiment=str(spec.get("experiment", "")),
         round=number if isinstance(number, int) else 0,
@@ -60,12 +60,12 @@ def _problem(name: str, header: dict[str, object], code: str, reference: str) ->
 
 @contextmanager
 def _within(seconds: float | None) -> Iterator[None]:
-    """End this process if the work takes longer, whatever it hangs in, to free the node for the next request."""
+    """End this process at the deadline, to free the node for the next request."""
     if seconds is None:
         yield
         return
-    # a timer in C: it goes off even where Python itself is stuck, and says where
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # 2: stderr itself, whatever sys.stderr is now
+    # A timer in C fires even if Python hangs, and prints the traceback.
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # 2: stderr, even if sys.stderr is replaced
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Policy of a site: what a server may ask of it, checked before anything of a request is executed."""
+"""Policy of a site: limits of a server's requests, checked before execution."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ from fedhead.stages import STAGES
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Keys of site.yaml that decide what a server may ask of the site."""
+    """Keys of site.yaml that limit the requests of a server."""
 
-    methods: tuple[str, ...] | None = None  # that the server may run; null: all that are fedhead's or allowed
-    stages: tuple[str, ...] | None = None  # likewise
-    models: tuple[str, ...] | None = None  # likewise; the site's own `model` is its own decision
-    paths: tuple[str, ...] = ()  # files and folders that the server may name as data set, with data: recipe
-    allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
-    min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are left out of statistics and prototypes
-    max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
-    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out, without a GPU's
-    report_train_loss: bool = True  # tell the server the mean loss of each round's training
-    report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
+    methods: tuple[str, ...] | None = None  # permitted methods; null: all of fedhead and of `allow`
+    stages: tuple[str, ...] | None = None  # permitted stages
+    models: tuple[str, ...] | None = None  # permitted models; the site's own `model` is always permitted
+    paths: tuple[str, ...] = ()  # permitted paths of the recipe's data set, with data: recipe
+    allow: tuple[str, ...] = ()  # permitted modules and files outside fedhead
+    min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are excluded from statistics and prototypes
+    max_seconds: Annotated[float, Above(0)] | None = None  # time limit of a request
+    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
+    report_train_loss: bool = True  # send the mean training loss of each round
+    report_metrics: bool = True  # send metrics on the site's test samples
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
-        """Refuse a run that the site does not allow.
+        """Check that the site permits a run.
 
         Args:
-            recipe: The server's recipe.
-            own: The recipe keys that the site replaces.
+            recipe: Recipe of the server.
+            own: Recipe keys that the site overrides.
 
         Raises:
-            SiteProblem: With the code `policy`, and with what is refused for the site's own log.
+            SiteProblem: With the code `policy`, and the reason for the site's log.
         """
-        named = components.named(recipe)
+        names = components.named(recipe)
         for registry, key in ((METHODS, "methods"), (STAGES, "stages"), (MODELS, "models")):
             allowed: Sequence[str] | None = getattr(self, key)
             if allowed is None or (registry is MODELS and "model" in own):
                 continue
-            _check_names([name for kind, name in named if kind is registry], allowed, registry.kind)
+            _check_names([name for kind, name in names if kind is registry], allowed, registry.kind)
 
     def check_earlier(self, stages: Sequence[Stage]) -> None:
-        """Refuse stages that the run's stages begin with, which a recipe does not name."""
-        earlier = [one for stage in stages if (one := stage.prerequisite()) is not None]
+        """Check that prerequisites of the run's stages, which a recipe does not name, are permitted."""
+        earlier = [first for stage in stages if (first := stage.prerequisite()) is not None]
         if self.stages is not None:
             _check_names([stage.name for stage in earlier], self.stages, "stage")
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:
-        """Refuse paths that are not allowed, whether or not anything is there: the server must not learn which.
+        """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.
 
         Args:
-            recipe: The server's recipe, whose data set and public samples the site takes.
-            folder: Folder that relative `paths` begin in.
+            recipe: Recipe of the server, whose data set and public samples the site uses.
+            folder: Base folder of relative `paths`.
 
         Raises:
             SiteProblem: With the code `policy`.
@@ -76,16 +76,16 @@ class Policy:
             if not any(Path(name).resolve().is_relative_to(place) for place in allowed):
                 raise SiteProblem("policy", f"the run's data set {name!r} is not among 'paths' in site.yaml")
 
-    def seconds(self, asked: float | None) -> float | None:
-        """Return after how long a request is ended, from the server's limit; None: never."""
-        return min((limit for limit in (asked, self.max_seconds) if limit is not None), default=None)
+    def seconds(self, limit_of_server: float | None) -> float | None:
+        """Return the time limit of a request, given the server's limit; None: no limit."""
+        return min((limit for limit in (limit_of_server, self.max_seconds) if limit is not None), default=None)
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Let this process have no more memory than allowed, as long as the context lasts.
+        """Limit the memory of this process inside the block.
 
-        The limit is the kernel's (RLIMIT_DATA): it holds for all that the process has allocated, torch and data
-        included. An allocation beyond it fails, and the request with it.
+        The kernel's limit (RLIMIT_DATA) applies to all allocations of the process, including torch and data. A larger
+        allocation fails, and so does the request.
         """
         if self.max_memory_mb is None:
             yield
@@ -101,5 +101,5 @@ class Policy:
 def _check_names(names: Sequence[str], allowed: Sequence[str], kind: str) -> None:
     for name in names:
         if name not in allowed:
-            what = f"the {kind} {name!r} is not among '{kind}s' in site.yaml"
-            raise SiteProblem("policy", f"{what}: {', '.join(allowed)}")
+            reason = f"the {kind} {name!r} is not among '{kind}s' in site.yaml"
+            raise SiteProblem("policy", f"{reason}: {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""A site: it answers the server's requests with its own data, and decides what it sends."""
+"""Site: replies to the server's requests with its own data, under its policy."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from fedhead.metrics.registry import NO_METRICS, Metric
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run as set up at a site: its client (among the federation's numbers) and its metrics."""
+    """Run at a site: its client, with its number in the federation, and its metrics."""
 
     clients: Clients
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def algorithm(self, name: str) -> Algorithm:
-        """Return the algorithm of an exchange by its name on the wire."""
-        found = exchanges(self.clients.method, self.clients.experiment.stages)
-        if name not in found:
-            raise unknown("algorithm", name, found)
-        return found[name]
+        """Return the algorithm of an exchange, given its label on the wire."""
+        algorithms = exchanges(self.clients.method, self.clients.experiment.stages)
+        if name not in algorithms:
+            raise unknown("algorithm", name, algorithms)
+        return algorithms[name]
 
 
-Commit = Callable[[], object] | None  # what is stored once the response is ready to go
+Commit = Callable[[], object] | None  # stores the state once the response is packed
 
 
 @dataclass(frozen=True)
 class Site:
-    """One site: its name, how it gets ready for a run, and where it keeps its state."""
+    """Site with its name, its factory of runs and its state folder."""
 
     name: str
-    site_run: Callable[[RunSpec, int], SiteRun]  # from the run's spec and the site's number
+    site_run: Callable[[RunSpec, int], SiteRun]  # factory, from the run's spec and the site's number
     state: Path
-    model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of its own architecture
-    policy: Policy = field(default_factory=Policy)  # what the server may ask of it
+    model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of the site's architecture
+    policy: Policy = field(default_factory=Policy)  # limits of the server's requests
 
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
-        """Execute a request; return the response, what is sent with it, and what to store once both are packed."""
+        """Execute a request; return the response, its trees, and a function that stores the state after packing."""
         with coded("name"):
             k = request.spec.number(self.name)
         with coded("setup"):
@@ -106,7 +106,7 @@ class Site:
             return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
-        for tree in (reply.send, reply.keep):  # what has diverged stays here, and is not kept either
+        for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         commit = partial(store.save, f"stage-{request.algorithm}", reply.keep)
         if request.algorithm == TRAIN:
@@ -122,20 +122,20 @@ class Site:
         return response, {"send": reply.send}, commit
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
-        """Return the client's state that the server counts on."""
+        """Return the valid client state, as identified by the server."""
         if request.kind == "test" and request.staged:
-            found = store.load(f"stage-{request.algorithm}")
+            state = store.load(f"stage-{request.algorithm}")
         elif request.accepted == 0:
             return initial
         else:
-            found = store.load(f"state-{request.accepted}")
-        if found is None and initial:
+            state = store.load(f"state-{request.accepted}")
+        if state is None and initial:
             after = f"stage {request.algorithm}" if request.staged else f"round {request.accepted}"
             raise SiteProblem(
                 "state",
                 f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
             )
-        return initial if found is None else found
+        return initial if state is None else state
 
 
 def _test(
@@ -149,20 +149,20 @@ def _test(
     store: SiteStore,
     k: int,
 ) -> tuple[Response, dict[str, Tree], Commit]:
-    """Test the site's own model on its own test samples, and hand the model over to the site."""
+    """Test the site's model on its test samples, and store the model if requested."""
     if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        found = client_model_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
+        tested = client_model_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
         on_the_way = {
             name: client_model_tests(clients, step, downlink, states, request.round)[k].accuracy
             for name, step in steps.items()
         }
         response = dataclasses.replace(
             response,
-            accuracy=found.accuracy,
-            loss=_finite(found.loss),
+            accuracy=tested.accuracy,
+            loss=_finite(tested.loss),
             steps=on_the_way,
-            metrics={name: _finite(value) for name, value in found.measured.values.items()},
+            metrics={name: _finite(value) for name, value in tested.measured.values.items()},
         )
     if not request.deliver:
         return response, {}, None
@@ -177,14 +177,14 @@ def _finite(value: float | None) -> float | None:
 
 
 def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:
-    """Refuse tensors from the server that don't fit what the run's recipe makes here."""
+    """Check that the server's tensors match the schema of the recipe's model."""
     server = clients.method.init_server(clients.initial[clients.assign[k]], clients.task_of(k))
     known = schema(make_downlink(algorithm, server, [k], clients.task_of).broadcast)
-    found = schema(downlink.broadcast)
-    for name in known.keys() & found.keys():
-        if known[name] != found[name]:
+    received = schema(downlink.broadcast)
+    for name in known.keys() & received.keys():
+        if known[name] != received[name]:
             raise reply_check.Refused(
-                f"the server sent {name!r} as {found[name]}, this site's model has {known[name]}: "
+                f"the server sent {name!r} as {received[name]}, this site's model has {known[name]}: "
                 "the two were set up with different models, classes or inputs"
             )
     for tree in (downlink.broadcast, *downlink.per_client.values()):

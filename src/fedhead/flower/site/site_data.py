@@ -1,4 +1,4 @@
-"""A site's own data: a class folder, an .npz, a CSV of paths and labels, or a function of the site's."""
+"""Data of a site: class folders, an .npz, a CSV of paths and labels, or a Python function."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def federation(
     size: int | None = None,
     public: str | None = None,
 ) -> Federation:
-    """Return the federation as one site sees it: its own samples under its own number, and no others.
+    """Return a federation with the samples of one site only, under its client number.
 
     `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
-    of the site's own samples.
+    of the site's samples.
     """
-    train, held = load(data, spec, base, size)
+    train, test_samples = load(data, spec, base, size)
     if test is not None:
-        held, _ = load(test, spec, base, size)
-    if held is not None and client_test is not None:
+        test_samples, _ = load(test, spec, base, size)
+    if test_samples is not None and client_test is not None:
         raise BadInput(
             "a site's test samples come either from 'test' (or the data itself) or from 'client_test', not both"
         )
     shared = None if public is None else load(public, spec, base, size)[0]
     rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites))
-    made = Federation(
+    result = Federation(
         train,
         rows,
         spec.classes,
@@ -61,21 +61,21 @@ def federation(
         public=shared,
         objective=spec.objective,
     )
-    if held is not None:
-        local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(spec.sites))
-        return replace(made, test=held, client_test=local, client_test_from="test")
-    return made.with_client_test(client_test, int(spec.recipe["seed"]))
+    if test_samples is not None:
+        local = _alone(np.arange(len(test_samples.y), dtype=np.int64), number, len(spec.sites))
+        return replace(result, test=test_samples, client_test=local, client_test_from="test")
+    return result.with_client_test(client_test, int(spec.recipe["seed"]))
 
 
 def share(whole: Federation, number: int) -> Federation:
-    """Return the federation with the samples of one client alone."""
-    own, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
-    if not len(own):
+    """Return the federation with the samples of one client only."""
+    indices, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
+    if not len(indices):
         raise SiteProblem("no-samples", f"client {number} holds no training samples in this partition")
-    train, test, places = whole.train.take(own), None, None
+    train, test, places = whole.train.take(indices), None, None
     if local is not None and whole.client_test_from == "train":
-        train = whole.train.take(np.concatenate([own, local]))
-        places = np.arange(len(own), len(own) + len(local), dtype=np.int64)
+        train = whole.train.take(np.concatenate([indices, local]))
+        places = np.arange(len(indices), len(indices) + len(local), dtype=np.int64)
     elif local is not None and whole.test is not None:
         test = whole.test.take(local) if len(local) else None
         places = np.arange(len(local), dtype=np.int64)
@@ -83,17 +83,17 @@ def share(whole: Federation, number: int) -> Federation:
         whole,
         train=train,
         test=test,
-        rows=_alone(np.arange(len(own), dtype=np.int64), number, len(whole)),
+        rows=_alone(np.arange(len(indices), dtype=np.int64), number, len(whole)),
         client_test=None if places is None else _alone(places, number, len(whole)),
     )
 
 
-def _alone(own: Rows, number: int, clients: int) -> list[Rows]:
-    return [own if k == number else np.zeros(0, np.int64) for k in range(clients)]
+def _alone(indices: Rows, number: int, clients: int) -> list[Rows]:
+    return [indices if k == number else np.zeros(0, np.int64) for k in range(clients)]
 
 
 def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
-    """Return the samples (and, where the source has some, the test samples) that fit the run's spec."""
+    """Load samples, and test samples if the source has some, that match the run's spec."""
     path = base / os.path.expanduser(source)
     test: Any = None
     layout: Any = None
@@ -115,7 +115,7 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
 
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
-    """Return samples that the run's model can take."""
+    """Convert samples to inputs of the run's model."""
     has_classes = targets.objective_of(spec.objective).has_classes
     read: Any = labels.read(y, "y") if has_classes else targets.read(y, spec.objective)
     if not len(read):
@@ -127,17 +127,17 @@ def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
     return _checked(samples(x, read, known, layout, ""), spec, source)
 
 
-def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:
-    if shape_of(found.x) != (wanted := shape_of(spec.blank())):
+def _checked(samples: Samples, spec: RunSpec, source: str) -> Samples:
+    if shape_of(samples.x) != (wanted := shape_of(spec.blank())):
         raise BadInput(
-            f"data {source!r} holds samples of shape {shape_of(found.x)}, the run is for {wanted}: "
+            f"data {source!r} holds samples of shape {shape_of(samples.x)}, the run is for {wanted}: "
             "bring them to that size (for image files: 'size' in site.yaml)"
         )
-    return found
+    return samples
 
 
 def _images(path: Path, spec: RunSpec, size: int | None) -> Samples:
-    """Read image files by class: of class folders, or of the columns `path` and `label` of a CSV."""
+    """Read image files from class folders, or from the columns `path` and `label` of a CSV."""
     names = list(spec.names or map(str, range(spec.classes)))
     if path.is_dir():
         files = [(file, folder.name) for folder in image_folders.subfolders(path) for file in pictures(folder)]
@@ -161,10 +161,10 @@ def _images(path: Path, spec: RunSpec, size: int | None) -> Samples:
 
 
 def _function(source: str, base: Path) -> tuple[Any, Any, Any]:
-    """Return x, y and (x_test, y_test) or None from a function of the site's own, beside site.yaml."""
+    """Return x, y and (x_test, y_test) or None from a function of the site, in the folder of site.yaml."""
     function, _ = load_object(source, f"data {source!r}", [base], modules_beside=True)
     with user_code(f"data {source!r}"):
-        made = function()
-    if not isinstance(made, tuple) or len(made) not in (2, 4):
+        values = function()
+    if not isinstance(values, tuple) or len(values) not in (2, 4):
         raise BadInput(f"data {source!r}: the function must return (x, y) or (x, y, x_test, y_test)")
-    return made[0], made[1], None if len(made) == 2 else (made[2], made[3])
+    return values[0], values[1], None if len(values) == 2 else (values[2], values[3])

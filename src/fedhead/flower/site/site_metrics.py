@@ -1,4 +1,4 @@
-"""Metrics of sites: those that a site computes for its model and reports, and what is recorded of the others."""
+"""Metrics that sites compute and report, and notes about the others."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ NO_VALUE = "it has no value for its test samples, or does not report it"
 
 
 def computed_at_sites(metrics: Iterable[str]) -> dict[str, Metric]:
-    """Return the metrics that sites compute, by name: fedhead's own, as no site runs a server's code unasked.
+    """Return the metrics that sites compute: only built-in ones, since sites run no code of the server.
 
-    Metrics of the clients' accuracies are left out: the server computes them.
+    Metrics of the clients' accuracies are excluded: the server computes them.
     """
-    named = {text: read_call(text, "metric").name for text in metrics}
-    own = [text for text, name in named.items() if name in METRICS and METRICS.permits(name, ())]
-    return {name: one for name, one in find(own).items() if not one.of_clients}
+    names = {text: read_call(text, "metric").name for text in metrics}
+    built_in = [text for text, name in names.items() if name in METRICS and METRICS.permits(name, ())]
+    return {name: metric for name, metric in find(built_in).items() if not metric.of_clients}
 
 
 def not_at_sites(metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """Return the notes of a record about the metrics that no site computes."""
-    of_samples = [name for name, one in metrics.items() if not one.of_clients]
+    """Return a record's notes about the metrics that no site computes."""
+    of_samples = [name for name, metric in metrics.items() if not metric.of_clients]
     computed = computed_at_sites(of_samples)
     return {f"client_metrics.{name}": NOT_AT_SITES for name in of_samples if name not in computed}
 
 
-def reported(asked: Iterable[str], values: Mapping[str, float | None]) -> Measured:
-    """Return what a site's response says of the metrics that it was asked for; the reasons stay at the site."""
-    found = Measured()
-    for name in asked:
+def reported(names: Iterable[str], values: Mapping[str, float | None]) -> Measured:
+    """Return the values of requested metrics in a site's response, without the site's reasons."""
+    measured = Measured()
+    for name in names:
         value = values.get(name)
-        found.values[name] = math.nan if value is None else value
+        measured.values[name] = math.nan if value is None else value
         if value is None:
-            found.notes[name] = NO_VALUE
-    return found
+            measured.notes[name] = NO_VALUE
+    return measured

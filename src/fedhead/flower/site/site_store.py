@@ -1,8 +1,8 @@
-"""Store of a site's client states on its own disk, by experiment and by the site's name.
+"""Store of a site's client states on disk, by experiment and site name.
 
-A state is stored by the round that it follows, beside the one that it came from. The server says with every request
-which round of this site counted last, and the site goes on from that state: a reply that was lost, late or refused, or
-a round that a resumed server asks for again, thus leaves no trace.
+States are stored by round, together with the previous one. Every request names the last round in which this site's
+reply was accepted, and the site starts from that state. So a lost, late or rejected reply, or a round that a resumed
+server repeats, has no effect.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fedhead.flower.wire.site_errors import SiteProblem
 
 
 class SiteStore:
-    """The folder of one site for one experiment."""
+    """Folder of one site for one experiment."""
 
     def __init__(self, root: str | Path, experiment: str, site: str):
         self.path = Path(root) / experiment / site
 
     def keep_state(self, round: int, state: Tree, accepted: int) -> None:
-        """Store the state after a round; of those before it only the accepted one is still needed."""
+        """Store the state after a round and delete earlier ones except the accepted one."""
         self.save(f"state-{round}", state)
         for old in self.path.glob("state-*.safetensors"):
             number = re.fullmatch(r"state-(\d+)", old.stem)
@@ -30,12 +30,12 @@ class SiteStore:
                 old.unlink(missing_ok=True)
 
     def load(self, name: str) -> Tree | None:
-        """Return a tree, such as `state-3`, the state after a round, or `stage-ccvr`; None if it is not here."""
+        """Load a tree, such as `state-3` (the state after round 3) or `stage-ccvr`; None if it is missing."""
         path = self.path / f"{name}.safetensors"
         return load_tree(path)[0] if path.exists() else None
 
     def save(self, name: str, tree: Tree) -> None:
-        """Store a tree: a state, or a finished model for the site's own use, such as `model-train`."""
+        """Store a tree: a state, or a final model for the site, such as `model-train`."""
         path = self.path / f"{name}.safetensors"
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Requests of the server and responses of sites, beside the tensors."""
+"""Requests of the server and responses of sites, without the tensors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe
 
 T = TypeVar("T")
-Count = Annotated[int, AtLeast(0), AtMost(2**53)]  # what a float can still hold exactly
+Count = Annotated[int, AtLeast(0), AtMost(2**53)]  # exact as a float
 Percent = Annotated[float, AtLeast(0), AtMost(100)]
-Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # a mean over sites stays finite
+Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # the mean over sites is finite
 
-TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
+TRAIN = "train"  # exchange of the rounds; others have the name of their stage
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
 
 
 def version() -> str:
-    """Return the version of fedhead that runs here."""
+    """Return the installed version of fedhead."""
     try:
         return metadata.version("fedhead")
     except metadata.PackageNotFoundError:
@@ -43,41 +43,41 @@ def version() -> str:
 
 
 def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
-    """Return every exchange of a run by its name on the wire: the rounds', each stage's, and those before a stage."""
-    found: dict[str, Algorithm] = {TRAIN: method}
+    """Return every exchange of a run by its label on the wire: rounds, stages, and prerequisites of stages."""
+    labels: dict[str, Algorithm] = {TRAIN: method}
     for stage in stages:
         if (earlier := stage.prerequisite()) is not None:
-            found[f"{stage.name}.{earlier.name}"] = earlier.on_method(method)
-        found[stage.name] = stage.on_method(method)
-    return found
+            labels[f"{stage.name}.{earlier.name}"] = earlier.on_method(method)
+        labels[stage.name] = stage.on_method(method)
+    return labels
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Specification that all parties of a run share; sent with every request, as each may meet a new process."""
+    """Specification that all parties of a run share; sent with every request, which may reach a new process."""
 
-    # names the run on every site, also when it is resumed; it becomes a folder's name there
+    # Identity of the run, also after resuming; a folder name at the sites.
     experiment: Annotated[str, Matches(r"[0-9a-f]{8,64}", "8 to 64 hexadecimal digits")]
-    recipe: dict[str, Any]  # its flat keys
-    sites: list[str]  # their names; a site's place in the list is its client's number, which decides its batches
+    recipe: dict[str, Any]  # flat keys
+    sites: list[str]  # names; the position is the client number, which determines the batches
     classes: Annotated[int, AtLeast(1)]
-    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
+    shape: list[Annotated[int, AtLeast(1)]]  # of a sample
     names: list[str] | None = None  # of the classes
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
     resize: Side | None = None  # height and width of a model's inputs
-    named: dict[str, Any] = field(default_factory=dict)  # in place of the above: a `NamedInput` by name
-    code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
+    named: dict[str, Any] = field(default_factory=dict)  # instead of the above: `NamedInput`s by name
+    code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
     fedhead: str = field(default_factory=version)
 
     @property
     def objective(self) -> str:
-        """Kind of the sites' labels."""
+        """Objective of the sites' labels."""
         return str(self.recipe.get("objective") or "multiclass")
 
     def number(self, site: str) -> int:
-        """Return the client's number of a site."""
+        """Return the client number of a site."""
         if site not in self.sites:
             raise BadInput(
                 f"site {site!r} is not among the server's sites {', '.join(self.sites)}: "
@@ -86,17 +86,17 @@ class RunSpec:
         return self.sites.index(site)
 
     def transform(self) -> AnyTransform:
-        """Return the transform from stored samples to a model's input, the same at every site."""
+        """Return the transform from stored samples to model inputs, the same at every site."""
         if self.named:
-            return NamedTransforms({name: one.transform() for name, one in self._entries().items() if one.std})
+            return NamedTransforms({name: entry.transform() for name, entry in self._entries().items() if entry.std})
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
     def blank(self) -> Inputs:
-        """Return a stored sample of zeros: tokens, bytes of images, features, or several of these by name."""
+        """Return a stored sample of zeros: tokens, image bytes, features, or a mapping of several."""
         if self.named:
-            found = self._entries()
-            types = {name: getattr(torch, one.type) for name, one in found.items()}
-            return blank({name: one.shape for name, one in found.items()}, types)
+            entries = self._entries()
+            types = {name: getattr(torch, entry.type) for name, entry in entries.items()}
+            return blank({name: entry.shape for name, entry in entries.items()}, types)
         if self.recipe.get("layout") == "tokens":
             return blank(self.shape, torch.int64)
         return blank(self.shape, torch.uint8 if len(self.shape) == 3 else torch.float32)
@@ -105,7 +105,7 @@ class RunSpec:
         return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
 
     def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
-        """Return the run's recipe; files that it names are looked for in `folders`."""
+        """Return the run's recipe, with `folders` as the search path of its files."""
         return Recipe.from_flat(self.recipe, folders)
 
 
@@ -115,44 +115,44 @@ class Request:
 
     kind: Literal["hello", "work", "test"]
     spec: RunSpec
-    seconds: Annotated[float, Above(0)]  # after which the server has gone on, and the site gives up
+    seconds: Annotated[float, Above(0)]  # deadline
     round: Count = 0
     algorithm: str = TRAIN
-    # the last round in which this site's reply counted: its state of then is the valid one
+    # Last round in which this site's reply was accepted: its state after that round is valid.
     accepted: Count = 0
-    staged: bool = False  # test: whether its reply to this stage counted, so that the stage's state is the valid one
-    deliver: bool = False  # test: whether the site is to store the model for its own use
+    staged: bool = False  # test: whether its reply to this stage was accepted, so that the stage's state is valid
+    deliver: bool = False  # test: whether the site stores the model
 
 
 @dataclass(frozen=True)
 class Response:
     """Response of a site."""
 
-    site: str  # its name
+    site: str  # name
     fedhead: str
     experiment: str
     round: Count
     algorithm: str
-    problem: str | None = None  # the code of why the request failed (`problems.TEXTS`) …
-    reference: str = ""  # … and the number under which the site's own log says more
+    problem: str | None = None  # error code (`site_errors.TEXTS`) …
+    reference: str = ""  # … and reference number in the site's log
     samples: Count = 0  # n_k
-    tests: Count = 0  # its own test samples
-    left_out: list[Count] = field(default_factory=list)  # work: classes that are too small for their rows to leave
-    model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
-    train_loss: Value | None = None  # work: the mean loss of its local steps
-    loss: Value | None = None  # test: the mean cross entropy on its own test samples …
-    accuracy: Percent | None = None  # … and the accuracy in per cent …
-    steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage …
-    metrics: dict[str, Value | None] = field(default_factory=dict)  # … and further metrics; null: it has no value
+    tests: Count = 0  # number of test samples
+    left_out: list[Count] = field(default_factory=list)  # work: classes that are too small to be sent
+    model: dict[str, Any] = field(default_factory=dict)  # overridden recipe keys: the site's architecture
+    train_loss: Value | None = None  # work: mean loss of the local steps
+    loss: Value | None = None  # test: mean cross entropy on its test samples …
+    accuracy: Percent | None = None  # … accuracy in per cent …
+    steps: dict[str, Percent | None] = field(default_factory=dict)  # … accuracies at intermediate states of a stage …
+    metrics: dict[str, Value | None] = field(default_factory=dict)  # … and further metrics; null: no value
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
-    """Return a message's entries for JSON."""
+    """Serialize a message for JSON."""
     return dataclasses.asdict(value)
 
 
 def read_request(header: Mapping[str, Any]) -> Request:
-    """Return the request of a message's header, checked, the server's version of fedhead first."""
+    """Parse and validate a request, the server's version of fedhead first."""
     given = header.get("spec")
     spec: dict[str, Any] = given if isinstance(given, dict) else {}
     if spec.get("fedhead") != version():
@@ -164,7 +164,7 @@ def read_request(header: Mapping[str, Any]) -> Request:
 
 
 def read_response(header: Mapping[str, Any]) -> Response:
-    """Return the response of a message's header, checked, the site's version of fedhead first."""
+    """Parse and validate a response, the site's version of fedhead first."""
     theirs = header.get("fedhead")
     if theirs != version() and not header.get("problem"):
         raise Refused(

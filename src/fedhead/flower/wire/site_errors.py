@@ -1,7 +1,7 @@
-"""Errors of sites as the server sees them: a code and a reference number, never free text.
+"""Errors of sites for the server: a code and a reference number, never free text.
 
-The text of an error may quote the site's data: a cell with a patient's name, a label, a file's name, a path. It stays
-in the site's own log, under the reference number that the server's log has too.
+The text of an error may quote the site's data, such as a patient's name, a label or a path. It stays in the site's log,
+under the reference number that the server logs too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ TEXTS = {
 
 
 class SiteProblem(BadInput):
-    """A failure at a site; of it only the code leaves the site.
+    """Error at a site; only its code is sent to the server.
 
     Args:
         code: One of `TEXTS`.
-        text: What is wrong, for the site's own log.
+        text: Error text for the site's log.
     """
 
     def __init__(self, code: str, text: str):
@@ -49,7 +49,7 @@ class SiteProblem(BadInput):
 
 @contextmanager
 def coded(code: str) -> Iterator[None]:
-    """Give a code to the errors of a block that have none yet."""
+    """Assign a code to errors of the block that have no code yet."""
     try:
         yield
     except SiteProblem:
@@ -59,10 +59,10 @@ def coded(code: str) -> Iterator[None]:
 
 
 def record(site: str, error: Exception) -> tuple[str, str]:
-    """Write an error into the site's own log.
+    """Write an error into the site's log.
 
     Returns:
-        The code and the reference number, which are all that the server may learn.
+        The code and the reference number for the server.
     """
     code = _code(error)
     reference = secrets.token_hex(4)
@@ -75,13 +75,13 @@ def record(site: str, error: Exception) -> tuple[str, str]:
 def _code(error: BaseException) -> str:
     if isinstance(error, Diverged):
         return "diverged"
-    # torch is not imported here: what answers Flower's messages must start fast
+    # No import of torch: the ClientApp must start fast.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "CPUAllocator" in str(error):
         return "memory"
     return str(getattr(error, "code", "error"))
 
 
 def describe(code: str, reference: str) -> str:
-    """Return the line for the server's operator, from what a site sent; the site may have sent anything."""
+    """Format a site's error for the server's operator; the site may have sent anything."""
     text = TEXTS.get(code, "it reports a problem that this version of fedhead does not know")
     return f"{text} ({printable(code, 20)}, reference {printable(reference, 20)} in the site's own log)"

@@ -1,12 +1,11 @@
-"""The wire format: a JSON header and named trees of tensors in Flower's records, without pickle.
+"""Wire format: a JSON header and named trees of tensors in Flower records, without pickle.
 
-A message holds one config record, `fedhead`, with the format's version, the header and a description of every tree
-(names in order, kinds, running statistics, dtypes, shapes), and one array record per tree with the bytes of its tensors
-one after another: Flower carries every array by separate requests at each hop, and a deep network has hundreds.
+A message has one config record, `fedhead`, with the format version, the header and a schema of every tree (names in
+order, kinds, running statistics, dtypes, shapes). It has one array record per tree with the concatenated bytes of its
+tensors, because Flower transfers every array by separate requests and a deep network has hundreds of tensors.
 
-What arrives is checked before anything is allocated for it: the lengths of the texts before they are parsed, the
-description against the trees that the reader expects, where it knows them (the server does, from its dry run), and the
-bytes against the description.
+Messages are validated before memory is allocated: the lengths of the texts before parsing, the schema against the
+expected trees if these are known (on the server, from its dry run), and the bytes against the schema.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ _DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-_DEPTH = 8  # of trees inside trees; ours have 4
-_SIDES, _ELEMENTS = 16, 2**48  # of one tensor; sides of length 0 count as 1
+_DEPTH = 8  # limit of nested trees; ours have 4
+_SIDES, _ELEMENTS = 16, 2**48  # limits of a tensor; sides of length 0 count as 1
 
-# Characters of the two texts. Of a response: a header is a few names and numbers, a description is as long as that of
-# the expected trees, with room for one that is wrong but can be named. Of a request: what a server may ask of a site.
+# Length limits of header and schema, in characters. A response has a short header, and a schema as long as the expected
+# one, with some slack so that a wrong schema gives a useful error.
 RESPONSE_HEADER, RESPONSE_ROOM = 2**18, 2**14
 REQUEST_HEADER, REQUEST_DESCRIPTION = 2**24, 2**26
 
 
 def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
-    """Return a message's content from its header and trees."""
+    """Serialize a header and trees into a message's content."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict()
@@ -59,20 +58,20 @@ def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
         blob = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
         content[name] = ArrayRecord({_BLOB: Array(blob)})
     top = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(_described(trees))}
-    content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # its values are texts, of which flwr's union is one
+    content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # all values are str
     return content
 
 
 def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> tuple[dict[str, Any], dict[str, Tree]]:
-    """Return the header and the trees of a message's content.
+    """Deserialize the header and the trees of a message's content.
 
     Args:
-        content: The records that arrived.
-        expected: Trees of the names, order, shapes and types that the message may hold, some of them or all; their
+        content: Received records.
+        expected: Trees with the valid names, order, shapes and dtypes; the message may have a subset of them. Their
             tensors may be on the meta device. None: any trees, within the limits of a request.
 
     Raises:
-        Refused: For anything that `pack` did not write, that exceeds the limits, or that was not expected.
+        Refused: For content that `pack` did not write, that exceeds the limits, or that was not expected.
     """
     if _TOP not in content.config_records:
         raise Refused("the message is not from fedhead: it has no 'fedhead' record")
@@ -113,7 +112,7 @@ def _described(trees: Mapping[str, Tree]) -> dict[str, Any]:
 
 
 def _parsed(text: Any, what: str, longest: int) -> dict[str, Any]:
-    """Return the object of a JSON text that is not too long."""
+    """Parse a JSON object after checking its length."""
     _check(isinstance(text, str), f"its {what} must be a text")
     _check(len(text) <= longest, f"its {what} has {len(text)} characters, at most {longest} are read")
     entries = json.loads(text)
@@ -122,28 +121,28 @@ def _parsed(text: Any, what: str, longest: int) -> dict[str, Any]:
 
 
 def _compare(described: Mapping[str, Any], expected: Mapping[str, Tree]) -> None:
-    """Refuse trees that were not expected, and name the first difference."""
+    """Check that trees match the expected ones; the error names the first difference."""
     known = _described(expected)
-    for name, found in described.items():
+    for name, entry in described.items():
         if name not in known:
             raise Refused(f"the message holds a tree {printable(repr(name), 40)} that was not asked for")
-        if found == known[name]:
+        if entry == known[name]:
             continue
-        came = {full: (tuple(shape), dtype) for full, dtype, shape in _tensors(found["tensors"])}
+        came = {full: (tuple(shape), dtype) for full, dtype, shape in _tensors(entry["tensors"])}
         odd = difference(came, schema(expected[name]))
         raise Refused(odd or "the reply's tensors are in another order or of another kind than expected")
 
 
 def _tensors(listed: Any) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Return names, types and shapes of described tensors, none of which could overflow anything."""
-    found = []
+    """Return names, dtypes and shapes of tensors in a schema, checked against overflow."""
+    tensors = []
     for full, dtype, shape in listed:
-        named = isinstance(full, str) and isinstance(shape, list) and len(shape) <= _SIDES
-        _check(named, f"a tensor has a text as its name and at most {_SIDES} sides")
+        is_valid = isinstance(full, str) and isinstance(shape, list) and len(shape) <= _SIDES
+        _check(is_valid, f"a tensor has a text as its name and at most {_SIDES} sides")
         sized = all(type(side) is int and side >= 0 for side in shape) and math.prod(s or 1 for s in shape) <= _ELEMENTS
         _check(sized, f"a tensor's sides must be whole numbers, not negative, of at most {_ELEMENTS} elements")
-        found.append((full, _DTYPES[dtype], shape))
-    return found
+        tensors.append((full, _DTYPES[dtype], shape))
+    return tensors
 
 
 def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> Tree:
@@ -153,11 +152,11 @@ def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> T
     tensors: dict[str, Tensor] = {}
     begin = 0
     for (full, dtype, shape), size in zip(expected, sizes, strict=True):
-        tensors[full] = torch.zeros(shape, dtype=dtype)  # its own memory, aligned for its type
+        tensors[full] = torch.zeros(shape, dtype=dtype)  # new memory, aligned for the dtype
         if size:
             tensors[full].view(-1).view(torch.uint8).copy_(blob[begin : begin + size])
         if dtype == torch.bool:
-            tensors[full] = tensors[full].view(torch.uint8) != 0  # a byte may hold anything, a bool must not
+            tensors[full] = tensors[full].view(torch.uint8) != 0  # normalizes bytes to valid bools
         begin += size
     _check(len(tensors) == len(expected), f"{where}: a tensor is described twice")
     _check_names(described["tree"], 0)
@@ -167,12 +166,12 @@ def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> T
 
 
 def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
-    """Return the bytes of a tree's tensors, if they are as many as described."""
+    """Return the bytes of a tree's tensors after checking their number."""
     _check(arrays.keys() == {_BLOB}, f"{where}: its record must hold one array, {_BLOB!r}")
     array = arrays[_BLOB]
     fits = array.stype == "numpy.ndarray" and array.dtype == "uint8" and tuple(array.shape) == (size,)
     _check(fits, f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
-    # numpy's own reader would allocate what the array's header claims before it looks at how much is there
+    # NumPy's reader would allocate the size that the array's header claims.
     stream = io.BytesIO(array.data)
     shape, _, dtype = read_npy_header(stream, len(array.data))
     fits = dtype == np.uint8 and shape == (size,)
