@@ -110,7 +110,7 @@ def test_runs_that_can_t_be_compared_train_alone(monkeypatch: pytest.MonkeyPatch
     def fail(a: object, b: object) -> bool:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(shared_stack, "_are_alike", fail)
+    monkeypatch.setattr(shared_stack, "_are_compatible", fail)
     stack = Recording()
     assert train_shared([simulation(0), simulation(1)], stack) == {}
     assert stack.jobs == [[4]] * (2 * ROUNDS)

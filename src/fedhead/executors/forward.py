@@ -1,4 +1,4 @@
-"""Forward passes of many clients: evaluation, features, and stages without local training."""
+"""Forward passes of many clients: evaluation, features and stages without local training."""
 
 from __future__ import annotations
 
@@ -29,58 +29,58 @@ from fedhead.executors.stack.map_clients import (
     vectorized,
 )
 
-Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch
+Reduce = Callable[[Tensor, Batch], Tensor]  # reduces the scores of a batch
 
 
-def all_scores(found: Tensor, batch: Batch) -> Tensor:
-    """Keep all scores."""
-    return found
+def all_scores(scores: Tensor, batch: Batch) -> Tensor:
+    """Return all scores unchanged."""
+    return scores
 
 
 def personal_scores(
     job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = all_scores
 ) -> list[Tensor]:
-    """Evaluate the personal model of each client on the client's rows.
+    """Evaluate each client's personal model on the client's samples.
 
     Args:
-        job: The clients.
+        job: Clients and their states.
         pool: Test samples.
-        rows: Rows of each client in the pool.
-        budget: Stacks the models if given.
-        reduce: Applied to the scores of each batch.
+        rows: Sample indices of each client in the pool.
+        budget: Memory budget for stacked models; None: one client at a time.
+        reduce: Reduction applied to the scores of each batch.
 
     Returns:
         One tensor per client.
     """
     program, algorithm = job.program, job.program.algorithm
 
-    def own_scores(inputs: ClientInputs, x: Inputs) -> Tensor:
+    def scores(inputs: ClientInputs, x: Inputs) -> Tensor:
         client = program.client(inputs)
         return check_rows(algorithm.predict(algorithm.personal_model(client), x, client), x, algorithm.name)
 
     def stacked(places: list[int]) -> BatchFunction:
-        inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
+        inputs, predict = job.take(places).stacked_inputs(), vectorized(scores, pool.device, (INPUT_DIMS, 0))
         return lambda width, batch: reduce(predict(inputs.take(slice(0, width)), batch.x), batch)
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        return lambda _, batch: reduce(own_scores(inputs, map_inputs(itemgetter(0), batch.x))[None], batch)
+        return lambda _, batch: reduce(scores(inputs, map_inputs(itemgetter(0), batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 
 
 @dataclass
 class ForwardExecutor(Executor):
-    """Runs jobs without local training, such as CCVR's statistics: one pass over the clients' data, in stacks.
+    """Executor for jobs without local training, such as CCVR's statistics: one stacked pass over the clients' data.
 
-    A stack takes as long as its largest client, so it contains clients of similar sizes.
+    A stack takes as long as its largest client, so each stack holds clients of similar sizes.
     """
 
     name = "stack"
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 
     def train(self, job: Job) -> list[Reply]:
-        """Return the replies in the order of the job's clients."""
+        """Run the job; replies are in the order of its clients."""
         assert not any(job.schedules), "there is nothing to train"
         sizes, activity = [len(rows) for rows in job.rows], f"stage {job.program.algorithm.name}"
         return map_in_stacks(
@@ -96,7 +96,7 @@ class ForwardExecutor(Executor):
         count = len(job.clients)
         program = replace(job.program, chunk=max(1, self.budget.samples // count))
 
-        def run(inputs: ClientInputs) -> Reply:  # in one function, so that a model shared by all clients is not stacked
+        def run(inputs: ClientInputs) -> Reply:  # one function, so that a shared model is not stacked
             return program.finish(program.start(inputs), inputs)
 
         reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
@@ -105,7 +105,7 @@ class ForwardExecutor(Executor):
 
 def _single(job: Job, place: int, activity: str) -> Reply:
     def run(chunk: int) -> Reply:
-        return Loop().train(replace(one, program=replace(one.program, chunk=chunk)))[0]
+        return Loop().train(replace(single, program=replace(single.program, chunk=chunk)))[0]
 
-    one = job.take([place])
-    return retry_with_smaller_batches(run, one.program.chunk, len(one.rows[0]), activity)[0]
+    single = job.take([place])
+    return retry_with_smaller_batches(run, single.program.chunk, len(single.rows[0]), activity)[0]

@@ -1,4 +1,4 @@
-"""The plain loop: one client after another, the reference for every other executor."""
+"""Loop executor: trains clients one after another. Reference for all other executors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedhead.executors.client.program import ClientProgram, Vectorizer
 
 
 class Loop(Executor):
-    """Runs clients one after another, with the fastest memory format of the device.
+    """Executor that trains clients one after another, in the fastest memory format of the device.
 
-    On a CPU with several threads, several loops run in parallel, each on one thread: clients are independent, while
-    threads inside an operation wait for each other. A client's numbers don't depend on the number of loops.
+    On a CPU, one loop per thread runs in parallel. Clients are independent, whereas threads inside an operation wait
+    for each other. Results don't depend on the number of threads.
     """
 
     name = "loop"
 
     def train(self, job: Job) -> list[Reply]:
-        """Return the replies in the order of the job's clients."""
+        """Train the clients of a job; replies are in the order of its clients."""
         program = replace(job.program, channels_last=True)
         if program.pool.device.type == "cpu":
             return self._run_in_threads(replace(program, in_place=True, pool=program.pool.channels_last()), job)
@@ -41,7 +41,7 @@ class Loop(Executor):
 
         def begin() -> None:
             torch.set_num_threads(1)
-            # a model's tensors are swapped in and out while it runs, so each worker needs its own copy
+            # training swaps the model's tensors, so each worker needs its own copy
             model = copy.deepcopy(program.task.model)
             worker.program = replace(program, task=replace(program.task, model=model))
 
@@ -49,7 +49,7 @@ class Loop(Executor):
             with ThreadPoolExecutor(workers, initializer=begin) as pool:
                 return list(pool.map(lambda k: _run_client(worker.program, job, k), range(len(job.clients))))
         finally:
-            torch.set_num_threads(threads)  # the setting is shared by all threads
+            torch.set_num_threads(threads)  # global to all threads
 
 
 def _run_client(program: ClientProgram, job: Job, k: int) -> Reply:

@@ -1,4 +1,4 @@
-"""The choice of device and executor; `auto` times the executors briefly on the model at hand."""
+"""Selection of device and executor; `auto` times each executor briefly on the model."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from fedhead.executors.stack.stack import Stack
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
 EXECUTORS = Registry.of(Executor, needs=["train"])
-"""The executors by name."""
+"""Registry of executors."""
 BUILT_IN: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 for _name, _executor in BUILT_IN.items():
     EXECUTORS.register(_name, _executor)
 
 
 class Trainable(Protocol):
-    """A federation that is about to train, for which an executor is chosen."""
+    """Simulation for which an executor is selected."""
 
     @property
     def device(self) -> torch.device:
-        """Where it trains."""
+        """Device of the training."""
 
     @property
     def task(self) -> Task:
-        """Its sizes and settings."""
+        """Task of the run: model, data sizes and local training."""
 
     def jobs_of_round(self, number: int) -> list[Job]:
-        """The work of a round, one job per architecture."""
+        """Return the jobs of a round, one per architecture."""
 
 
 def device(name: str) -> torch.device:
-    """Return the device of a name, and make it the one that this thread computes on.
+    """Return a device by its name and make it the current device of this thread.
 
     Args:
-        name: cpu, cuda, a GPU by its number as in cuda:1, or auto (the GPU where there is one).
+        name: cpu, cuda, a GPU with its index such as cuda:1, or auto (a GPU if available).
 
     Raises:
-        BadInput: For another name, or where there is no such GPU.
+        BadInput: For an unknown name or a missing GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,7 +72,7 @@ def device(name: str) -> torch.device:
     if chosen.index is not None:
         if chosen.index >= torch.cuda.device_count():
             raise BadInput(f"device {name}: torch sees {torch.cuda.device_count()} GPU, numbered from 0")
-        torch.cuda.set_device(chosen)  # streams and graphs belong to the thread's current GPU
+        torch.cuda.set_device(chosen)  # streams and graphs use the thread's current GPU
     return chosen
 
 
@@ -81,19 +81,19 @@ COMPILE = {
     "wait": "before training, where it pays",
     "never": "not at all",
 }
-"""When steps are compiled on a GPU; those of lanes, which take minutes, only with `wait`."""
+"""Compile modes on a GPU. Lanes compile only with `wait`, since theirs takes minutes."""
 
 
 def check_compile(name: str) -> str:
-    """Return the name, if it is one of `COMPILE`."""
+    """Check that a compile mode is one of `COMPILE`, and return it."""
     return require_known("compile", name, COMPILE)
 
 
-# Architectures that have more different convolutions together are not tried as stacks, whose kernels are compiled for
-# each convolution. Stacks of four architectures with 65 were not ready after 140 s; their lanes were after 6.
+# Above this number of distinct convolutions `auto` does not try the stack, which compiles kernels for each of them.
+# Four architectures with 65 convolutions: the stack was not ready after 140 s, lanes were after 6 s.
 MAX_CONVOLUTIONS = 40
-TIMED_STEPS = 3  # of each phase
-TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
+TIMED_STEPS = 3  # per phase
+TIMED_FOR = 0.1  # minimum seconds of timing per executor
 
 
 def by_name(
@@ -102,33 +102,33 @@ def by_name(
     compile: bool | str = "auto",
     folders: Iterable[str | Path] = (),
 ) -> Executor:
-    """Return the executor of a name.
+    """Return an executor by its name.
 
     Args:
-        name: A built-in name, package.module:Name or file.py:Name.
-        simulation: What it is to train.
-        compile: When steps are compiled on a GPU, as in `COMPILE`; True: those of a stack before it trains, also where
-            that takes longer than it saves.
-        folders: Where `file.py` is looked for, before the working directory.
+        name: Built-in name, package.module:Name or file.py:Name.
+        simulation: Simulation to train.
+        compile: Compile mode on a GPU, a key of `COMPILE`. True: compile the steps of a stack before training, even if
+            compilation takes longer than it saves.
+        folders: Folders to search for `file.py` before the working directory.
     """
     check_device(name, simulation.device)
     return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile)
 
 
 def check_device(name: str, where: torch.device) -> None:
-    """Refuse an executor that can't run on a device.
+    """Check that an executor can run on a device.
 
     Raises:
-        BadInput: Lanes are asked for where there is no GPU.
+        BadInput: For lanes without a GPU.
     """
     if name == "lanes" and where.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
 
 
 def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
-    """Return the user's own executor of a name such as file.py:Name."""
+    """Return a user's executor by its name, such as file.py:Name."""
     kind = EXECUTORS.find(name, folders)
-    kind.name = name  # by which a run folder finds it again
+    kind.name = name  # the run folder stores this name
     return kind()
 
 
@@ -143,7 +143,7 @@ def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor
 
 
 def shared_stack(where: torch.device, compile: str) -> SharedStack:
-    """Return a stack for several runs, whose steps are compiled on a GPU unless `compile` is never."""
+    """Return a stack for several runs; its steps are compiled on a GPU unless `compile` is never."""
     return SharedStack(_stack(where, compile, lambda: True))
 
 
@@ -154,13 +154,13 @@ def _stack(where: torch.device, compile: str, pays: Callable[[], bool]) -> Stack
 
 
 def pays_to_compile(simulation: Trainable) -> bool:
-    """Return whether a run takes long enough to compile its step first."""
+    """Return whether a run is long enough that compiling its step pays off."""
     program = simulation.jobs_of_round(1)[0].program
     return compile_choice.pays(client_steps(simulation), simulation.task.local.batch_size, program)
 
 
 def client_steps(simulation: Trainable) -> float:
-    """About how many steps all clients will take in a run."""
+    """Return the approximate number of client steps of a run."""
     task, local = simulation.task, simulation.task.local
     if local.steps is not None:
         return task.rounds * task.participation * per_client_counts.mean(local.steps) * task.clients
@@ -169,22 +169,22 @@ def client_steps(simulation: Trainable) -> float:
 
 
 def executor(name: str | Executor, simulation: Trainable, compile: str = "auto") -> Executor:
-    """Return the executor of a name, or the one given.
+    """Return an executor by its name; an executor is returned unchanged.
 
-    `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the stack, many times as fast as the
-    others, is taken untimed if there is one architecture and it can be stacked; architectures with many different
-    convolutions get lanes; and the plain loop is the fallback, taken when neither of the others can run the model.
+    `auto` times the executors on a few steps of round 1 and selects the fastest. On a GPU, a single architecture that
+    can be stacked gets the stack without timing, since the stack is many times faster than the others. Architectures
+    with many distinct convolutions get lanes. The loop is the fallback if no other executor can run the model.
 
     Args:
         name: `auto`, a name as for `Registry.find`, or an executor.
-        simulation: What it is chosen for.
-        compile: When steps are compiled on a GPU, as in `COMPILE`. A stack that is timed is compiled before.
+        simulation: Simulation to train.
+        compile: Compile mode on a GPU, a key of `COMPILE`. A stack is compiled before it is timed.
     """
     if isinstance(name, Executor):
         return name
     if name != "auto":
         return by_name(name, simulation, compile)
-    if not simulation.task.rounds:  # there is no training to time
+    if not simulation.task.rounds:  # nothing to time
         return Loop()
     jobs = simulation.jobs_of_round(1)
     if sum(len(job.clients) for job in jobs) == 1:
@@ -196,7 +196,7 @@ def executor(name: str | Executor, simulation: Trainable, compile: str = "auto")
         names = ["lanes"] if len(jobs) == 1 or convolutions(jobs) > MAX_CONVOLUTIONS else ["stack", "lanes"]
     else:
         names = ["stack", "loop"]
-    first = "wait" if compile == "auto" else compile  # a stack that is timed uncompiled would look too slow
+    first = "wait" if compile == "auto" else compile  # an uncompiled stack would look too slow
     workers = [_built_in(n, simulation, first if n == "stack" else compile) for n in names]
     timed = [(seconds_per_client(worker, jobs), worker) for worker in workers]
     seconds, best = min(timed, key=lambda pair: pair[0])
@@ -204,17 +204,17 @@ def executor(name: str | Executor, simulation: Trainable, compile: str = "auto")
 
 
 def convolutions(jobs: list[Job]) -> int:
-    """Return how many different convolutions the architectures of a round have for which a stack has kernels."""
-    found = set()
+    """Return the number of distinct convolutions that would need a compiled stack kernel."""
+    distinct = set()
     for job in jobs:
         for layer in job.program.task.model.modules():
             if isinstance(layer, nn.Conv2d) and layer.groups == 1:
-                found.add((layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride))
-    return len(found)
+                distinct.add((layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride))
+    return len(distinct)
 
 
 def can_stack(job: Job) -> bool:
-    """Return whether a step of two clients can be vectorized."""
+    """Return whether the job can be stacked; tries one step of two clients."""
     short = job.take(_longest(job, 2)).truncated(1)
     try:
         local_round(job.program, short.stacked_inputs(), short.stacked_batches(), VmapVectorizer())
@@ -225,12 +225,12 @@ def can_stack(job: Job) -> bool:
 
 
 def seconds_per_client(worker: Executor, jobs: list[Job]) -> float:
-    """Return the best of several timings of a few steps, per client; infinite if the executor can't run the models."""
+    """Return the best time of a few steps, per client; infinite if the executor can't run the models."""
     short = [
         job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).truncated(TIMED_STEPS) for job in jobs
     ]
     times: list[float] = []
-    # The first only warms up. Small models are timed more often: a moment's load on the machine must not decide.
+    # The first run is a warm-up. Small models are timed more often, against noise from other processes.
     while len(times) < 3 or sum(times[1:]) < TIMED_FOR:
         begin = time.perf_counter()
         try:

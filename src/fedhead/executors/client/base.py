@@ -1,4 +1,4 @@
-"""The base of executors, which train the clients of a round."""
+"""Base class of executors, which train the clients of a round."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedhead.executors.client.reply_set import ReplySet
 
 
 class ExecutorReport(NamedTuple):
-    """The state of an executor's preparation.
+    """Preparation time and compilation status of an executor.
 
     Attributes:
-        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
-        compiled: Whether the steps of the last jobs were compiled, all of them.
-        runs: How many runs the executor trains at once, this one counted; they share the time of a round.
+        preparing: Seconds spent so far on compiling and capturing; they don't count as training time.
+        compiled: Whether all steps of the last jobs were compiled.
+        runs: Number of runs that the executor trains at once, including this one; they share the time of a round.
     """
 
     preparing: float = 0.0
@@ -26,16 +26,16 @@ class ExecutorReport(NamedTuple):
 
 
 class Executor(Component):
-    """Trains the clients of jobs; one of your own overrides `train`."""
+    """Base class of executors; subclasses override `train`."""
 
     def run(self, jobs: Sequence[Job]) -> ReplySet:
-        """Train the clients of several jobs; a GPU may still compute the numbers of their replies.
+        """Train the clients of several jobs; returns before a GPU has computed the replies.
 
         Args:
             jobs: One job per architecture.
 
         Returns:
-            The replies of all clients.
+            Replies of all clients.
 
         Raises:
             BadInput: If `train` does not return one reply per client.
@@ -43,13 +43,13 @@ class Executor(Component):
         return ReplySet.of_jobs(self.name, jobs, self.train_all(jobs))
 
     def train_all(self, jobs: Sequence[Job]) -> Sequence[Sequence[Reply]]:
-        """Train the clients of several jobs; by default one job after another.
+        """Train the clients of several jobs, by default one job after another.
 
         Args:
             jobs: One job per architecture.
 
         Returns:
-            The replies of each job, in the order of its clients.
+            Replies of each job, in the order of its clients.
         """
         return [self.train(job) for job in jobs]
 
@@ -57,13 +57,13 @@ class Executor(Component):
         """Train the clients of a job.
 
         Args:
-            job: The clients of one architecture, with what they receive, hold and do.
+            job: Clients of one architecture with their inputs.
 
         Returns:
-            The replies in the order of the job's clients.
+            Replies in the order of the job's clients.
         """
         raise NotImplementedError
 
     def report(self) -> ExecutorReport:
-        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        """Return the preparation time and the compilation status."""
         return ExecutorReport()

@@ -1,7 +1,6 @@
-"""The round of one client, or of a stack of clients: one step, the steps of a phase, and all phases.
+"""Round of one client or of a stack of clients: a step, the steps of a phase, and all phases.
 
-Everything here (gathering batches, gradients, optimizer steps) works on tensors with or without a client axis, so all
-executors share it.
+All functions work on tensors with or without a client axis, so all executors share them.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
 
-OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
+OPTIMIZER = "~optimizer"  # entry of the client state that holds the optimizer state
 
 
 # -- the steps of a phase -----------------------------------------------------------------------------
 class PhaseBatches(NamedTuple):
-    """The batches of a phase: rows and weights a step, and the key that augmentation and dropout draw from."""
+    """Batches of a phase: sample indices and weights per step, and the random key of augmentation and dropout."""
 
     rows: Tensor  # [steps, (K,) batch]
     weight: Tensor  # [steps, (K,) batch]
     key: Tensor  # [(K)]
-    widths: list[int] | None  # a step's active clients, longest first; None without a client axis
-    padded: Sequence[bool] = ()  # whether a step's batch has padding, of any active client
+    widths: list[int] | None  # active clients per step, most steps first; None without a client axis
+    padded: Sequence[bool] = ()  # per step: whether any active client's batch is padded
 
     def batch(self, step: int | Tensor, pool: Pool, width: int | None = None) -> tuple[Batch, Tensor]:
-        """The batch of a step, for the first `width` clients, and the key for what the model draws in it."""
+        """Return the batch of a step for the first `width` clients, and the model's random key."""
         index, weight, key = self.at(step)
         if width is not None:
             index, weight, key = index[:width], weight[:width], key[:width]
         return draw_batch(pool, index, weight, key)
 
     def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows, weights and key of a step."""
+        """Return the sample indices, weights and random key of a step."""
         return _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
 
     def lengths(self) -> list[int]:
-        """Each client's number of steps in a stack."""
+        """Return the number of steps of each client in a stack."""
         assert self.widths is not None, "a stack has widths"
-        found: list[int] = (np.array(self.widths)[:, None] > np.arange(len(self.key))).sum(0).tolist()
-        return found
+        steps: list[int] = (np.array(self.widths)[:, None] > np.arange(len(self.key))).sum(0).tolist()
+        return steps
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def draw_batch(pool: Pool, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Batch, Tensor]:
-    """The samples of one step, augmented by its key, and the key for what the model draws."""
+    """Return the augmented batch of a step, and the model's random key."""
     if not pool.transform.augment:
         return pool.batch(index, weight), key
     place = torch.arange(index.shape[-1], device=index.device)
@@ -71,31 +70,31 @@ def draw_batch(pool: Pool, index: Tensor, weight: Tensor, key: Tensor) -> tuple[
 
 
 class Carry(NamedTuple):
-    """The tensors that a step changes."""
+    """Tensors that a step updates."""
 
-    params: Tree  # what the phase trains
+    params: Tree  # trained parameters
     stats: Tree  # running statistics
-    opt: Tree  # the optimizer's state
-    loss: Tree  # `total`: the sum of the steps' losses, each times the step's samples
+    opt: Tree  # optimizer state
+    loss: Tree  # `total`: sum of the losses, each weighted by the samples of its step
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimization step of a phase, for one client or, vectorized, for a stack of them."""
+    """Optimization step of a phase, for one client or, vectorized, for a stack of clients."""
 
     program: ClientProgram
     phase: Phase
     optimizer: Optimizer
     vectorizer: Vectorizer
-    names: list[str]  # what is trained
+    names: list[str]  # trained parameters
 
     def begin(self, w: Weights, opt: Tree | None, key: Tensor) -> Carry:
-        """The carry before the first step.
+        """Return the carry before the first step.
 
         Args:
-            w: The model.
-            opt: The optimizer's state where it survived the last round.
-            key: One key per client, which says how many there are.
+            w: Weights of the model.
+            opt: Optimizer state from the last round; None: a new one.
+            key: Random keys, one per client; their shape gives the number of clients.
         """
         params = Tree({name: w[name] for name in self.names})
         opt = self.vectorizer.init(self.optimizer)(params) if opt is None else opt
@@ -107,7 +106,7 @@ class Step:
     def __call__(
         self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs, padded: bool = True
     ) -> Carry:
-        """The carry after one step; `w` holds what the phase does not train, `padded` says if there may be padding."""
+        """Return the carry after one step; `w` holds the untrained weights, `padded` allows padding in the batch."""
         program = self.program
         if program.channels_last:
             batch = batch._replace(x=map_inputs(channels_last, batch.x))
@@ -121,7 +120,7 @@ class Step:
             g = Tree(zip(self.names, grads, strict=True))
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
-            # A phase with its own optimizer may follow the run's schedule: client.lr is the run's rate in this round.
+            # inputs.lr is the run's scheduled rate: a phase with its own optimizer scales it, or ignores the schedule
             optimizer = self.optimizer
             if self.phase.scheduled:
                 lr = inputs.lr * (optimizer.lr / program.task.local.optimizer.lr)
@@ -136,7 +135,7 @@ class Step:
 
 
 def add_loss(so_far: Tree, losses: Tensor, weight: Tensor, in_place: bool) -> Tree:
-    """Add a step's loss [(K)], times the samples of its batch; it stays on the device."""
+    """Add the loss of a step [(K)], weighted by its samples, without a device synchronization."""
     total: Tensor = so_far["total"]
     if losses.dtype != total.dtype:
         losses = losses.to(total.dtype)
@@ -147,23 +146,23 @@ def add_loss(so_far: Tree, losses: Tensor, weight: Tensor, in_place: bool) -> Tr
 
 
 class PhaseRun(NamedTuple):
-    """A phase to be trained."""
+    """Inputs of the training of one phase."""
 
     step: Step
     batches: PhaseBatches
-    carry: Carry  # what the steps change
-    w: Weights  # the model, of which the steps read what they don't train
+    carry: Carry  # updated by the steps
+    w: Weights  # the whole model; steps read its untrained part
     inputs: ClientInputs
 
 
-Trainer = Callable[[PhaseRun], Carry]  # runs all steps of a phase
+Trainer = Callable[[PhaseRun], Carry]  # trains all steps of a phase
 
 
 def train_eagerly(phase_run: PhaseRun) -> Carry:
-    """Step after step; in a stack, clients that have run out of batches are set aside."""
+    """Train step by step; clients of a stack that have no batches left are removed from it."""
     step, batches, carry, w, inputs = phase_run
     pool = step.program.source(step.phase.data)
-    done: list[Carry] = []  # the clients that ran out of batches, last ones first
+    done: list[Carry] = []  # removed clients, fewest steps first
     width = None if batches.widths is None else len(batches.key)
     for number in range(len(batches)):
         if width is not None and batches.widths is not None and batches.widths[number] < width:
@@ -177,7 +176,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
 
 
 def take_clients(carry: Carry, clients: slice | Tensor) -> Carry:
-    """Return what the steps of some clients of a stack change."""
+    """Return the carry of some clients of a stack."""
     return Carry(*(tree.map(itemgetter(clients)) for tree in carry))
 
 
@@ -193,15 +192,15 @@ def phase_runs(
 
     Args:
         program: Algorithm, task and data.
-        inputs: What the client receives, holds and sees.
-        batches: The batches of each phase.
-        vectorizer: Maps functions of one client to a stack of clients.
+        inputs: Broadcast, state and data of the client.
+        batches: Batches of each phase.
+        vectorizer: Vectorizes functions of one client over a stack.
 
     Yields:
-        One `PhaseRun` per phase; the caller sends back its outcome.
+        One `PhaseRun` per phase; the caller sends back the carry after its steps.
 
     Returns:
-        The reply.
+        Reply of the client.
     """
     with torch.no_grad():
         w = vectorizer.start(program)(inputs)
@@ -209,8 +208,8 @@ def phase_runs(
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
     losses: list[Tensor] = []
-    first_state = inputs.state  # as the client kept it after its last round
-    added: dict[str, Weights] = {}  # what phases save that its state has no entry for; only `finish` sees it
+    first_state = inputs.state  # as kept after the last round
+    added: dict[str, Weights] = {}  # entries saved by phases that are not in the state; only `finish` sees them
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
@@ -226,11 +225,11 @@ def phase_runs(
             inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
         if phase.saves is not None:
             replaced = first_state.get(phase.saves, model)
-            # A state keeps its form from round to round: of the running statistics those that the replaced entry has.
+            # keep the schema of the state: only the running statistics that the replaced entry has
             saved = model.part(*phase.trains).replace(model.stats.part(*replaced))
             if phase.saves in first_state:
                 inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
-            else:  # phases see states of one form: a graph that trains one of them serves all that are alike
+            else:  # the state's schema is the same in all phases, so that they can share a CUDA graph
                 added[phase.saves] = saved
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(added)))
@@ -240,10 +239,10 @@ def phase_runs(
 
 
 def _mean_loss(totals: list[Tensor], batches: list[PhaseBatches]) -> Tree:
-    """The mean loss over the steps of all phases, each weighted by its samples; NaN where there were no steps."""
+    """Return the mean loss over all steps, weighted by samples; NaN without steps."""
     if not totals:
         return Tree()
-    samples = torch.stack([each.weight.sum((0, -1)) for each in batches])
+    samples = torch.stack([phase.weight.sum((0, -1)) for phase in batches])
     return Tree(train=torch.stack(totals).sum(0) / samples.sum(0))
 
 
@@ -254,14 +253,14 @@ def local_round(
     vectorizer: Vectorizer,
     train: Trainer = train_eagerly,
 ) -> Reply:
-    """Run all phases of a client's (or stack's) round; `train` trains one phase. See `phase_runs`."""
+    """Run all phases of a client's (or stack's) round; `train` trains one phase. Arguments as of `phase_runs`."""
     phases = phase_runs(program, inputs, batches, vectorizer)
     try:
         phase_run = next(phases)
         while True:
             phase_run = phases.send(train(phase_run))
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # a generator's return value arrives untyped
+        return end.value  # type: ignore[no-any-return]  # a generator's return value is untyped
 
 
 def initial_optimizer_states(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
@@ -269,16 +268,16 @@ def initial_optimizer_states(method: Method, task: Task, w: Weights, state: Tree
     phases = method.phases(task)
     params = initial_trained(method, phases, task, w, state)
     optimizers = [phase.optimizer or task.local.optimizer for phase in phases]
-    return Tree({str(n): one.init(p) for n, (one, p) in enumerate(zip(optimizers, params, strict=True))})
+    return Tree({str(n): optimizer.init(p) for n, (optimizer, p) in enumerate(zip(optimizers, params, strict=True))})
 
 
 def initial_trained(method: Method, phases: Sequence[Phase], task: Task, w: Weights, state: Tree) -> list[Tree]:
-    """Return what each phase trains, as it is before the first round.
+    """Return the trained parameters of each phase before the first round.
 
     Raises:
-        BadInput: If all that a phase would train is frozen.
+        BadInput: If all parameters of a phase are frozen.
     """
-    w = w.replace(method.init_server(w, task).get("model"))  # a method may train more parameters than the model has
+    w = w.replace(method.init_server(w, task).get("model"))  # a method may add parameters to the model's
     trained = []
     for phase in phases:
         # names in the order of Method.start: the client's own parameters come first
@@ -294,15 +293,15 @@ def _trained_by(phase: Phase, w: Weights, task: Task) -> list[str]:
 def trained_names(w: Weights, phase: Phase, fixed_by_head: frozenset[str], frozen: frozenset[str]) -> list[str]:
     """Return the names of the parameters that a phase trains.
 
-    These are the ones with its prefixes, without those fixed by the head unless the phase gives their full name, and
-    without those that are frozen, whoever names them.
+    These are the parameters with its prefixes. Parameters fixed by the head are excluded unless the phase gives their
+    full name. Frozen parameters are always excluded.
 
     Raises:
-        BadInput: If all that the phase would train is frozen.
+        BadInput: If all parameters of the phase are frozen.
     """
     candidates = list(w.part(*phase.trains).params)
-    held = frozen | (fixed_by_head - set(phase.trains))
-    names = [name for name in candidates if name not in held]
+    excluded = frozen | (fixed_by_head - set(phase.trains))
+    names = [name for name in candidates if name not in excluded]
     if not names and (stuck := [name for name in candidates if name in frozen]):
         raise BadInput(
             f"{loss_name(phase)} trains only {', '.join(phase.trains)}, of which {stuck[0]!r} and all else is frozen: "

@@ -1,8 +1,7 @@
-"""First-use check of users' components, whose hooks must be pure.
+"""Check that the hooks of users' components are pure, once, at their first call.
 
-A hook may not change its component, draw from a global generator or write into what it is given: each executor, a
-resumed run and another machine would compute something else. Built-in components are tested for it. A component of a
-user's own is checked once, when its hooks are first called.
+A hook must not change its component, draw from a global generator or modify its inputs. Otherwise results would depend
+on the executor, on resuming and on the machine. Built-in components are covered by tests.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from fedhead.executors.client.program import Vectorizer
 from fedhead.models.module_digest import value_digest
 
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
-_ROWS = 2  # samples that a personal model is tried on
+_ROWS = 2  # samples on which a personal model is checked
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
-_checked: dict[tuple[Any, ...], list[ref[object]]] = {}  # components by hook and ids
+_checked: dict[tuple[Any, ...], list[ref[object]]] = {}  # weak references to checked components, by hook and ids
 
 
 def is_built_in(component: object) -> bool:
-    """Return whether a component is one of fedhead's own; a stage also calls the hooks of its method."""
+    """Return whether a component is built in; for a stage also its method, whose hooks it calls."""
     of_fedhead = type(component).__module__.startswith("fedhead.")
     return of_fedhead and (not isinstance(component, Stage) or is_built_in(component.method))
 
@@ -50,17 +49,17 @@ def check_once(
     fix: str,
     device: torch.device | None = None,
 ) -> Iterator[None]:
-    """Check a hook that is called inside this context, the first time for these components if one is a user's.
+    """Check the hook called in this context, once per set of components, if one of them is a user's.
 
     Args:
-        hook: The hook's name in errors.
-        components: The components whose hooks are called, the one that the hook belongs to first.
-        given: Returns what the hook is given, by how its code would write it.
-        fix: The end of the error of a hook that writes into it.
-        device: A GPU whose generator is checked as well.
+        hook: Name of the hook in errors.
+        components: Components whose hooks are called; the owner of the hook comes first.
+        given: Returns the inputs of the hook, keyed by their expression in the hook's code.
+        fix: End of the error message if the hook modifies its inputs.
+        device: GPU whose generator is checked as well.
 
     Raises:
-        BadInput: The hook is not pure.
+        BadInput: If the hook is not pure.
     """
     if _is_checked(hook, components) or all(map(is_built_in, components)):
         yield
@@ -72,7 +71,7 @@ def check_once(
 
 def _is_checked(hook: str, components: Sequence[object]) -> bool:
     known = _checked.get((hook, *map(id, components)), [])
-    # the id of an object that is gone may be another's
+    # ids are reused after an object is deleted
     return [id(component()) for component in known] == [id(component) for component in components]
 
 
@@ -89,14 +88,14 @@ def checking(
     device: torch.device | None,
     refuse_draws: bool = True,
 ) -> Iterator[None]:
-    """Refuse hooks inside this context that change a component, draw from a global generator or write into `given`.
+    """Refuse hooks in this context that change a component, draw from a global generator or modify `given`.
 
     Arguments as of `check_once` and `check_client_hooks`.
     """
-    before, attributes = Unchanged(given), [attribute_digests(part) for part in components]
+    inputs, attributes = Unchanged(given), [attribute_digests(part) for part in components]
     generators = global_generators.states(device)
     yield
-    if (entry := before.changed()) is not None:
+    if (entry := inputs.changed()) is not None:
         raise BadInput(f"{hook} writes into {entry}, {fix}")
     for part, digests in zip(components, attributes, strict=True):
         now = attribute_digests(part)
@@ -116,7 +115,7 @@ def checking(
 
 
 def attribute_digests(component: object) -> dict[str, Any]:
-    """Return a component's attributes in a form that shows changes; cached properties follow from the others."""
+    """Return digests of a component's attributes, without cached properties."""
     kind = type(component)
     return {
         name: _digest(value)
@@ -137,16 +136,16 @@ def _digest(value: Any) -> Any:
 
 # -- clients' hooks -----------------------------------------------------------------------------------
 def check_client_hooks(job: Job, trains: bool, refuse_draws: bool = True) -> None:
-    """Try the hooks of a job's first client, once where the algorithm, an upload or the model is a user's.
+    """Check the hooks of a job's first client, once, if the algorithm, an upload or the model is a user's.
 
     Args:
-        job: The work of some clients of one architecture.
-        trains: Whether its round is tried, with one step per phase, or its personal model.
-        refuse_draws: Whether draws from global generators are refused; a real site's are not, since the server must
-            not know a site's noise.
+        job: Clients of one architecture.
+        trains: Check a round with one step per phase; False: check the personal model.
+        refuse_draws: Whether draws from global generators are refused. A real site may draw from them, since the
+            server must not know a site's noise.
 
     Raises:
-        BadInput: A hook is not pure.
+        BadInput: If a hook is not pure.
     """
     algorithm, model = job.program.algorithm, job.program.task.model
     components = (algorithm, *job.program.uploads)
@@ -165,7 +164,7 @@ def check_client_hooks(job: Job, trains: bool, refuse_draws: bool = True) -> Non
 
 
 def _may_draw(model: nn.Module) -> bool:
-    """Return whether a model has layers of a user's own, or some of torch's that don't draw by key."""
+    """Return whether a model has layers by users, or layers of torch that don't draw by key."""
     return any(
         isinstance(layer, _DRAWING) or not type(layer).__module__.startswith(("torch.", "fedhead."))
         for layer in model.modules()
@@ -173,7 +172,7 @@ def _may_draw(model: nn.Module) -> bool:
 
 
 def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
-    """Return what a client's hooks are given, by how their code would write it."""
+    """Return the inputs of a client's hooks, keyed by their expression in the hook's code."""
     return {
         "client.received": inputs.broadcast.replace(inputs.per_client),
         "client.state": inputs.state,
@@ -181,7 +180,7 @@ def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
         "client.steps": inputs.steps,
         "client.lr": inputs.lr,
         "client.round": inputs.round,
-        "batch.rows": inputs.rows,  # of client.total
+        "batch.rows": inputs.rows,  # in client.total
         "batch.weight": inputs.mask,
     }
 

@@ -1,4 +1,4 @@
-"""A job: the work given to an executor, the round of some clients of one architecture."""
+"""Job of an executor: the round of some clients of one architecture."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """The round of some clients: what they receive, hold and see, in lists with one entry per client.
+    """Inputs of a round for some clients of one architecture; lists have one entry per client.
 
     Args:
-        program: What each client does: the algorithm, its task, and the data on the device.
-        clients: The clients' numbers.
-        broadcast: What all of them receive.
-        per_client: What each receives besides.
-        states: What each has kept from earlier rounds, on the device or in the host's memory.
-        rows: Each client's training rows in the pool of samples.
-        counts: Each client's samples per class.
-        schedules: The batches of each client, one entry per phase.
-        public_rows: The rows of the samples that all clients hold.
-        lr: The learning rate of the round.
-        round: The round, counted from 1.
-        compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
-            executor decides.
-        tables: Tables of all clients in the order of a stack, where they were made ahead.
+        program: Algorithm, task and data on the device.
+        clients: Client numbers.
+        broadcast: Broadcast to all clients.
+        per_client: Additional message to each client.
+        states: Client states, on the device or on the host.
+        rows: Indices of each client's training samples in the pool.
+        counts: Samples per class of each client.
+        schedules: Batch schedules of each client, one entry per phase.
+        public_rows: Indices of the public samples that all clients hold.
+        lr: Learning rate of the round.
+        round: Round number, counted from 1.
+        compiled: Whether the steps must be compiled (True) or must not be (False), as recorded by the run that is
+            resumed; None: the executor decides.
+        tables: Precomputed index tables of all clients, in stack order.
     """
 
     program: ClientProgram
@@ -59,15 +59,14 @@ class Job:
     tables: JobTables | None = None
 
     def take(self, places: list[int]) -> Job:
-        """Return the same job for some of its clients.
+        """Return the job for some of its clients.
 
         Args:
-            places: Their indices in the job's lists.
+            places: Their positions in the job's lists.
 
         Returns:
-            The smaller job.
+            Job of these clients.
         """
-
         if places == list(range(len(self.clients))):
             return self
 
@@ -87,33 +86,33 @@ class Job:
         )
 
     def truncated(self, steps: int) -> Job:
-        """Return the same job with only a few steps per phase, for timing.
+        """Return the job with only a few steps per phase, for timing.
 
         Args:
-            steps: The most steps per phase.
+            steps: Maximum number of steps per phase.
 
         Returns:
-            The shorter job.
+            Shorter job.
         """
-        short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
+        short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in each] for each in self.schedules]
         return replace(self, schedules=short, tables=None)
 
     # -- tensors ----------------------------------------------------------------------------------
     def inputs(self, k: int) -> ClientInputs:
-        """Return what the hooks of one client see.
+        """Return the inputs of one client's hooks.
 
         Args:
-            k: The client's index in the job's lists.
+            k: Position of the client in the job's lists.
 
         Returns:
-            The client's inputs.
+            Inputs without a client axis.
         """
         state = self._on_device(self.states[k])
         table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
         return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
 
     def stacked_inputs(self) -> ClientInputs:
-        """Return the inputs of all clients, with a client axis."""
+        """Return the inputs of all clients with a client axis."""
         if isinstance(self.states, StackedTrees) and self.states.is_whole:
             states = self.states.copied_rows()
         else:
@@ -127,15 +126,15 @@ class Job:
 
     @property
     def _tables_in_order(self) -> JobTables | None:
-        """The tables that were made ahead for the job's clients in their present order."""
+        """Precomputed tables if they match the current order of the clients."""
         ahead = self.tables
         return None if ahead is None or ahead.places != list(range(len(self.clients))) else ahead
 
     def _stack(self, trees: list[Tree], verb: str) -> Tree:
-        """Stack the clients' trees, which must have one form."""
+        """Stack the clients' trees, which must have the same schema."""
 
         def rows(*each: Tensor) -> Tensor:
-            if any(t.dtype != each[0].dtype for t in each):  # of which torch.stack would make one
+            if any(t.dtype != each[0].dtype for t in each):  # torch.stack would promote them
                 raise TypeError("dtypes differ")
             return torch.stack(each)
 
@@ -149,35 +148,35 @@ class Job:
                 if odd := [name for name in (*wanted, *other) if wanted.get(name) != other.get(name)]:
                     raise CannotStack(
                         f"executor stack: {self.program.algorithm.name}: client {client} {verb} "
-                        f"{_shown(odd[0], other)}, but client {self.clients[0]} {_shown(odd[0], wanted)}: clients of "
+                        f"{_entry(odd[0], other)}, but client {self.clients[0]} {_entry(odd[0], wanted)}: clients of "
                         "one stack need the same names, shapes and dtypes; pad what differs, or use executor=loop"
                     ) from error
             raise
 
     def _on_device(self, state: Tree) -> Tree:
-        """A client's state where it trains; until then it may lie in the host's memory."""
+        """Move a client's state to the device, unless it is there."""
         device = self.program.pool.device
         first = next(state.tensors(), None)
         return state if first is None or first.device.type == device.type else state.to(device)
 
-    def _inputs(self, own: Tree, state: Tree, counts: Tensor, table: RowTable) -> ClientInputs:
+    def _inputs(self, per_client: Tree, state: Tree, counts: Tensor, table: RowTable) -> ClientInputs:
         pool, device = self.program.pool, self.program.pool.device
-        rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
-        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
+        rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger rate diverges as well
+        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # on a GPU faster than a copy from the host
         round = torch.full((), self.round, dtype=torch.int64, device=device)
-        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round)
+        return ClientInputs(self.broadcast, per_client, state, counts, *table, lr, round)
 
     def batches(self, k: int) -> list[PhaseBatches]:
         """Return the batches of one client.
 
         Args:
-            k: The client's index in the job's lists.
+            k: Position of the client in the job's lists.
 
         Returns:
-            One table of batches per phase.
+            One entry per phase.
         """
-        found = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
-        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded) for b in found]
+        stacked = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
+        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded) for b in stacked]
 
     def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
@@ -186,8 +185,8 @@ class Job:
         return all_batches(self.program, self.rows, self.schedules, self.public_rows)
 
 
-def _shown(name: str, form: Schema) -> str:
-    """A tensor of a tree, in words."""
+def _entry(name: str, form: Schema) -> str:
+    """Describe an entry of a tree for an error message."""
     if name not in form:
         return f"no {name!r}"
     shape, dtype = form[name]

@@ -1,7 +1,7 @@
-"""The tables of a job: what its clients train on, as index tables on the device.
+"""Index tables of a job: the samples and batches of its clients, on the device.
 
-They follow from the clients' samples and batches alone, so that they can be made ahead of a round, while a GPU trains
-the one before it: on the host with numpy alone, which another thread may do, and from there copied to the device.
+They depend only on the clients' samples and batch schedules, so they can be precomputed while a GPU trains the previous
+round. A background thread builds them on the host with numpy; they are then copied to the device.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from fedhead.executors.client.program import ClientProgram
 
 
 class RowTable(NamedTuple):
-    """The clients' samples; a client with fewer than the others repeats its own, with a mask of 0."""
+    """Sample indices of the clients; shorter rows are padded with repeated samples, whose mask is 0."""
 
     rows: Tensor  # [K, longest]
     mask: Tensor  # [K, longest]
-    steps: Tensor  # [K], of all phases
+    steps: Tensor  # [K], sum over phases
 
 
 class HostBatches(NamedTuple):
-    """The batches of a phase on the host."""
+    """Batches of a phase on the host."""
 
-    data: str  # what the phase trains on
+    data: str  # private or public
     rows: NDArray[np.int32]  # [steps, clients, batch]
     weight: NDArray[np.float32]  # [steps, clients, batch]
-    keys: list[int]  # of each client
+    keys: list[int]  # one per client
     widths: list[int]  # see PhaseBatches
     padded: list[bool]
 
 
 @dataclass(frozen=True)
 class JobTables:
-    """The tables of a stack of clients that were made ahead.
+    """Precomputed tables of a stack of clients.
 
     Args:
-        places: The clients that they were made for, as indices in the job's lists, in the stack's order.
-        rows: The clients' samples; None: they are yet to be copied to the device.
-        batches: The batches of each phase, on the device, or as another thread makes them on the host.
+        places: Positions of the clients in the job's lists, in stack order.
+        rows: Sample indices of the clients; None: not yet copied to the device.
+        batches: Batches of each phase on the device, or a future that computes them on the host.
     """
 
     places: list[int]
@@ -59,36 +59,36 @@ class JobTables:
     batches: list[PhaseBatches] | Future[list[HostBatches]]
 
     def batches_on_device(self, program: ClientProgram) -> list[PhaseBatches]:
-        """Return the batches of each phase; if another thread still makes them, it is waited for."""
+        """Return the batches of each phase; waits for the background thread."""
         return to_phases(program, self.batches.result()) if isinstance(self.batches, Future) else self.batches
 
 
 def phase_data(program: ClientProgram) -> list[str]:
-    """Return what each phase trains on: private or public samples."""
+    """Return the data of each phase: private or public."""
     return [phase.data for phase in program.algorithm.phases(program.task)]
 
 
 def host_batches(
     data: Sequence[str], rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], public_rows: Rows
 ) -> list[HostBatches]:
-    """Return the batches of each phase on the host, of clients that are sorted by their numbers of steps, most first.
+    """Return the batches of each phase on the host; clients must be sorted by steps, most first.
 
-    Nothing of it concerns a device, so that a thread may do it while another one captures CUDA graphs.
+    Uses no device, so a thread may call it while another one captures CUDA graphs.
 
     Args:
-        data: What each phase trains on.
-        rows: Each client's training rows in the pool of samples.
-        schedules: The batches of each client, one entry per phase.
-        public_rows: The rows of the samples that all clients hold.
+        data: Data of each phase: private or public.
+        rows: Indices of each client's training samples in the pool.
+        schedules: Batch schedules of each client, one entry per phase.
+        public_rows: Indices of the public samples that all clients hold.
     """
-    held = {"private": rows, "public": [public_rows] * len(rows)}
-    phases = range(len(schedules[0]))
-    return [_host_batches(data[phase], held[data[phase]], [own[phase] for own in schedules]) for phase in phases]
+    sources = {"private": rows, "public": [public_rows] * len(rows)}
+    numbers = range(len(schedules[0]))
+    return [_host_batches(data[n], sources[data[n]], [phases[n] for phases in schedules]) for n in numbers]
 
 
 def to_phases(program: ClientProgram, batches: Sequence[HostBatches]) -> list[PhaseBatches]:
-    """Return the batches of each phase on the device, without waiting for it."""
-    return [_to_phase(own, program.source(own.data).device) for own in batches]
+    """Copy the batches of each phase to the device, without a synchronization."""
+    return [_to_phase(phase, program.source(phase.data).device) for phase in batches]
 
 
 def all_batches(
@@ -101,28 +101,28 @@ def all_batches(
 def row_table(
     program: ClientProgram, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], keep: bool = False
 ) -> RowTable:
-    """Return the clients' samples, and their steps.
+    """Return the sample indices, masks and step counts of the clients.
 
     Args:
-        program: What each client does.
-        rows: Each client's training rows in the pool of samples.
-        schedules: The batches of each client, one entry per phase.
-        keep: Whether the pool keeps the table of the rows, for other rounds of the same clients.
+        program: Algorithm, task and data.
+        rows: Indices of each client's training samples in the pool.
+        schedules: Batch schedules of each client, one entry per phase.
+        keep: Whether the pool caches the table for other rounds of the same clients.
     """
     pool = program.pool
     make = partial(_rows_and_mask, pool, rows)
     table, mask = pool.row_tables.get_or_make(rows, make) if keep else make()
-    if keep and table.is_cuda:  # it may be given up while another stream than that of its memory reads it
+    if keep and table.is_cuda:  # the cache may free it while this stream still reads it
         for tensor in (table, mask):
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return RowTable(table, mask, to_device([sum(map(len, own)) for own in schedules], pool.device, pool.dtype))
+    return RowTable(table, mask, to_device([sum(map(len, phases)) for phases in schedules], pool.device, pool.dtype))
 
 
 def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
     longest = max(map(len, rows))
-    full = [mine if len(mine) == longest else np.resize(mine, longest) for mine in rows]
+    full = [indices if len(indices) == longest else np.resize(indices, longest) for indices in rows]
     table = to_device(np.stack(full), pool.device)
-    sizes = [len(mine) for mine in rows]
+    sizes = [len(indices) for indices in rows]
     if min(sizes) == longest:
         return table, torch.ones(len(rows), longest, dtype=pool.dtype, device=pool.device)
     size = to_device(sizes, pool.device)
@@ -143,27 +143,27 @@ def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
 
 
 def stack_order(steps: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
-    """Return the places of clients in as few lists as it takes for steps never to grow, in any phase.
+    """Partition clients into few lists such that steps never increase along a list, in any phase.
 
-    One list is enough unless clients do different amounts of work in some phases but not in others.
+    One list is enough unless the order of clients by steps differs between phases.
 
     Args:
-        steps: Each client's steps, one entry per phase.
-        sizes: Each client's training samples.
+        steps: Number of steps of each client, one entry per phase.
+        sizes: Number of training samples of each client.
 
     >>> stack_order([[1], [3], [2]], sizes=[4, 12, 8])
     [[1, 2, 0]]
     >>> stack_order([[1, 5], [3, 2]], sizes=[4, 12])
     [[0], [1]]
     """
-    if all(mine == steps[0] for mine in steps):
+    if all(phases == steps[0] for phases in steps):
         return [sorted(range(len(steps)), key=lambda k: -sizes[k])] if steps else []
     lists: list[list[int]] = []
     for k in sorted(range(len(steps)), key=lambda k: (-sum(steps[k]), -sizes[k], k)):
-        fits = (own for own in lists if all(a >= b for a, b in zip(steps[own[-1]], steps[k], strict=True)))
-        found = next(fits, None)
-        if found is None:
+        fits = (group for group in lists if all(a >= b for a, b in zip(steps[group[-1]], steps[k], strict=True)))
+        group = next(fits, None)
+        if group is None:
             lists.append([k])
         else:
-            found.append(k)
+            group.append(k)
     return lists

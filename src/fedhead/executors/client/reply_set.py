@@ -1,4 +1,4 @@
-"""The replies of clients, whatever trained them: single ones, or rows of one stack."""
+"""Replies of clients: single ones, or rows of one stack."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from fedhead.executors.client.job import Job
 
 
 class ClientReply(NamedTuple):
-    """One client's reply, as it arrived."""
+    """Reply of one client as received by the server."""
 
-    send: Tree  # what crossed the wire, as the uploads left it
-    kept: Any  # what the transport's states hold for this client once the reply counts
-    samples: float  # n_k, the training samples behind it
-    left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
-    train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
-    added_bytes: int | None = None  # bytes that were sent, where `send` was added to a total and only a digest is left
+    send: Tree  # message after the uploads
+    kept: Any  # client state for the transport to store once the reply is accepted
+    samples: float  # n_k, number of training samples
+    left_out: Sequence[int] = ()  # classes with too few samples to be sent
+    train_loss: Tensor | None = None  # mean loss of its steps, on the device; None without steps
+    added_bytes: int | None = None  # bytes sent, if `send` was summed up and only a digest of it remains
 
     @property
     def nbytes(self) -> int:
-        """Bytes that crossed the wire."""
+        """Bytes sent."""
         return self.send.nbytes if self.added_bytes is None else self.added_bytes
 
 
 class ReplyRows(Sequence[Reply]):
-    """The replies of a job's clients, in their order.
+    """Replies of a job's clients, in the order of the job.
 
     Args:
-        send: What each client sends.
-        keep: What each keeps.
-        losses: The mean loss of each client's steps, under `train`.
+        send: Messages of the clients.
+        keep: States of the clients.
+        losses: Mean loss of each client's steps, in the entry `train`.
     """
 
     def __init__(self, send: TreeRows, keep: TreeRows, losses: TreeRows):
@@ -46,11 +46,11 @@ class ReplyRows(Sequence[Reply]):
 
     @classmethod
     def of_stack(cls, stacked: Reply, clients: int) -> ReplyRows:
-        """Return the replies of a stack of clients.
+        """Create replies from a stack of clients.
 
         Args:
-            stacked: A reply whose tensors have a client axis.
-            clients: How many clients there are.
+            stacked: Reply whose tensors have a client axis.
+            clients: Number of clients.
         """
         return cls(*(StackedTrees(tree, range(clients)) for tree in stacked))
 
@@ -58,7 +58,7 @@ class ReplyRows(Sequence[Reply]):
         """Return some of the replies.
 
         Args:
-            places: Their places among these.
+            places: Positions of the replies.
         """
         return ReplyRows(self.send.take(places), self.keep.take(places), self.losses.take(places))
 
@@ -71,7 +71,7 @@ class ReplyRows(Sequence[Reply]):
     def __getitem__(self, place: slice) -> list[Reply]: ...
     def __getitem__(self, place: int | slice) -> Reply | list[Reply]:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[index] for index in range(len(self))[place]]
         return Reply(self.send[place], self.keep[place], self.losses[place])
 
 
@@ -79,12 +79,12 @@ class ReplySet(Mapping[int, ClientReply]):
     """Replies by client, in the order of the clients' numbers.
 
     Args:
-        clients: The clients' numbers, in ascending order.
-        replies: Their replies.
-        samples: How many training samples each has.
-        left_out: The classes that a client holds too few samples of to send their rows, by client.
-        added_bytes: The bytes that were sent, by client, where only a digest of the reply is left.
-        seen_finite: Returns whether all numbers were seen to be finite; may wait for a GPU.
+        clients: Client numbers, in ascending order.
+        replies: Replies of the clients.
+        samples: Number of training samples of each client.
+        left_out: Classes with too few samples to be sent, by client.
+        added_bytes: Bytes sent, by client, if only a digest of the reply remains.
+        seen_finite: Returns whether all numbers are known to be finite; may synchronize with a GPU.
         whole_stacks: Whether the clients of every job were trained in one stack.
     """
 
@@ -108,7 +108,7 @@ class ReplySet(Mapping[int, ClientReply]):
 
     @classmethod
     def of(cls, replies: Mapping[int, ClientReply]) -> ReplySet:
-        """Return single replies as one set."""
+        """Create a set from single replies."""
         order = sorted(replies)
         each = [replies[k] for k in order]
         losses = [Tree() if reply.train_loss is None else Tree(train=reply.train_loss) for reply in each]
@@ -125,22 +125,22 @@ class ReplySet(Mapping[int, ClientReply]):
         replies: Sequence[Sequence[Reply]],
         seen_finite: Callable[[], bool] = lambda: False,
     ) -> ReplySet:
-        """Return the replies of all jobs.
+        """Create a set from the replies of all jobs.
 
         Args:
-            executor: The name of the executor that trained them.
+            executor: Name of the executor, for errors.
             jobs: One job per architecture.
-            replies: The replies of each job, in the order of its clients.
-            seen_finite: Returns whether all numbers were seen to be finite.
+            replies: Replies of each job, in the order of its clients.
+            seen_finite: Returns whether all numbers are known to be finite.
 
         Raises:
             BadInput: If there is not one reply per client.
         """
-        for job, found in zip(jobs, replies, strict=True):
-            if not isinstance(found, Sequence) or len(found) != len(job.clients):
-                what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
+        for job, part in zip(jobs, replies, strict=True):
+            if not isinstance(part, Sequence) or len(part) != len(job.clients):
+                returned = f"{len(part)} replies" if isinstance(part, Sequence) else type(part).__name__
                 raise BadInput(
-                    f"executor {executor}: train returned {what} for {len(job.clients)} clients: "
+                    f"executor {executor}: train returned {returned} for {len(job.clients)} clients: "
                     "return one Reply per client of the job, in the order of job.clients"
                 )
         clients = [k for job in jobs for k in job.clients]
@@ -154,33 +154,33 @@ class ReplySet(Mapping[int, ClientReply]):
         if len(replies) == 1 and isinstance(replies[0], ReplyRows):
             rows = replies[0]
         else:
-            every = [reply for found in replies for reply in found]
-            rows = ReplyRows(*(TreeRows(list(part)) for part in zip(*every, strict=True)))
+            every = [reply for part in replies for reply in part]
+            rows = ReplyRows(*(TreeRows(list(trees)) for trees in zip(*every, strict=True)))
         order = sorted(range(len(clients)), key=clients.__getitem__)
         if order != list(range(len(clients))):
             clients, samples = [clients[place] for place in order], [samples[place] for place in order]
             rows = rows.take(order)
-        whole = all(isinstance(found, ReplyRows) and isinstance(found.send, StackedTrees) for found in replies)
+        whole = all(isinstance(part, ReplyRows) and isinstance(part.send, StackedTrees) for part in replies)
         return cls(clients, rows, samples, left_out, seen_finite=seen_finite, whole_stacks=whole)
 
     def finite(self) -> bool:
-        """Return whether all numbers are finite; a site on another machine checks by itself what it keeps."""
+        """Return whether all numbers are finite; a site on another machine checks its own state."""
         kept = (tree for tree in self.kept if isinstance(tree, Tree))
         return self._seen_finite() or all_finite([*self.sent, *kept])
 
     def losses(self) -> dict[int, float]:
-        """Return the mean loss of each client's steps, where it took some; waits once for a GPU."""
+        """Return the mean loss of each client that took steps, with a single device synchronization."""
         numbers = self._replies.losses.numbers("train")
         return {client: numbers[place] for client, place in self._places.items() if place in numbers}
 
     def without(self, clients: Mapping[int, Any]) -> ReplySet:
-        """Return the replies of the other clients."""
-        left = [k for k in self._places if k not in clients]
-        if len(left) == len(self):
+        """Return the replies without those of some clients."""
+        remaining = [k for k in self._places if k not in clients]
+        if len(remaining) == len(self):
             return self
-        places = [self._places[k] for k in left]
+        places = [self._places[k] for k in remaining]
         return ReplySet(
-            left,
+            remaining,
             self._replies.take(places),
             [self.samples[place] for place in places],
             {k: classes for k, classes in self.left_out.items() if k not in clients},
@@ -190,7 +190,7 @@ class ReplySet(Mapping[int, ClientReply]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that crossed the wire, of all replies."""
+        """Bytes sent by all clients."""
         if not self._added_bytes:
             return self.sent.nbytes
         return sum(reply.nbytes for reply in self.values())

@@ -1,1 +1,1 @@
-"""Compilation of training steps: how, when it pays, and in the background while training goes on."""
+"""Compilation of training steps, also in the background, and when it pays off."""

@@ -1,4 +1,4 @@
-"""When it pays to compile a step on a GPU, which takes half a minute or more."""
+"""Decision whether compiling a step on a GPU pays off; it takes half a minute or more."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from fedhead.algorithm.stage import Stage
 from fedhead.executors.client.client_round import PhaseRun
 from fedhead.executors.client.program import ClientProgram
 
-# From which on it pays: client-steps, or floating-point operations of their forward passes. On an H200 the compiler
-# took as long as 7,000 to 15,000 uncompiled steps of ResNet-20 with batches of 128, 0.7e14 to 1.6e14 operations, and
-# compiled ones are about twice as fast.
+# Thresholds above which compilation pays off: client steps, or floating-point operations of their forward passes. On an
+# H200 the compiler took as long as 7,000 to 15,000 uncompiled steps of ResNet-20 with batches of 128, or 0.7e14 to
+# 1.6e14 operations. Compiled steps are about twice as fast.
 FROM_STEPS = 200_000
 FROM_FLOPS = 2e14
 
 
 def pays(client_steps: float, batch_size: int, program: ClientProgram) -> bool:
-    """Return whether so many steps of a program take long enough to compile them first.
+    """Return whether compiling the steps of a program pays off.
 
     Args:
         client_steps: Number of steps, of all clients.
         batch_size: Samples per step.
-        program: What the clients do.
+        program: Algorithm, task and data.
     """
     return client_steps >= FROM_STEPS or client_steps * batch_size * forward_flops(program) >= FROM_FLOPS
 
 
 def pays_for(phase_run: PhaseRun) -> bool:
-    """Return whether a phase is worth compiling in a run that is.
+    """Return whether compiling a phase pays off, in a run that compiles its method.
 
-    A method's step serves all rounds; a stage is carried out once, and often takes less time than its compilation. Its
-    phases that train other parameters have other steps to compile.
+    A method's step is used in all rounds. A stage runs once, and is often shorter than its compilation. Phases of a
+    stage that train different parameters need separate compilations.
     """
     program = phase_run.step.program
     if not isinstance(program.algorithm, Stage):
         return True
     mine = _kind(phase_run.step.phase)
-    alike = sum(_kind(phase) == mine for phase in program.algorithm.phases(program.task))  # some repeat a phase
+    alike = sum(_kind(phase) == mine for phase in program.algorithm.phases(program.task))  # a stage may repeat a phase
     steps = alike * sum(phase_run.batches.lengths())
     return pays(steps, phase_run.batches.rows.shape[-1], program)
 
 
 def _kind(phase: Phase) -> tuple[Any, ...]:
-    """Return what phases of a stage must have in common for one compiled step to serve them."""
+    """Return a key that is equal for phases of a stage that share a compiled step."""
     return phase.trains, phase.data, phase.optimizer, getattr(phase.loss, "__name__", phase.loss)
 
 
 def forward_flops(program: ClientProgram) -> int:
-    """Return the floating-point operations of a forward pass of one sample, as far as torch can count them."""
+    """Return the floating-point operations of one sample's forward pass, as counted by torch."""
     from torch.utils.flop_counter import FlopCounterMode
 
     pool, model = program.pool, copy.deepcopy(program.task.model).to(program.pool.device).eval()

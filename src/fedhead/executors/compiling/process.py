@@ -1,8 +1,8 @@
-"""Compilation in the background: another process compiles a traced step while this one trains it uncompiled.
+"""Background compilation: another process compiles a traced step while this one trains it uncompiled.
 
-The other process leaves what it has compiled in the compiler's cache on disk, where this one then finds it. A thread of
-this process would be in the way of the training: it competes for Python's lock, and loading kernels waits for the GPU,
-which is forbidden while a CUDA graph is captured.
+The other process writes the compiled step to the compiler's cache on disk, and this one loads it from there. A thread
+would slow down training: it competes for Python's global lock. It would also synchronize with the GPU when it loads
+kernels, which is forbidden during CUDA graph capture.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ COMMAND = (sys.executable, "-m", "fedhead.executors.compiling.worker")
 
 
 class CompilerProcess:
-    """Compiles steps one after another, each in its own process, which ends with this one at the latest.
+    """Background compiler: one step at a time, each in its own process, which ends with this one at the latest.
 
     Args:
-        command: Starts a process that reads a step from its standard input (`worker`).
+        command: Command of a worker process, which reads a step from its standard input (`worker`).
     """
 
     def __init__(self, command: Sequence[str] = COMMAND):
         self._command = command
         self._starting, self._turn = threading.Lock(), threading.Lock()
-        self._processes: list[subprocess.Popen[bytes]] = []  # that are running; the first may be waiting for a step
+        self._processes: list[subprocess.Popen[bytes]] = []  # running ones; the first may be waiting for a step
         self._waiting: subprocess.Popen[bytes] | None = None
         atexit.register(self.stop)
 
     def start(self) -> None:
-        """Start a process ahead of the first step: it takes seconds until it is ready."""
+        """Start a process before the first step, since starting takes seconds."""
         with self._starting:
             if not self._processes:
                 self._waiting = self._new_process()
 
     def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Future[None]:
-        """Begin to compile a step; the future ends with the compiler's error, if there is one.
+        """Start to compile a step; the future raises the compiler's error, if any.
 
-        It ends without an error also where the process fails. Such a step is not in the cache, and whoever uses it next
-        compiles it.
+        If the process itself fails, the future has no error. The step is then missing in the cache, and is compiled
+        when it is next used.
         """
         made, step = Future[None](), pack(graph, forms)
-        # a daemon, since nobody waits for it where the training ends first
+        # a daemon: training may end without waiting for it
         threading.Thread(target=self._compile, args=(step, made), name="compiler", daemon=True).start()
         return made
 
     def stop(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for process in list(self._processes):
             with suppress(OSError):
                 process.kill()
@@ -68,7 +68,7 @@ class CompilerProcess:
 
     def _compile(self, step: bytes, made: Future[None]) -> None:
         error = None
-        with suppress(Exception):  # the process failed, or was ended
+        with suppress(Exception):  # the process failed or was killed
             with self._turn:
                 process, self._waiting = self._waiting or self._new_process(), None
                 answer = process.communicate(step)[0]
@@ -80,7 +80,7 @@ class CompilerProcess:
             made.set_exception(RuntimeError(error))
 
     def _new_process(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # finds the modules that this one does
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # same module search path
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen([*self._command, str(os.getpid())], env=environment, **pipes)
         self._processes.append(process)
@@ -88,7 +88,7 @@ class CompilerProcess:
 
 
 def start_ahead(compile: str) -> None:
-    """Start what compiles the first step of this machine, `compile` as in `select.COMPILE`; others are in the cache."""
+    """Start the compiler unless this machine has a compiler cache; `compile` is a key of `select.COMPILE`."""
     if compile == "never" or has_compiled():
         return
     if compile == "wait":
@@ -99,15 +99,15 @@ def start_ahead(compile: str) -> None:
 
 @cache
 def compiler_process() -> CompilerProcess:
-    """Return the compiler that all executors of this process share."""
+    """Return the compiler shared by all executors of this process."""
     return CompilerProcess()
 
 
 def pack(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> bytes:
-    """Return a traced step as bytes: its code, the tensors it holds, and the settings that decide how it is compiled.
+    """Serialize a traced step: its code, its tensors and the settings that affect compilation.
 
-    A `GraphModule` that is pickled would be traced anew by running it, and what depends on no argument would become a
-    constant.
+    Not pickled as a `GraphModule`, which is traced again when it is loaded: values that depend on no argument would
+    become constants.
     """
     code = graph.graph.python_code("self")
     names = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}

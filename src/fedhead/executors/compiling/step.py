@@ -1,8 +1,8 @@
-"""Compilation of a step: traced to a flat graph of tensor operations, which TorchInductor turns into fused kernels.
+"""Compilation of a step: it is traced to a flat graph of tensor operations, which TorchInductor compiles.
 
-Tracing runs the step once on tensors without data and records the operations, so a method may be written in any
-Python: its hooks need no support by a Python-level compiler. The result works in place on its first arguments, as a
-CUDA graph needs it. Compiled kernels are cached on disk (TORCHINDUCTOR_CACHE_DIR) and reused by later processes.
+Tracing runs the step once on tensors without data and records the operations, so methods may use any Python code. The
+compiled step updates its first arguments in place, as a CUDA graph requires. Compiled kernels are cached on disk
+(TORCHINDUCTOR_CACHE_DIR) and reused by later processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedhead.core.system.errors import first_line
 from fedhead.core.system.log import warn_once
 from fedhead.executors.kernels.fusion import fuse
 
-InPlace = Callable[..., None]  # takes tensors, changes some of them in place
+InPlace = Callable[..., None]  # function of tensors that changes some of them in place
 
 
 def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
-    """Record the operations of `function(*arguments)`, including changes to its arguments, without executing them."""
+    """Trace `function(*arguments)`, including in-place changes to its arguments, without executing it."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.autograd.set_multithreading_enabled(False):
@@ -35,11 +35,11 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
 
 
 class TensorForm(NamedTuple):
-    """Form of an argument, as the compiler needs it."""
+    """Shape, layout, dtype and device of an argument."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # in its storage
+    offset: int  # in the storage
     dtype: torch.dtype
     device: torch.device
 
@@ -49,7 +49,7 @@ class TensorForm(NamedTuple):
         return cls(tuple(t.shape), t.stride(), int(t.storage_offset()), t.dtype, t.device)
 
     def empty(self) -> Tensor:
-        """Return a tensor of this form."""
+        """Return an uninitialized tensor of this form."""
         if not self.offset:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -64,16 +64,16 @@ def compile_step(
     graph: torch.fx.GraphModule | None = None,
     has_run: bool = False,
 ) -> InPlace:
-    """Compile a function that changes its arguments in place, and call the result once on copies of what it changes.
+    """Compile a function that changes its arguments in place, and test the result on copies of them.
 
-    Some fail only then: torch 2.11 expects another layout of a gradient in GoogLeNet.
+    Some failures occur only in a call: torch 2.11 expects another layout of a gradient in GoogLeNet.
 
     Args:
         function: Function of tensors.
         arguments: Example arguments; the compiled function takes the same shapes.
-        changed: How many of the first arguments the function changes.
-        graph: What `trace` recorded of it; none: it is traced here.
-        has_run: Whether the function has run already, so that the custom kernels it uses are compiled.
+        changed: Number of the first arguments that the function changes.
+        graph: Result of `trace`; None: the function is traced here.
+        has_run: Whether the function has run before, so that its custom kernels are compiled.
     """
     use_torch_assembler()
     graph = graph or trace(function, arguments)
@@ -86,11 +86,11 @@ def compile_step(
 
 
 def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> InPlace:
-    """Compile a traced function, or take it from the compiler's cache.
+    """Compile a traced function, or load it from the compiler's cache.
 
     Args:
-        graph: What `trace` recorded; it is changed.
-        forms: The forms of the arguments.
+        graph: Result of `trace`; modified in place.
+        forms: Forms of the arguments.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
@@ -99,14 +99,14 @@ def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> I
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    marker = _marker(graph, forms)  # before the graph is changed
+    marker = _marker(graph, forms)  # before the graph is modified
     known = marker.exists()
-    # The compiler uses its cache only if there is a shape environment, though there are no symbolic shapes here.
+    # The compiler uses its cache only with a shape environment, even without symbolic shapes.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     with shapes:
         examples: list[Any] = [form.empty() for form in forms]
     with tracing(TracingContext(shapes)):
-        if not known:  # until its workers are ready, the compiler builds kernels one by one
+        if not known:  # until its workers are ready, the compiler builds kernels serially
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
         settings = {"loop_ordering_after_fusion": False} | ({"compile_threads": 1} if known else {})
@@ -123,10 +123,10 @@ def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> I
 
 @contextmanager
 def _same_key_everywhere() -> Iterator[None]:
-    """Let all processes find a step under the same key in the compiler's cache.
+    """Make the compiler's cache keys equal in all processes.
 
-    The key is a digest of pickled arguments, and pickle names a memory format by the first module that imported torch,
-    which is another one in each program.
+    A key is a digest of pickled arguments. Pickle names a memory format by the first module that imported torch, which
+    differs between programs.
     """
     before = copyreg.dispatch_table.get(torch.memory_format)
     copyreg.pickle(torch.memory_format, lambda kind: (_memory_format, (str(kind).removeprefix("torch."),)))
@@ -144,30 +144,29 @@ def _memory_format(name: str) -> torch.memory_format:
 
 
 def short_descriptions() -> AbstractContextManager[object]:
-    """Let the compiler describe an operator without its arguments.
+    """Make the compiler describe operators without their arguments.
 
-    When it meets an operator of ours for the first time, torch 2.11 describes it for its log, whether or not that is
-    written: each argument with all that it was computed from, a text that doubles with every layer before it.
+    For each new custom operator torch 2.11 builds a log message, even if logging is off. It contains each argument with
+    its whole computation, so its length doubles with every layer.
     """
     from torch._inductor.exc import OperatorIssue
 
-    # there is no setting for this: the method is replaced, and put back
+    # torch has no option for this, so the method is patched temporarily
     return patch.object(OperatorIssue, "operator_str", staticmethod(lambda target, args, kwargs: f"target: {target}"))
 
 
 def warn_not_compiled(error: Exception) -> None:
-    """Warn that training goes on with uncompiled steps, which give the same result."""
+    """Log a warning that training continues uncompiled, with the same result."""
     warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
 
 
 @contextmanager
 def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
-    """Run the step once uncompiled in a background thread, which compiles the custom kernels it uses."""
-
+    """Run the step once uncompiled in a background thread, which compiles its custom kernels."""
     where = arguments[0].device
 
     def run() -> None:
-        with suppress(Exception):  # it will fail again in the caller's thread
+        with suppress(Exception):  # the caller's thread will raise it again
             if where.type == "cuda":
                 torch.cuda.set_device(where)
             function(*arguments)
@@ -180,10 +179,10 @@ def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
         thread.join()
 
 
-# The compiler has worker processes that compile kernels in parallel. They take some seconds to start, which are wasted
-# if all kernels are cached: so each compiled step leaves a marker file next to the compiler's cache.
+# The compiler has worker processes that compile kernels in parallel. Starting them takes seconds, which are wasted if
+# all kernels are cached. Therefore each compiled step leaves a marker file next to the compiler's cache.
 def is_known(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> bool:
-    """Return whether a step was compiled on this machine before, so that it is in the compiler's cache."""
+    """Return whether a step is in the compiler's cache on this machine."""
     return _marker(graph, forms).exists()
 
 
@@ -201,10 +200,10 @@ def start_compiler_workers() -> None:
 
 
 def use_torch_assembler() -> None:
-    """Let custom kernels use the assembler that ships with torch, as the compiler's kernels do.
+    """Make custom kernels use the assembler that ships with torch, as the compiler's kernels do.
 
-    The compiler sets this only before its first kernel. Kernels built earlier, with Triton's own assembler, would not
-    be found in the cache by a process that builds them later.
+    The compiler sets this only before its first kernel. Kernels built before that would use Triton's own assembler, and
+    would have another cache key than in a process that builds them later.
     """
     from torch._inductor.runtime import compile_tasks
 

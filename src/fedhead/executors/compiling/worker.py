@@ -1,7 +1,7 @@
-"""The process that compiles a step in the background: `python -m fedhead.executors.compiling.worker PARENT`.
+"""Worker process of the background compiler: `python -m fedhead.executors.compiling.worker PARENT`.
 
-It reads a step (`process.pack`) from its standard input, compiles it, which leaves it in the compiler's cache,
-and writes `{"error": null}`, or the compiler's error, to its standard output.
+It reads a step (`process.pack`) from standard input and compiles it into the compiler's cache. It writes
+`{"error": null}`, or the compiler's error, to standard output.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def main() -> None:
     """Compile the step on the standard input."""
     exit_with_parent(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed
+    os.dup2(2, 1)  # other output goes to standard error
     warnings.simplefilter("ignore")
-    start_compiler_workers()  # while the step is on its way
+    start_compiler_workers()  # in parallel with reading the step
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     packed = sys.stdin.buffer.read()
     if packed:
         answers.write(json.dumps({"error": compile_packed(packed)}))
         answers.close()
-    os._exit(0)  # the compiler's workers end by themselves
+    os._exit(0)  # the compiler's workers exit by themselves
 
 
 def compile_packed(packed: bytes) -> str | None:
-    """Compile a step, and return the compiler's error, if there is one."""
+    """Compile a step, and return the compiler's error, if any."""
     graph, forms = unpack(packed)
     try:
         compile_graph(graph, forms)
@@ -60,7 +60,7 @@ def compile_packed(packed: bytes) -> str | None:
 
 
 def unpack(packed: bytes) -> tuple[torch.fx.GraphModule, list[TensorForm]]:
-    """Return the traced step of `process.pack`, with its settings in place."""
+    """Deserialize a step of `process.pack` and apply its settings to this process."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     step = torch.load(io.BytesIO(packed), weights_only=False)

@@ -1,1 +1,1 @@
-"""Layers made for stacks of clients on a GPU: one kernel for all clients where `vmap` would make many."""
+"""Layers for stacks of clients on a GPU: one kernel for all clients, where `vmap` would launch many."""

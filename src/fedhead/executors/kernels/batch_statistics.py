@@ -1,8 +1,7 @@
-"""Mean and variance of a batch for stacked clients, all clients in one kernel.
+"""Mean and variance of a batch for stacked clients, with one kernel for all clients.
 
-A compiler would fuse what follows from the sums (counts without padding, running statistics where there is no sample)
-into every kernel that uses mean and variance, and keep normalized copies of the activations instead of these few
-numbers. As operators they are computed once.
+The compiler would fuse the computation of mean and variance from the sums into every kernel that uses them. It would
+also store normalized copies of the activations instead of these few numbers. A custom operator computes them once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fedhead.executors.kernels.common import SUMS, available, clients_first, loa
 
 
 def supports(x: Tensor) -> bool:
-    """Return whether the kernels support such an input, and their compiler is installed."""
+    """Return whether the kernels support an input and Triton is installed."""
     return x.dtype != torch.float64 and x.dim() >= 2 and available()
 
 
@@ -34,7 +33,7 @@ def mean_and_variance(
 def batch_statistics(
     x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance [C] of one client's batch [B, P, C] over the rows that are samples, in float32."""
+    """Compute mean and variance [C] of one client's batch [B, P, C] without padding, in float32."""
 
     def one(t: Tensor | None) -> Tensor | None:
         return None if t is None else t[None]
@@ -62,7 +61,7 @@ def _(
 def stacked(
     x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance [K, C] of every client's batch [K, B, P, C]; samples are [K, B]."""
+    """Compute mean and variance [K, C] of every client's batch [K, B, P, C]; samples are [K, B]."""
     clients, batch, positions, channels = x.shape
     x, samples = x.contiguous(), x if samples is None else samples.contiguous().view(torch.uint8)
     masked, running = samples is not x, running_mean is not None and running_var is not None

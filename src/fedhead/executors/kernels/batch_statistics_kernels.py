@@ -1,7 +1,7 @@
-"""The kernels behind `fedhead.executors.kernels.batch_statistics`, in Triton; imported only if there is a GPU.
+"""Triton kernels of `fedhead.executors.kernels.batch_statistics`; imported only on a GPU.
 
-x is [K, B, P, C]: clients, samples and padding, positions, channels. R rows of B * P and N channels make a block; S
-is the number of slices, as a power of two.
+x is [K, B, P, C]: clients, samples with padding, positions, channels. A block has R rows of B * P and N channels. S is
+the number of slices, a power of two.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def partial_sums(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """part[k, s, :, c]: sums of x - a and of (x - a)² over slice s of the rows of x [K, B * P, C], padding left out."""
+    """Compute part[k, s, :, c]: sums of x - a and (x - a)² over slice s of the rows of x [K, B * P, C], no padding."""
     s = tl.program_id(0)
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
     c = tl.program_id(1) * N + tl.arange(0, N)
     x += k * B * P * C
     a = shift(x, c, P, C)
@@ -67,7 +67,7 @@ def combine(
     BLOCK: tl.constexpr,
     N: tl.constexpr,
 ):
-    """mean[k, c] and var[k, c] from the parts; the running ones for a batch of fewer than two values per channel."""
+    """Compute mean[k, c] and var[k, c] from the parts; use running statistics below two values per channel."""
     k = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * N + tl.arange(0, N)
     if MASKED:
@@ -93,5 +93,5 @@ def combine(
 
 @triton.jit
 def shift(x, c, P, C: tl.constexpr):
-    """A value per channel near the mean: that in the middle of the first sample."""
+    """Return a value per channel near the mean: the middle position of the first sample."""
     return tl.load(x + (P // 2) * C + c, mask=c < C, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Functions shared by the kernels: availability, precision, block sizes and the axis of clients."""
+"""Functions shared by the kernels: availability, precision, block sizes and the client axis."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @cache
 def available() -> bool:
-    """Return whether the compiler of the kernels (Triton) is installed."""
+    """Return whether Triton, which compiles the kernels, is installed."""
     try:
-        import triton  # noqa: F401  (only whether it can be imported)
+        import triton  # noqa: F401  (tests the import)
     except ImportError:
         return False
     return True
@@ -22,17 +22,17 @@ def available() -> bool:
 
 @cache
 def load(name: str) -> Any:
-    """Return a module of this package with kernels, which is imported only where they are launched."""
+    """Import a module of this package with kernels, lazily."""
     return importlib.import_module(f"{__package__}.{name}")
 
 
 def dot_precision() -> str:
-    """Return how float32 factors are multiplied: rounded to TF32, or split in three for full float32 accuracy."""
+    """Return the precision of float32 products: TF32, or three TF32 products for full float32 accuracy."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
 
 
 def next_power_of_two(count: int, most: int) -> int:
-    """Return the next power of two, at least 16 and at most `most`.
+    """Return the next power of two, between 16 and `most`.
 
     >>> next_power_of_two(3, 64), next_power_of_two(33, 64), next_power_of_two(400, 64)
     (16, 64, 64)
@@ -41,12 +41,12 @@ def next_power_of_two(count: int, most: int) -> int:
 
 
 def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
-    """Return a tensor with the clients along its first axis, as the rules for `vmap` need it.
+    """Move the client axis to the front, as the rules for `vmap` require.
 
     Args:
-        t: The tensor.
-        dim: The axis of the clients; None: all of them share the tensor.
-        clients: How many there are.
+        t: Tensor of the clients.
+        dim: Client axis; None: all clients share the tensor.
+        clients: Number of clients.
     """
     if dim is None:
         return t.expand(clients, *t.shape)
@@ -54,11 +54,11 @@ def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """How the kernels that sum over the rows of each client (samples and positions) divide the work.
+    """Launch configuration of kernels that sum over the rows (samples and positions) of each client.
 
     Args:
         block: Values that a program adds at a time.
-        programs: How many programs to launch at most; each client's block of channels has one in any case.
+        programs: Maximum number of programs, but at least one per client and block of channels.
         warps: Warps per program.
         stages: Pipeline stages.
     """
@@ -69,12 +69,12 @@ class Sums(NamedTuple):
     stages: int
 
     def slices(self, rows: int, height: int, others: int) -> tuple[int, int]:
-        """Return into how many slices the rows are divided, one per program, and how many blocks each slice has.
+        """Return the number of slices of the rows, one per program, and the number of blocks per slice.
 
         Args:
             rows: Rows of one client.
             height: Rows of a block.
-            others: Clients times blocks of channels: the programs that have the same slice.
+            others: Clients times blocks of channels: programs of the same slice.
 
         >>> Sums(block=2048, programs=1024, warps=4, stages=1).slices(rows=65536, height=128, others=20)
         (47, 11)
@@ -84,4 +84,4 @@ class Sums(NamedTuple):
         return -(-rows // (turns * height)), turns
 
 
-SUMS = Sums(block=2048, programs=528, warps=4, stages=3)  # the fastest on an H200, which has 132 multiprocessors
+SUMS = Sums(block=2048, programs=528, warps=4, stages=3)  # fastest on an H200, which has 132 multiprocessors

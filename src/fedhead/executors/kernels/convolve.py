@@ -1,10 +1,10 @@
-"""Convolutions of stacked clients, all clients in one kernel.
+"""Convolutions of stacked clients, with one kernel for all clients.
 
 Under `vmap` a convolution with different filters per client becomes a grouped one, which cuDNN mostly runs client by
-client. Here it is one implicit matrix product per client, all launched at once: pixels are gathered where they are
-multiplied, so no patches are stored in memory. One kernel serves the forward pass and the gradient of the input, which
-is a convolution of the gradient with the flipped filters; a second one the gradient of the filters. Images are channels
-last, and the layers between convolutions keep that format.
+client. Here it is one implicit matrix product per client, all in one launch; no patches are stored in memory. One
+kernel computes the forward pass and the gradient of the input, which is a convolution of the gradient with the flipped
+filters. A second kernel computes the gradient of the filters. Images are channels last, and the layers between
+convolutions keep that format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedhead.executors.kernels.convolve_launch import gradients, launch_forward,
 
 
 def supports(x: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    """Return whether the kernels support such an input and settings of `conv2d`, and their compiler is installed."""
+    """Return whether the kernels support the arguments of `conv2d` and Triton is installed."""
     plain = isinstance(padding, tuple) and stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     return plain and x.dim() == 4 and x.dtype != torch.float64 and available()
 
@@ -49,7 +49,7 @@ def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: 
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     x, weight, bias, stride, top, left = args
     across, own, own_bias = in_dims[:3]
-    if own is None and own_bias is None:  # shared filters, as of a frozen global model: one larger batch
+    if own is None and own_bias is None:  # shared filters, such as a frozen global model's: one larger batch
         x = x.movedim(across, 0)
         y = _ordinary(x.flatten(0, 1), weight, bias, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
@@ -66,7 +66,7 @@ def stacked(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: in
 
 @torch.library.custom_op("fedhead::stacked_convolve_input", mutates_args=())
 def stacked_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    """The gradient of `stacked`'s input of the given size."""
+    """Compute the gradient of the input of `stacked`, of the given size."""
     return launch_input(grad, weight, (height, width), stride, top, left)
 
 
@@ -74,7 +74,7 @@ def stacked_input(grad: Tensor, weight: Tensor, height: int, width: int, stride:
 def stacked_weight(
     x: Tensor, grad: Tensor, height: int, width: int, biased: bool, stride: int, top: int, left: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `stacked`'s filters of the given size and of its bias (empty unless wanted), in float32."""
+    """Compute the gradients of the filters of `stacked`, of the given size, and of its bias (or empty), in float32."""
     return launch_weight(x, grad, (height, width), biased, stride, top, left)
 
 
@@ -108,7 +108,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         dw, db = stacked_weight(x, grad, *weight.shape[3:], ctx.biased is not None, *ctx.form)
         dw, db = dw.to(weight.dtype), None if ctx.biased is None else db.to(ctx.biased)
-    if ctx.needs_input_grad[0]:  # after the filters, whose kernel ends where this one begins: what both read is cached
+    if ctx.needs_input_grad[0]:  # after the filters' kernel, which leaves shared data in the L2 cache
         dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form)
     return dx, dw, db, None, None, None
 

@@ -1,9 +1,9 @@
-"""The kernels behind `fedhead.executors.kernels.convolve`, in Triton; imported only if there is a GPU.
+"""Triton kernels of `fedhead.executors.kernels.convolve`; imported only on a GPU.
 
-Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) are
-contiguous in memory; that is a run. A group of neighboring pixels shares its runs, as if it were one pixel with more
-channels, and so may some rows of pixels: the filters are laid out for that by `expand`, and their gradients gathered
-again by `collect`. The taps (run, t, c) of all runs are one axis, which is read and multiplied in blocks of BLOCK_R.
+Images are [k, b, h, w, c], channels last, for clients k. A run is the part of an image under one row of a filter: its
+taps (t, c) are contiguous in memory. A group of neighboring pixels shares its runs, like one pixel with more channels;
+so may several rows of pixels. `expand` lays out the filters for that, and `collect` sums up their gradients. The taps
+(run, t, c) of all runs form one axis, which is multiplied in blocks of BLOCK_R.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def expand(
     J_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """wide[k, (row, g, m), run, t, c] = weight[k, m, c, i, j], or zero where i or j lies outside the filter.
+    """Compute wide[k, (row, g, m), run, t, c] = weight[k, m, c, i, j], or zero where i or j lies outside the filter.
 
     Here i = I_RUN run + I_ROW row + I_FIRST and j = J_TAP t + J_GROUP g + J_FIRST.
     """
@@ -83,10 +83,10 @@ def convolution(
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """y[k, b, p, row, q, m] = sum over run, t, c of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * wide.
+    """Compute y[k, b, p, row, q, m] = sum over run, t, c of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * wide.
 
-    The filters are wide[k, (row, m), run, t, c]; OVER says whether a run may reach over the image's sides. Unless
-    BIASED is 0, it is the number of filters, and bias[k, m % BIASED] is added.
+    The filters are wide[k, (row, m), run, t, c]. OVER: a run may exceed the sides of the image. BIASED: the number of
+    filters, and bias[k, m % BIASED] is added; 0: no bias.
     """
     RUN: tl.constexpr = SPAN * C
     TAPS: tl.constexpr = RUNS * RUN
@@ -148,14 +148,14 @@ def filter_gradient(
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad.
+    """Compute part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad.
 
-    A program computes a block of the taps (run, t, c). BIASED asks for bias_part[k, s, m], the sum of grad, as well.
+    A program computes a block of the taps (run, t, c). BIASED: also compute bias_part[k, s, m], the sum of grad.
     """
     RUN: tl.constexpr = SPAN * C
     TAPS: tl.constexpr = RUNS * RUN
     BLOCKS: tl.constexpr = (TAPS + BLOCK_R - 1) // BLOCK_R
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
     s = tl.program_id(1)
     column = tl.program_id(0) % BLOCKS
     r = column * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -204,9 +204,9 @@ def collect(
     BLOCK: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """grad[k, m, c, i, j] = sum over slices s and the pixels g of a group of part[k, s, i, STRIDE g + j, c, (g, m)].
+    """Compute grad[k, m, c, i, j] = sum over slices s and pixels g of part[k, s, i, STRIDE g + j, c, (g, m)].
 
-    The bias's gradient likewise, where it is wanted.
+    Also sum up the gradient of the bias, if wanted.
     """
     SIZE: tl.constexpr = M * C * TALL * WIDE
     k = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Launching the kernels of stacked convolutions: memory layout and tiling."""
+"""Launch of the kernels of stacked convolutions: memory layout and tiling."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedhead.executors.kernels.common import dot_precision, load, next_power_of_
 
 
 class Tiles(NamedTuple):
-    """Work and launch settings of one program of a convolution.
+    """Tile sizes and launch configuration of a convolution.
 
     Args:
-        group: Neighboring pixels of a row that share their runs, as `convolve_kernels` calls them.
-        pixels: Groups of a tile.
-        filters: Filters of a tile at most, each counted once for every pixel that shares its runs.
-        taps: Taps that are multiplied at a time, at most.
+        group: Neighboring pixels of a row that share their runs (see `convolve_kernels`).
+        pixels: Groups per tile.
+        filters: Maximum number of filters per tile, counted once per pixel of a group.
+        taps: Maximum number of taps that are multiplied at a time.
         warps: Warps per program.
         stages: Pipeline stages.
         rows: Rows of pixels that share their runs.
@@ -33,7 +33,7 @@ class Tiles(NamedTuple):
 
 
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
-    """Run the convolution."""
+    """Launch the convolution."""
     clients, batch, height, width, channels = x.shape
     filters, _, tall, wide = weight.shape[1:]
     out = sides(x, weight, stride, top, left)
@@ -52,9 +52,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, 
 
 
 def launch_input(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int) -> Tensor:
-    """Run the gradient of the input: a convolution in which some of its rows and columns share their runs.
+    """Launch the gradient of the input: a convolution in which groups of rows and columns share their runs.
 
-    With a stride these are `stride` rows and columns, without one those of the tiles.
+    With a stride, a group has `stride` rows and columns; without one, those of the tiles.
     """
     clients, batch, height, width, filters = grad.shape
     channels, tall, wide = weight.shape[2:]
@@ -76,7 +76,7 @@ def launch_input(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: in
 def launch_weight(
     x: Tensor, grad: Tensor, size: tuple[int, int], biased: bool, stride: int, top: int, left: int
 ) -> tuple[Tensor, Tensor]:
-    """Run the gradients of filters and bias: parts over slices of the pixels, then their sum in a fixed order."""
+    """Launch the gradients of filters and bias: partial sums over slices of pixels, then their sum in fixed order."""
     clients, batch, height, width, channels = x.shape
     tall, wide = size
     filters = grad.shape[4]
@@ -134,7 +134,7 @@ def _expanded(
     steps: tuple[int, ...],
     turned: bool,
 ) -> Tensor:
-    """The filters laid out for runs; `turned` swaps the parts of filters and channels."""
+    """Return the filters in the layout of runs; `turned` swaps filters and channels."""
     weight = weight.contiguous()
     tall, wide = weight.shape[3:]
     strides = weight.stride()[:3]
@@ -147,15 +147,15 @@ def _expanded(
 
 
 BLOCK, COLLECTED = 512, 64  # elements per program of `expand` and `collect`
-PROGRAMS = 528  # of `filter_gradient` where its blocks allow: four for each of an H200's 132 multiprocessors
+PROGRAMS = 528  # of `filter_gradient`, if it has enough blocks: four per multiprocessor of an H200
 
 
 def _tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, out: tuple[int, int]) -> Tiles:
     """Return the tiles of a convolution that were fastest on an H200.
 
     Args:
-        x: What is convolved.
-        channels: Its number of channels.
+        x: Input of the convolution.
+        channels: Number of channels.
         filters: Number of filters.
         size: Height and width of a filter.
         stride: Stride of the filters.
@@ -172,7 +172,7 @@ def _tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride
 
 
 def _gradient_tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, columns: int) -> Tiles:
-    """Return the tiles of the filters' gradient, likewise; `columns` is the width of the outputs' gradient."""
+    """Return the fastest tiles of the filters' gradient; `columns` is the width of the outputs' gradient."""
     exact = x.dtype == torch.float32
     group = 4 if channels < 4 and columns % 4 == 0 and not exact else _group(channels, filters, stride, columns, exact)
     taps = size[0] * (stride * (group - 1) + size[1]) * channels
@@ -184,7 +184,7 @@ def _gradient_tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int
 
 
 def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) -> int:
-    """How many pixels share a run: the fewer channels, the more, so that the matrix units are filled."""
+    """Return the number of pixels that share a run: more with fewer channels, to fill the matrix units."""
     if channels < 16:
         wanted = 4 if filters <= 8 else 2
     else:
@@ -193,9 +193,9 @@ def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) 
 
 
 def _taps(count: int, channels: int) -> int:
-    """Return how many taps to multiply at a time: a power of two that leaves few places of the last block empty.
+    """Return the number of taps per block: a power of two with little padding of the last block.
 
-    Unaligned channels are not prefetched, and were faster in larger blocks.
+    Unaligned channels are not prefetched and were faster in larger blocks.
     """
     if channels % 16 != 0:
         return 128 if count <= 128 else 64
@@ -207,11 +207,13 @@ def _how(tiles: Tiles) -> dict[str, int]:
 
 
 def sides(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> tuple[int, int]:
+    """Return height and width of the output."""
     height = (x.shape[2] + 2 * top - weight.shape[3]) // stride + 1
     return height, (x.shape[3] + 2 * left - weight.shape[4]) // stride + 1
 
 
 def gradients(x: Tensor, grad: Tensor, size: tuple[int, int], biased: bool) -> tuple[Tensor, Tensor]:
+    """Return uninitialized gradients of filters and bias."""
     clients, filters = len(x), grad.shape[4]
     weight = x.new_empty(clients, filters, x.shape[4], *size, dtype=torch.float32)
     return weight, x.new_empty(clients, filters if biased else 0, dtype=torch.float32)

@@ -1,8 +1,8 @@
-"""Fusion in the graph of a step: a ReLU, and an addition before it, become part of the normalization that they follow.
+"""Graph fusion of a step: a ReLU, with an addition before it, is fused into the preceding normalization.
 
-The compiler sees an operator as a whole and fuses nothing into it. After tracing, the graph holds the forward and the
-backward pass, so here `relu(norm(x))` and `relu(norm(x) + skip)` become one operator, and where only the ReLU's
-gradient lies between, so do the two backward ones: the sign is computed anew from x, and no gradient is stored twice.
+The compiler can't fuse anything into a custom operator. The traced graph holds the forward and the backward pass. Here
+`relu(norm(x))` and `relu(norm(x) + skip)` become one operator each. Their backward operators are fused too, if only the
+ReLU's gradient lies between them: the sign is recomputed from x, and the gradient is stored once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, ate
 
 
 def fuse(graph: GraphModule) -> GraphModule:
-    """Fuse what follows the normalizations of a traced step; the graph is changed in place.
+    """Fuse additions and ReLUs into the normalizations of a traced step, in place.
 
     Args:
-        graph: A graph of `aten` operators and those of `fedhead.executors.kernels`.
+        graph: Graph of `aten` operators and those of `fedhead.executors.kernels`.
     """
-    rectified = {}  # the output of each fused ReLU, and its normalization
+    rectified = {}  # output of each fused ReLU -> its normalization
     for norm in _calls(graph, "stacked_normalize"):
         output = _fuse_relu(graph, norm)
-        if output is not None and norm.args[1] is None:  # after an addition the sign does not follow from x alone
+        if output is not None and norm.args[1] is None:  # after an addition the sign depends on skip too
             rectified[output] = norm
     for gradients in _calls(graph, "stacked_normalize_gradients"):
         _fuse_relu_gradient(gradients, rectified)
@@ -37,14 +37,14 @@ def fuse(graph: GraphModule) -> GraphModule:
 
 
 def _calls(graph: GraphModule, name: str) -> Iterator[Node]:
-    """Yield the calls of one of our operators; there are none unless its file was imported."""
+    """Yield the calls of a custom operator."""
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and str(node.target) == f"fedhead.{name}.default":
             yield node
 
 
 def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
-    """Let a normalization rectify its output, and add another tensor to it before; return what replaces the ReLU."""
+    """Fuse a ReLU, and an addition before it, into a normalization; return the replacement of the ReLU."""
     chain = list(_views_of(norm))
     last = chain[-1]
     user = _only_user(last)
@@ -61,7 +61,7 @@ def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
     if skip is not None:
         with graph.graph.inserting_before(total):
             skip = _undo(graph, skip, chain)
-        for node in chain:  # skip may have been computed later than the normalization
+        for node in chain:  # skip may be computed after the normalization
             total.prepend(node)
     norm.update_arg(1, skip)
     norm.update_arg(9, True)
@@ -73,7 +73,7 @@ def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
 
 
 def _fuse_relu_gradient(gradients: Node, rectified: dict[Node, Node]) -> None:
-    """Let the gradients of a rectified normalization start from those of the ReLU's output."""
+    """Fuse the gradient of a ReLU into that of its normalization."""
     x, grad, *_ = _arguments(gradients)
     path = []
     while grad.target in VIEWS and len(grad.users) == 1:
@@ -89,14 +89,14 @@ def _fuse_relu_gradient(gradients: Node, rectified: dict[Node, Node]) -> None:
         return
     for view in path:
         if view.target is not aten.permute.default:
-            view.target = aten.reshape.default  # the memory may be laid out in another way
+            view.target = aten.reshape.default  # the memory layout may differ
     grad.replace_all_uses_with(before)
     grad.graph.erase_node(grad)
     gradients.update_arg(9, True)
 
 
 def _views_of(node: Node) -> Iterator[Node]:
-    """Yield a node and the views that follow it, as long as there is nothing else."""
+    """Yield a node and the chain of views that follows it."""
     while True:
         yield node
         user = _only_user(node)
@@ -106,7 +106,7 @@ def _views_of(node: Node) -> Iterator[Node]:
 
 
 def _undo(graph: GraphModule, value: Node, chain: list[Node]) -> Node:
-    """Bring a tensor of the last view's shape into the shape of the first."""
+    """Reshape a tensor from the last view's shape to the first one's."""
     for node, view in reversed(list(itertools.pairwise(chain))):
         if view.target is aten.permute.default:
             order = _arguments(view)[1]

@@ -1,4 +1,4 @@
-"""Layers made for stacks of clients, which replace those that `vmap` derives from the ordinary ones."""
+"""Layers for stacks of clients, which replace those that `vmap` derives from torch's layers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedhead.models import batch_norm
 
 
 class StackedLayers(TorchFunctionMode):
-    """A context in which some layers under `vmap` use kernels made for stacks, or those that work there."""
+    """Context in which some layers under `vmap` use kernels for stacks, or kernels that `vmap` supports."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replace the layers that have a stacked implementation."""
+        """Replace layers that have a stacked implementation."""
         if func is F.batch_norm:
             with self:  # for its two parts
                 return batch_norm.batch_norm(*args, **(kwargs or {}))
         if func is batch_norm.batch_statistics and batch_statistics.supports(args[0]):
             return batch_statistics.mean_and_variance(*args[:4])
         if func is batch_norm.normalize and normalize.supports(*args[:2]):
-            return normalize.normalize(*args[:6], *args[7:])  # all but the number of values
-        if func is F.scaled_dot_product_attention:  # under vmap the fused kernels refuse some lengths going backward
+            return normalize.normalize(*args[:6], *args[7:])  # without the number of values
+        if func is F.scaled_dot_product_attention:  # fused kernels fail under vmap for some lengths (backward)
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
         if func is F.linear and linear.supports(*args[:2]):
@@ -40,5 +40,5 @@ class StackedLayers(TorchFunctionMode):
 
 
 def stacked_layers(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context with stacked layers if they are faster, which is on a GPU."""
+    """Return a context with stacked layers on a GPU, where they are faster."""
     return StackedLayers() if device.type == "cuda" else nullcontext()

@@ -1,6 +1,6 @@
-"""Small linear layers of stacked clients: product, bias and casts of all clients in one kernel, gradients in another.
+"""Small linear layers of stacked clients: one kernel for product, bias and casts, another for the gradients.
 
-The layers of a small network take as long to launch as to compute, so the number of kernels matters.
+Launching the kernels of a small network takes as long as computing them, so their number matters.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from fedhead.executors.kernels.common import available, clients_first, dot_precision, load, next_power_of_two
 
-MAX_WEIGHTS = 1 << 18  # elements of a weight; libraries are better at large products
+MAX_WEIGHTS = 1 << 18  # maximum elements of a weight; libraries are faster for large products
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernel supports such a layer and its compiler is installed."""
+    """Return whether the kernel supports a layer and Triton is installed."""
     plain = x.dim() == 2 and weight.dim() == 2 and x.dtype != torch.float64
     return plain and weight.numel() <= MAX_WEIGHTS and available()
 
@@ -44,7 +44,7 @@ def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     x, weight, bias = args
     across, own, own_bias = in_dims
-    if own is None and own_bias is None:  # shared weights, as of a frozen global model: one larger batch
+    if own is None and own_bias is None:  # shared weights, such as a frozen global model's: one larger batch
         x = x.movedim(across, 0)
         return _ordinary(x.flatten(0, 1), weight, bias).reshape(*x.shape[:2], -1), 0
     count = info.batch_size
@@ -118,7 +118,7 @@ stacked.register_autograd(_backward, setup_context=_save)
 
 # -- launching ------------------------------------------------------------------------------------------------------
 class ProductShape(NamedTuple):
-    """A product of [rows, inner] with [inner, columns]."""
+    """Shape of a product of [rows, inner] with [inner, columns]."""
 
     rows: int
     columns: int

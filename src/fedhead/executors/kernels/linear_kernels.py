@@ -1,6 +1,6 @@
-"""The kernels behind `fedhead.executors.kernels.linear`, in Triton; imported only if there is a GPU.
+"""Triton kernels of `fedhead.executors.kernels.linear`; imported only on a GPU.
 
-A layer's backward pass is two products that need not wait for each other, so one launch computes both.
+A layer's backward pass has two independent products, so one launch computes both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def forward(
     R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """y[k, b, o] = sum over i of x[k, b, i] * weight[k, o, i] + bias[k, o], in the type of x."""
+    """Compute y[k, b, o] = sum over i of x[k, b, i] * weight[k, o, i] + bias[k, o], in the dtype of x."""
     k = tl.program_id(1).to(tl.int64)
     x += k * (B * IN)
     weight += k * (OUT * IN)
@@ -52,9 +52,9 @@ def backward(
     WR: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """x_grad[k, b, i] = sum over o of grad[k, b, o] * weight[k, o, i], by the FIRST programs.
+    """Compute x_grad[k, b, i] = sum over o of grad[k, b, o] * weight[k, o, i] in the first FIRST programs.
 
-    The others: weight_grad[k, o, i] = sum over b of grad[k, b, o] * x[k, b, i], and bias_grad, the sum of grad alone.
+    The others compute weight_grad[k, o, i] = sum over b of grad[k, b, o] * x[k, b, i], and bias_grad, the sum of grad.
     """
     k = tl.program_id(1).to(tl.int64)
     x += k * (B * IN)
@@ -93,9 +93,9 @@ def product(
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """c[m, n] = sum over r of a[m, r] * b[r, n] + bias[n], in the type of a; and sums[m] of a alone.
+    """Compute c[m, n] = sum over r of a[m, r] * b[r, n] + bias[n], in the dtype of a, and sums[m] of a.
 
-    A_M and A_R are the strides of a, B_R and B_N those of b; the programs from FIRST on compute a block each.
+    A_M and A_R are the strides of a, B_R and B_N those of b. Programs from FIRST on compute one block each.
     """
     ACROSS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) - FIRST
@@ -115,4 +115,4 @@ def product(
     spot = c + m[:, None] * N + n[None, :]
     tl.store(spot, total.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
     if SUMMED:
-        tl.store(sums + m, tl.sum(alone, 1), mask=m < M)  # the same by all programs of these m
+        tl.store(sums + m, tl.sum(alone, 1), mask=m < M)  # all programs of these m store the same values

@@ -1,7 +1,7 @@
-"""Normalization by a batch's statistics for stacked clients, and its gradients, all clients in one kernel.
+"""Batch normalization of stacked clients and its gradients, with one kernel for all clients.
 
-The compiler would keep the gradients of plain operations in float32, and copy them to another layout and back before
-the next convolution. These operators read and write each tensor as seldom as possible, with its channels last.
+The compiler would store the gradients of plain operations in float32, and convert their layout twice before the next
+convolution. These operators minimize memory traffic and keep channels last.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.func import vmap
 from fedhead.executors.kernels.common import SUMS, available, clients_first, load, next_power_of_two
 from fedhead.models import batch_norm
 
-BLOCK = 2048  # values that a program processes at a time
+BLOCK = 2048  # values per program
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernels support such an input, and their compiler is installed."""
+    """Return whether the kernels support an input and Triton is installed."""
     return x.dtype != torch.float64 and weight.dtype == torch.float32 and x.dim() >= 2 and available()
 
 
@@ -78,7 +78,7 @@ def stacked(
 ) -> Tensor:
     """Normalize every client's batch x [K, B, P, C]; weight, bias, mean and var are [K, C], samples [K, B].
 
-    With `skip` and `rectify`, max(0, y + skip) instead of y; `fusion` sets them in the graph of a whole step.
+    With `skip` and `rectify`, return max(0, y + skip) instead of y; `fusion` sets them in the traced step.
     """
     x = x.contiguous()
     own = [t.contiguous() for t in (weight, bias, mean, var)]
@@ -167,7 +167,7 @@ def _differentiable(
     eps: float,
     min_count: int,
 ) -> tuple[Tensor | None, ...]:
-    """Compute `gradients` by plain operations, such that they have derivatives too."""
+    """Compute `gradients` with plain operations, which are differentiable."""
     positions = x.shape[2]
 
     def one(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
@@ -185,7 +185,7 @@ stacked.register_autograd(_backward, setup_context=_save)
 
 
 def _blocks(x: Tensor) -> tuple[tuple[int, int, int], int, int, tuple[int, int]]:
-    """Return the grid of a kernel that processes each value once, the rows, the channels and the block's size."""
+    """Return the grid of an elementwise kernel, the rows, the channels and the block size."""
     clients, batch, positions, channels = x.shape
     width = next_power_of_two(channels, 64)
     rows, height = batch * positions, BLOCK // width

@@ -1,7 +1,7 @@
-"""The kernels behind `fedhead.executors.kernels.normalize`, in Triton; imported only if there is a GPU.
+"""Triton kernels of `fedhead.executors.kernels.normalize`; imported only on a GPU.
 
-x is [K, B, P, C]: clients, samples and padding, positions, channels. R rows of B * P and N channels make a block; S
-is the number of slices, as a power of two. weight, bias, mean and var are [K, C].
+x is [K, B, P, C]: clients, samples with padding, positions, channels. A block has R rows of B * P and N channels. S is
+the number of slices, a power of two. weight, bias, mean and var are [K, C].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def normalize(
     R: tl.constexpr,
     N: tl.constexpr,
 ):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias; with SKIP, skip is added, with RECTIFY, max(0, .) is taken."""
+    """Compute y = (x - mean) / sqrt(var + eps) * weight + bias; SKIP adds skip, RECTIFY applies max(0, .)."""
     k = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * N + tl.arange(0, N)
     row = tl.program_id(0) * R + tl.arange(0, R)
@@ -39,7 +39,7 @@ def normalize(
     if SKIP:
         found = (found.to(tl.float32) + tl.load(skip + at, mask=here, other=0.0).to(tl.float32)).to(y.dtype.element_ty)
     if RECTIFY:
-        found = tl.where(found <= 0, 0.0, found)  # what is not a number stays so
+        found = tl.where(found <= 0, 0.0, found)  # NaN stays NaN
     tl.store(y + at, found, mask=here)
 
 
@@ -62,9 +62,9 @@ def gradient_sums(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """part[k, s, :, c]: sums of the gradient, and of it times the normalized x, over slice s of the rows."""
+    """Compute part[k, s, :, c]: sums of the gradient, and of gradient times normalized x, over slice s of the rows."""
     s = tl.program_id(0)
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
     c = tl.program_id(1) * N + tl.arange(0, N)
     center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
     total = tl.zeros((R, N), tl.float32)
@@ -101,9 +101,10 @@ def gradient_totals(
     BLOCK: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The gradients of weight and bias, and share[k, :, c]: these over the number of values, which x depends on.
+    """Compute the gradients of weight and bias, and share[k, :, c]: these gradients over the number of values.
 
-    A batch with fewer values than `min_count` was not normalized by its own statistics: its shares are 0.
+    The gradient of x needs the shares. They are 0 for a batch with fewer values than `min_count`, which was not
+    normalized by its own statistics.
     """
     k = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * N + tl.arange(0, N)
@@ -145,7 +146,7 @@ def input_gradient(
     R: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The gradient of x; the statistics depend on the samples alone, not on padding."""
+    """Compute the gradient of x; the statistics depend only on samples, not on padding."""
     k = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * N + tl.arange(0, N)
     row = tl.program_id(0) * R + tl.arange(0, R)
@@ -168,7 +169,7 @@ def input_gradient(
 
 @triton.jit
 def per_channel(weight, bias, mean, var, eps, k, c, C: tl.constexpr):
-    """Mean, 1 / sqrt(var + eps), weight and bias of some channels, as rows."""
+    """Return mean, 1 / sqrt(var + eps), weight and bias of some channels, as rows."""
     at = k * C + c
     center = tl.load(mean + at, mask=c < C, other=0.0)
     scale = tl.math.rsqrt(tl.load(var + at, mask=c < C, other=1.0) + eps)

@@ -1,1 +1,1 @@
-"""The lanes executor: one GPU stream per client."""
+"""Lanes executor: one CUDA stream per client."""

@@ -1,7 +1,7 @@
-"""The batches of several lanes, drawn and augmented at once.
+"""Batches of several lanes, drawn and augmented together.
 
-A lane's batch is small, and augmentation has hundreds of operations, each of them a kernel. All lanes read the same
-samples, so one pass draws the next steps' batches of all of them, and the further views that a loss asks for.
+A lane's batch is small, and augmentation launches hundreds of kernels. All lanes read the same pool, so one pass draws
+the batches of the next steps for all lanes, with the additional views that a loss requests.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedhead.data.pool import Pool, ViewsAhead
 from fedhead.executors.client.client_round import draw_batch
 from fedhead.executors.lanes.lane_steps import Lane
 
-MAX_BYTES = 1 << 28  # of inputs that are drawn at once, of one view; augmentation takes several times as much
+MAX_BYTES = 1 << 28  # maximum size of the inputs drawn at once, per view; augmentation takes several times as much
 
 
 class LaneBatch(NamedTuple):
-    """Inputs of a lane's step: the batch, the key for what the model draws, and the pool with the batch's views."""
+    """Inputs of a lane's step: the batch, the model's random key, and the pool with the batch's views."""
 
     batch: Batch
     key: Tensor
@@ -32,15 +32,15 @@ class LaneBatch(NamedTuple):
 
 @dataclass
 class _Alike:
-    """Lanes whose batches are drawn together: of one size, from one pool."""
+    """Lanes whose batches are drawn together: same batch size and pool."""
 
     pool: Pool
     channels_last: bool
     places: list[int] = field(default_factory=list)
-    views: set[int] = field(default_factory=set)  # that a loss has asked for
+    views: set[int] = field(default_factory=set)  # requested by a loss
 
     def laid_out(self, x: Inputs) -> Inputs:
-        """Return stacked batches with the channels of images innermost, where convolutions want them so."""
+        """Convert images of stacked batches to channels last, if the program uses that format."""
         if not self.channels_last:
             return x
         made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
@@ -48,10 +48,10 @@ class _Alike:
 
 
 class LaneBatches:
-    """Draws the next batches of lanes.
+    """Batches of the next steps of lanes.
 
     Args:
-        lanes: The lanes.
+        lanes: Lanes to draw batches for.
     """
 
     def __init__(self, lanes: Sequence[Lane]):
@@ -64,14 +64,14 @@ class LaneBatches:
             self._alike.setdefault((id(pool), lane.batch_size), alike).places.append(place)
 
     def are_small(self, steps: int) -> bool:
-        """Return whether the batches of so many steps take little memory."""
+        """Return whether the batches of `steps` steps fit into `MAX_BYTES`."""
         return all(
             len(one.places) * steps * size * one.pool.sample_nbytes <= MAX_BYTES
             for (_, size), one in self._alike.items()
         )
 
     def draw(self, steps: int) -> list[list[LaneBatch]]:
-        """Return the batches of each lane's next steps; the lanes' counters stay as they are."""
+        """Return the batches of each lane's next steps, without advancing the counters."""
         drawn: dict[int, list[LaneBatch]] = {}
         for one in self._alike.values():
             each = self._draw_alike(one, steps)
@@ -93,7 +93,7 @@ class LaneBatches:
 
 
 def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
-    """Return another view of stacked batches."""
+    """Return an additional view of stacked batches."""
     view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
     made: Inputs = map_inputs(lambda t: t.reshape(*batch.rows.shape, *t.shape[1:]), view)
     return made

@@ -1,4 +1,4 @@
-"""Groups of lanes: clients that train at the same time, and the CUDA graphs that fork into their streams and join."""
+"""Groups of lanes: clients that train concurrently, and the CUDA graphs that fork into their streams and join."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedhead.executors.lanes.lane_batches import LaneBatches
 from fedhead.executors.lanes.lane_steps import CompiledSteps, Lane
 from fedhead.executors.stack.step_graphs import StepGraphs, copy_into, preparing
 
-STEPS_PER_GRAPH = 4  # each step takes time to capture, for every lane
+STEPS_PER_GRAPH = 4  # small, since capture time grows with steps and lanes
 
 
 class LaneGroup:
-    """Lanes that run concurrently, most steps first, and the graphs for the first few of them."""
+    """Lanes that run concurrently, most steps first, and graphs for prefixes of them."""
 
     def __init__(self, work: list[PhaseRun], compiled: CompiledSteps):
         self.lanes = [Lane(phase_run, in_place=not compiled.wanted) for phase_run in work]
         self.compiled = compiled
         self.sizes = buckets(len(work))
-        self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # by bucket, and whether batches may have padding
+        self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # keyed by bucket, and whether batches may be padded
         self.preparing = 0.0
 
     def train(self, work: list[PhaseRun]) -> list[Carry]:
@@ -53,14 +53,14 @@ class LaneGroup:
         return StepGraphs(self, take, steps_per_graph=STEPS_PER_GRAPH)
 
     def _steps(self, lanes: list[Lane], padded: bool) -> Callable[[int], None]:
-        """Return the function that takes so many steps in each lane."""
+        """Return a function of the number of steps that runs them in each lane."""
         batches = LaneBatches(lanes)
-        if self.compiled.wanted or not batches.are_small(STEPS_PER_GRAPH):  # a compiler fuses the drawing of each lane
+        if self.compiled.wanted or not batches.are_small(STEPS_PER_GRAPH):  # the compiler fuses each lane's drawing
             own = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
             return lambda steps: _fork(lanes, [[take] * steps for take in own])
 
         def take(steps: int) -> None:
-            drawn = batches.draw(steps)  # held until the lanes have joined
+            drawn = batches.draw(steps)  # kept alive until the lanes have joined
             _fork(
                 lanes,
                 [[partial(k.take_drawn, *one, padded) for one in own] for k, own in zip(lanes, drawn, strict=True)],
@@ -70,7 +70,7 @@ class LaneGroup:
 
 
 def _fork(lanes: Sequence[Lane], steps: Sequence[Sequence[Callable[[], None]]]) -> None:
-    """Take the steps of each lane in its own stream, and wait for all of them."""
+    """Run the steps of each lane in its own stream, and wait for all streams."""
     main = torch.cuda.current_stream()
     for lane, own in zip(lanes, steps, strict=True):
         lane.stream.wait_stream(main)
@@ -82,7 +82,7 @@ def _fork(lanes: Sequence[Lane], steps: Sequence[Sequence[Callable[[], None]]]) 
 
 
 def buckets(width: int) -> list[int]:
-    """Return the numbers of lanes for which graphs are captured: all of them, half and a quarter.
+    """Return the bucket sizes for which graphs are captured: all lanes, a half and a quarter.
 
     >>> buckets(40), buckets(5), buckets(1)
     ([40, 20, 10], [5, 3, 2], [1])
@@ -91,15 +91,15 @@ def buckets(width: int) -> list[int]:
 
 
 def bucket(width: int, sizes: list[int]) -> int:
-    """Return the smallest bucket that holds a width."""
+    """Return the smallest bucket of at least `width` lanes."""
     return min(size for size in sizes if size >= width)
 
 
 def active_lanes(padded: list[list[bool]]) -> list[tuple[int, bool, int]]:
-    """Return how many lanes are active, whether one of them has padding, and for how many steps.
+    """Return runs of equal steps: active lanes, whether one of them has padding, and the number of steps.
 
     Args:
-        padded: Whether each step of each lane has padding, the lane with most steps first.
+        padded: Whether each step of each lane has padding; lanes with most steps first.
 
     >>> active_lanes([[False] * 4, [False, True], [True]])
     [(3, True, 1), (2, True, 1), (1, False, 2)]
@@ -112,7 +112,7 @@ def active_lanes(padded: list[list[bool]]) -> list[tuple[int, bool, int]]:
 
 
 def _padded(phase_run: PhaseRun) -> list[bool]:
-    """Return whether each step has padding that its model has to leave out."""
+    """Return for each step whether it has padding that the model must mask."""
     leaves_out = phase_run.step.program.task.model.may_normalize_batches
     return [leaves_out and padded for padded in phase_run.batches.padded]
 

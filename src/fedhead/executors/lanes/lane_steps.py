@@ -1,4 +1,4 @@
-"""The steps of lanes: one client's step on static tensors, compiled once per architecture for all of its lanes."""
+"""Steps of lanes: one client's step on static tensors, compiled once per architecture for all lanes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fedhead.executors.stack.step_graphs import cache_key, copy_each, copy_into
 
 
 class Lane:
-    """The static tensors and the step of one client.
+    """Static tensors and step of one client.
 
     Args:
-        phase_run: A phase to be trained, as an example of those to come.
-        in_place: Whether the optimizer may write over the static tensors, with a kernel for all of them; a compiler
-            fuses the copies of new ones.
+        phase_run: Example of the phases to train.
+        in_place: Whether the optimizer updates the static tensors in place, with one fused kernel. Not needed with the
+            compiler, which fuses the copies.
     """
 
     def __init__(self, phase_run: PhaseRun, in_place: bool):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
-        # filters keep their layout: torch computes in theirs
+        # clone keeps the memory format of filters, which torch computes in
         self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
             torch.clone, (*phase_run[2:], phase_run.batches[:3])
         )
@@ -45,12 +45,12 @@ class Lane:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def load(self, phase_run: PhaseRun) -> None:
-        """Copy the tensors of a round in."""
+        """Copy the inputs of a round into the static tensors."""
         copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
         self.counter.zero_()
 
     def take(self, work: InPlace, arguments: list[Tensor]) -> None:
-        """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
+        """Run one step in place; a finished lane repeats its last batch, and the result is discarded."""
         with torch.no_grad():
             copy_into(self.draw, self._draw())
         work(*arguments)
@@ -63,18 +63,18 @@ class Lane:
         return int(self.batches[0].shape[-1])
 
     def draws(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows and weights of the next steps' batches, [steps, batch], and their keys, [steps]."""
+        """Return the sample indices and weights of the next steps, [steps, batch], and their keys, [steps]."""
         rows, weight, start = self.batches
         at = (self.counter + torch.arange(steps, device=rows.device)).clamp(max=self.last)
         return rows.index_select(0, at), weight.index_select(0, at), random.fold_in(start, at)
 
     def take_drawn(self, batch: Batch, key: Tensor, pool: Pool, padded: bool) -> None:
-        """Take one step in place with a batch that was drawn for it.
+        """Run one step in place with a precomputed batch.
 
         Args:
-            batch: The batch.
-            key: The key for what the model draws.
-            pool: The samples, with views of the batch.
+            batch: Batch of the step.
+            key: Random key of the model.
+            pool: Pool with views of the batch.
             padded: Whether batches may have padding.
         """
         step = replace(self.step, program=self.step.program.reading(pool, self.step.phase.data))
@@ -88,11 +88,11 @@ class Lane:
         return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
 
     def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
-        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes.
+        """Return the step as a function of tensors, the lane's tensors, and how many of the first ones it changes.
 
         Args:
             padded: Whether batches may have padding.
-            write: Overwrites what the step changes.
+            write: Copies the new carry into the old one.
         """
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten(self.carry)
@@ -112,30 +112,30 @@ class Lane:
 
 
 def _can_be_fused(params: Tree) -> bool:
-    """Return whether torch's fused optimizers take these parameters: of one dtype, on a GPU float32, as their rates."""
+    """Return whether torch's fused optimizers support these parameters: one dtype; on a GPU float32, as the rates."""
     dtypes = {t.dtype for t in params.values()}
     on_cpu = all(t.device.type == "cpu" for t in params.values())
     return len(dtypes) == 1 and (on_cpu or dtypes == {torch.float32})
 
 
 class CompiledSteps:
-    """The compiled steps of lanes, one per architecture and phase, and for batches with and without padding.
+    """Compiled steps of lanes, one per architecture and phase, with and without padding.
 
     Args:
-        wanted: Whether to compile; a step that can't be is taken as it is.
+        wanted: Whether to compile; a step that can't be compiled runs uncompiled.
     """
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
-        self._steps: dict[tuple[str, bool], InPlace | None] = {}  # None: it can't be compiled
+        self._steps: dict[tuple[str, bool], InPlace | None] = {}  # None: can't be compiled
 
     @property
     def complete(self) -> bool:
-        """Whether all steps so far are compiled."""
+        """True if all steps up to now are compiled."""
         return self.wanted and None not in self._steps.values()
 
     def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
-        """Return a lane's step, compiled if that is wanted, and its arguments."""
+        """Return a lane's step, compiled if wanted, and its arguments."""
         function, arguments, changed = lane.flat(padded, copy_each if self.wanted else copy_into)
         key = lane.key, padded
         if self.wanted and key not in self._steps:
@@ -148,6 +148,6 @@ class CompiledSteps:
 
 
 def step_key(phase_run: PhaseRun) -> str:
-    """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
+    """Return the cache key of compiled steps, which is independent of the number of batches."""
     first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
     return cache_key(phase_run._replace(batches=first))

@@ -1,9 +1,9 @@
-"""Lanes: one CUDA stream per client, all captured in one CUDA graph that forks and joins.
+"""Lanes executor: one CUDA stream per client, all captured in one CUDA graph that forks and joins.
 
-For models that can't be stacked, and for federations of several architectures: clients that share nothing but the GPU
-train at the same time. Every lane is a plain step without vectorization on its own static tensors; one graph performs
-one or a few steps of every active lane, after which the lanes wait for each other. Steps without padding have their
-own graphs, with torch's BatchNorm. A step that is compiled is compiled once per architecture, for all of its lanes.
+Used for models that can't be stacked and for federations of several architectures. Each lane runs a plain step, without
+vectorization, on its own static tensors. One graph runs one or a few steps of every active lane; then the lanes wait
+for each other. Steps without padding have their own graphs, with torch's BatchNorm. Steps are compiled once per
+architecture, for all of its lanes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fedhead.executors.lanes.lane_groups import LaneGroup
 from fedhead.executors.lanes.lane_steps import CompiledSteps
 from fedhead.executors.stack.step_graphs import cache_key, without_rows
 
-MAX_GROUPS = 4  # groups of lanes whose graphs are kept
+MAX_GROUPS = 4  # cached groups of lanes, with their graphs
 
 
 def on_tensor_cores(program: ClientProgram) -> bool:
-    """Return whether convolutions run on a GPU's tensor cores, which read images with their channels innermost.
+    """Return whether convolutions run on tensor cores, which are faster with channels last.
 
-    In plain float32 the usual layout is as fast or faster: 150 steps/s instead of 136, four architectures on an H200.
+    In plain float32 the default format is as fast or faster: 150 steps/s instead of 136, four architectures on an H200.
     """
     return program.bf16 or torch.backends.cudnn.allow_tf32
 
 
 class Lanes(Executor):
-    """Runs clients concurrently, one CUDA stream each.
+    """Executor that trains clients concurrently, one CUDA stream each.
 
     Args:
         size: Maximum number of lanes at a time.
@@ -51,15 +51,15 @@ class Lanes(Executor):
         self._groups: OrderedDict[tuple[str, ...], LaneGroup] = OrderedDict()
 
     def train(self, job: Job) -> list[Reply]:
-        """Return the replies in the order of the job's clients."""
+        """Train the clients of a job; replies are in the order of its clients."""
         return self.train_all([job])[0]
 
     def report(self) -> ExecutorReport:
-        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        """Return the preparation time and the compilation status."""
         return self._report
 
     def train_all(self, jobs: Sequence[Job]) -> list[list[Reply]]:
-        """Return the replies of several jobs, whose clients may differ in architecture."""
+        """Train several jobs and return their replies; clients may differ in architecture."""
         indices = [(j, k) for j, job in enumerate(jobs) for k in range(len(job.clients))]
         replies: dict[tuple[int, int], Reply] = {}
         for begin in range(0, len(indices), self.size):
@@ -68,7 +68,7 @@ class Lanes(Executor):
         return [[replies[j, k] for k in range(len(job.clients))] for j, job in enumerate(jobs)]
 
     def _run_concurrently(self, clients: list[tuple[Job, int]]) -> list[Reply]:
-        """Advance the rounds of all clients from phase to phase, and train each phase concurrently."""
+        """Run the rounds of all clients phase by phase, and train each phase concurrently."""
         rounds: dict[int, Generator[PhaseRun, Carry, Reply]] = {}
         replies: dict[int, Reply] = {}
         for index, (job, k) in enumerate(clients):

@@ -1,1 +1,1 @@
-"""The stack executor: all clients of a job at once."""
+"""Stack executor: all clients of a job at once."""

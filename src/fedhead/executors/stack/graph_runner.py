@@ -1,8 +1,8 @@
-"""A runner: the steps of one kind of stack, captured once as CUDA graphs and replayed without work on the host.
+"""Graph runner: captures the steps of a stack once as CUDA graphs, and replays them with little work on the host.
 
-It owns static tensors for everything that a step reads and writes. The clients of a round pass through its slots: they
-are copied in when a slot is free and out when they are done, while the steps of the other slots go on. Batches lie in a
-table on the device, from which a counter selects the next ones.
+A runner owns static tensors for all inputs and outputs of a step. The clients of a round pass through its slots: a
+client is copied into a free slot and out of it after its last step, while the other slots continue. Batches are read
+from a table on the device, indexed by a counter.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedhead.executors.compiling.step import TensorForm, compile_step, is_known,
 from fedhead.executors.stack.slots import Plan, plan
 from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, copy_each, copy_into, preparing, static_copy
 
-TABLE_STEPS = 256  # batches of so many steps lie ready on the device
-MAX_PLANS = 16  # of the stacks of a round
+TABLE_STEPS = 256  # steps whose batches are in the table on the device
+MAX_PLANS = 16  # cached plans
 
 
 class CompilationPolicy(Preparer, Protocol):
-    """Decides when the steps of runners are compiled, and counts the seconds of preparation.
+    """Policy that decides when steps are compiled, and counts the preparation time.
 
     Attributes:
-        compiler: Compiles steps in the background; none: they are compiled before they train.
+        compiler: Background compiler; None: steps are compiled before training.
     """
 
     compiler: CompilerProcess | None
@@ -44,18 +44,18 @@ class CompilationPolicy(Preparer, Protocol):
         ...
 
     def give_up_compiling(self, error: Exception) -> None:
-        """Go on without compilation."""
+        """Continue without compilation."""
         ...
 
 
 class GraphRunner:
-    """Static tensors for one kind of stack, and the graphs that work on them.
+    """Static tensors of a stack, and the CUDA graphs that use them.
 
     Args:
-        owner: Decides when its steps are compiled, and counts the seconds of preparation.
-        phase_run: A phase to be trained, as an example of those to come.
-        slots: How many clients train at a time.
-        compile: Whether to compile its steps.
+        owner: Compilation policy.
+        phase_run: Example of the phases to train.
+        slots: Number of clients that train at a time.
+        compile: Whether to compile the steps.
     """
 
     def __init__(self, owner: CompilationPolicy, phase_run: PhaseRun, slots: int, compile: bool = True):
@@ -69,36 +69,36 @@ class GraphRunner:
         self.key = batches.key[first]
         shape = (TABLE_STEPS, slots, batches.rows.shape[-1])
         self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
-        self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
+        self.done = batches.rows.new_zeros(shape[:2])  # completed steps of each slot's client
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
-        self.graphs: dict[bool, StepGraphs] = {}  # by whether their steps are compiled
-        self._compilation: Future[None] | None = None  # in the background
-        self._traced: torch.fx.GraphModule | None = None  # until it is compiled
-        self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
+        self.graphs: dict[bool, StepGraphs] = {}  # keyed by whether the steps are compiled
+        self._compilation: Future[None] | None = None  # background compilation
+        self._traced: torch.fx.GraphModule | None = None  # traced step, until it is compiled
+        self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # keyed by the clients' numbers of steps
         self._outcome = StackedRows(_tensors(self.carry))
-        held = self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)
-        self._slots = StackedRows([*self._outcome.tensors, *held])
+        fixed = self._fixed(phase_run._replace(w=self.w, inputs=self.inputs), self.key)
+        self._slots = StackedRows([*self._outcome.tensors, *fixed])
 
     def train(self, phase_run: PhaseRun) -> Carry:
-        """Pass the clients of a round through the slots.
+        """Train the clients of a round.
 
         Args:
-            phase_run: The phase to be trained.
+            phase_run: Phase to train.
 
         Returns:
-            What the steps changed, for all clients.
+            Carry of all clients after their last steps.
         """
         _, batches, carry, _, inputs = phase_run
         compiled = self.owner.decide_compiled(self)
         copy_into(self.inputs.shared_tensors(), inputs.shared_tensors())
         schedule, places = self._plan(tuple(batches.lengths()))
-        # a client without steps ends as it begins; what the others end with is copied out of their slots
+        # clients without steps keep their initial values; the rows of all others are overwritten
         blank = torch.empty_like if all(batches.lengths()) else torch.clone
         outcome = Carry(*(tree.map(blank) for tree in carry))
-        into, held = StackedRows(_tensors(outcome)), self._held(phase_run, batches.key)
-        start, paused = StackedRows([*_tensors(carry), *held]), StackedRows([*into.tensors, *held])
+        into, fixed = StackedRows(_tensors(outcome)), self._fixed(phase_run, batches.key)
+        start, paused = StackedRows([*_tensors(carry), *fixed]), StackedRows([*into.tensors, *fixed])
         tables = self._fill(schedule, places, batches)
-        left = 0  # steps until the table is used up
+        left = 0  # steps left in the table
         for segment in schedule.segments:
             for source, again in ((start, False), (paused, True)):
                 turns = [turn for turn in segment.enter if bool(turn.done) == again]
@@ -116,19 +116,19 @@ class GraphRunner:
         return outcome
 
     def _plan(self, lengths: tuple[int, ...]) -> tuple[Plan, list[Tensor]]:
-        """Return the plan for these numbers of steps, with each slot's client, and its steps, at each step of it.
+        """Return the plan for these numbers of steps, and its tables of clients and completed steps per slot.
 
-        Where all clients take part, the plans are those of the last round.
+        Cached: with full participation every round has the same plan.
         """
         if lengths not in self._plans:
-            made = plan(lengths, self.slots)
+            schedule = plan(lengths, self.slots)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
-            self._plans[lengths] = made, [to_device(table, self.done.device) for table in made.table()]
+            self._plans[lengths] = schedule, [to_device(table, self.done.device) for table in schedule.table()]
         return self._plans[lengths]
 
     def _fill(self, schedule: Plan, places: list[Tensor], batches: PhaseBatches) -> Iterator[int]:
-        """Fill the table with the next steps' batches, again and again; yield how many steps it holds."""
+        """Fill the table with the batches of the next steps, repeatedly; yield the number of steps in it."""
         client, done = places
         for begin in range(0, schedule.steps, TABLE_STEPS):
             part = slice(begin, begin + TABLE_STEPS)
@@ -139,19 +139,19 @@ class GraphRunner:
             self.counter.zero_()
             yield count
 
-    def _held(self, phase_run: PhaseRun, key: Tensor) -> list[Tensor]:
-        """Return the tensors, with a client axis, that the steps read and don't change."""
+    def _fixed(self, phase_run: PhaseRun, key: Tensor) -> list[Tensor]:
+        """Return the tensors with a client axis that the steps only read."""
         untrained = [t for name, t in phase_run.w.items() if name not in self.carry.params]
         return [*untrained, *phase_run.inputs.per_client_tensors(), key]
 
     # -- compilation ------------------------------------------------------------------------------
     @property
     def ready(self) -> bool:
-        """Whether nobody needs to wait for the compiler in the background."""
+        """True unless a background compilation is pending."""
         return self._compilation is None or self._compilation.done()
 
     def begin_compiling(self) -> None:
-        """Hand the step to the compiler in the background, unless that was done or the step is in the cache."""
+        """Submit the step to the background compiler, unless it was submitted or is cached."""
         if self.owner.compiler is None or self._traced is not None or True in self.graphs:
             return
         with preparing(self.owner):
@@ -159,20 +159,20 @@ class GraphRunner:
             forms = [TensorForm.of(t) for t in arguments]
             try:
                 self._traced = trace(function, arguments)
-            except Exception as error:  # whatever a method does that can't be traced
+            except Exception as error:  # a method's code may raise anything while it is traced
                 self.owner.give_up_compiling(error)
                 return
             if not is_known(self._traced, forms):
                 self._compilation = self.owner.compiler.submit(self._traced, forms)
 
     def _compiled(self, function: Callable[..., None], arguments: list[Tensor], has_run: bool) -> Callable[..., None]:
-        """Return the step compiled, or as it is where the compiler fails."""
+        """Compile the step; return it unchanged if the compiler fails."""
         try:
             if self._compilation is not None:
                 self._compilation.result()
             return compile_step(function, arguments, self._changed, self._traced, has_run)
         except torch.OutOfMemoryError:
-            raise  # a smaller stack may have room
+            raise  # a smaller stack may fit
         except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
             self.owner.give_up_compiling(error)
             return function
@@ -184,7 +184,7 @@ class GraphRunner:
         function, arguments = self._flat()
         with preparing(self.owner):
             has_run = bool(self.graphs)
-            self.graphs.clear()  # for their memory
+            self.graphs.clear()  # frees their memory
             call = self._compiled(function, arguments, has_run) if compiled else function
             self._warm_up(call, arguments)
 
@@ -195,7 +195,7 @@ class GraphRunner:
         return StepGraphs(self.owner, work)
 
     def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
-        """Call the step, and undo what it changes."""
+        """Call the step, then restore the tensors that it changed."""
         before = [t.clone() for t in arguments[: self._changed]]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
@@ -207,7 +207,7 @@ class GraphRunner:
             t.copy_(value)
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
-        """Return the step as a function of flat tensors that changes the first of them in place."""
+        """Return the step as a function of flat tensors, and the tensors; the first ones are changed in place."""
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten((self.carry, self.counter))
         tables = (self.rows, self.weight, self.done)
@@ -229,23 +229,23 @@ class GraphRunner:
 
 
 def _tensors(carry: Carry) -> list[Tensor]:
-    """Return all tensors of a carry, always in the same order."""
+    """Return all tensors of a carry in a fixed order."""
     return [t for tree in carry for t in tree.tensors()]
 
 
-FEW = 8  # rows; up to so many are copied by one kernel per dtype, more of them by two kernels per tensor
+FEW = 8  # up to this many rows are copied by one kernel per dtype, more rows by two kernels per tensor
 
 
 class StackedRows:
-    """Tensors with a leading client axis, of whose rows some are overwritten at a time.
+    """Tensors with a leading client axis, whose rows can be overwritten.
 
     Args:
-        tensors: The tensors, of equal length.
+        tensors: Tensors of equal length.
     """
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = list(tensors)
-        self._views: dict[int, list[Tensor]] = {}  # of single rows; to make those of all rows takes a host long
+        self._views: dict[int, list[Tensor]] = {}  # of single rows, created lazily: creating all of them is slow
 
     def _row(self, row: int) -> list[Tensor]:
         if row not in self._views:
@@ -257,7 +257,7 @@ class StackedRows:
 
         Args:
             rows: Rows to overwrite, each once.
-            source: Tensors of the same shapes and types but for their length.
+            source: Tensors of the same shapes and dtypes, except for their length.
             of: Rows of `source` to copy, one for each of `rows`.
         """
         if not self.tensors or not rows:

@@ -1,4 +1,4 @@
-"""When the steps of stacks are compiled, and which of their CUDA graphs are kept."""
+"""Compilation policy of stacks, and a cache of their CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from fedhead.executors.stack.graph_runner import GraphRunner
 from fedhead.executors.stack.slots import choose_slots
 from fedhead.executors.stack.step_graphs import slot_key, without_rows
 
-MAX_RUNNERS = 6  # whose static tensors and graphs are kept
+MAX_RUNNERS = 6  # cached runners, with their static tensors and graphs
 
 
 class Graphs:
-    """A trainer that keeps one runner per kind of stack, up to a maximum number.
+    """Trainer that caches one graph runner per kind of stack.
 
-    With a compiler in the background, steps train uncompiled until all of them are compiled; those of a method change
-    over together, at the beginning of a round. Steps that were compiled on this machine before are compiled at once.
+    With a background compiler, training starts with uncompiled steps. All steps of a method switch to compiled ones
+    together, at the beginning of a round. Steps in the compiler's cache on disk are compiled from the start.
 
     Args:
-        compile: Whether to compile the steps; those of a stage only if it takes long enough.
-        slots: How many clients train at a time; none: as many as take the least time for the first round.
-        compiler: Compiles the steps in the background; none: they are compiled before they train.
+        compile: Whether to compile the steps; those of a stage only if it is long enough.
+        slots: Number of clients that train at a time; None: the fastest number for the first round.
+        compiler: Background compiler; None: steps are compiled before training.
     """
 
     def __init__(self, compile: bool = True, slots: int | None = None, compiler: CompilerProcess | None = None):
         self.compile = compile
         self.slots = slots
         self.compiler = compiler
-        self.preparing = 0.0  # seconds that training waited for compiling and capturing
+        self.preparing = 0.0  # seconds spent on compiling and capturing
         self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._round: int | None = None
-        self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
+        self._compiled: bool | None = None  # None: not decided in this round
 
     @property
     def compiled(self) -> bool:
-        """Whether the method's steps are compiled in this round."""
+        """True if the method's steps are compiled in this round."""
         return self.compile and self._compiled is True
 
     def begin_round(self, number: int, compiled: bool | None = None) -> None:
-        """Decide whether the method's steps are compiled in a round, which holds for all of it.
+        """Decide whether the method's steps are compiled in this round.
 
         Args:
-            number: The round; nothing changes while it is the same.
-            compiled: Whether they must be, or must not be yet; None: they are if all are ready.
+            number: Round number; further calls with the same number have no effect.
+            compiled: Forced decision; None: compiled if all compilations have finished.
         """
         if number == self._round:
             return
@@ -58,7 +58,7 @@ class Graphs:
             self._compiled = all(runner.ready for runner in runners)
 
     def decide_compiled(self, runner: GraphRunner) -> bool:
-        """Decide whether a runner's next steps are compiled; the first time, its compilation begins."""
+        """Decide whether a runner's next steps are compiled; the first call starts the compilation."""
         if not (self.compile and runner.compile):
             return False
         decided = None if runner.of_stage else self._compiled
@@ -71,12 +71,12 @@ class Graphs:
         return decided and self.compile
 
     def give_up_compiling(self, error: Exception) -> None:
-        """Go on without compilation, which gives the same result."""
+        """Continue without compilation, with the same result."""
         warn_not_compiled(error)
         self.compile = False
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
-        """Run all steps of a phase."""
+        """Train all steps of a phase."""
         if not len(phase_run.batches):
             return phase_run.carry
         phase_run = without_rows(phase_run)

@@ -1,7 +1,7 @@
-"""Apply functions to many clients at once: their models stacked along a leading axis, each on its own samples.
+"""Functions mapped over many clients: models are stacked along a leading axis, each with its own samples.
 
-Clients are sorted by their number of samples, longest first, so that those with samples left are always a prefix of the
-stack. If memory runs out the stacks are halved; if a model can't be stacked, its clients are processed one by one. Both
+Clients are sorted by their number of samples, most first, so that clients with samples left are always a prefix of the
+stack. If memory runs out, the stacks are halved. If a model can't be stacked, clients are processed one by one. Both
 are logged once.
 """
 
@@ -28,32 +28,31 @@ from fedhead.executors.client.base import Executor
 from fedhead.executors.kernels.layers import stacked_layers
 
 T = TypeVar("T")
-SINGLE_SAMPLES = 1024  # samples at once of a single client
-MAX_SAMPLES = 16384  # samples at once that are tested on a GPU
-MEMORY_SHARE = 1 / 1024  # of a GPU's memory for their inputs; activations take a hundred times as much, or more
-MIN_SAMPLES = 64  # samples at once below which stacking does not pay off
+SINGLE_SAMPLES = 1024  # batch size of a single client
+MAX_SAMPLES = 16384  # maximum batch size of tests on a GPU
+MEMORY_SHARE = 1 / 1024  # share of GPU memory for a batch's inputs; activations take 100 times as much or more
+MIN_SAMPLES = 64  # batch size below which stacking does not pay off
 _fitting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # see remember_fitting
-SIMILAR = 0.5  # size of the smallest client of a stack relative to its first, where all samples of each are read
+SIMILAR = 0.5  # minimum size of a client relative to the largest of its stack, where all samples are read
 
 
 def use_stacks(device: torch.device, executor: Executor | None = None) -> bool:
-    """Return whether to stack the clients' models: on a GPU, or if the run's executor stacks clients anyway.
+    """Return whether to stack the clients' models: on a GPU, or if the run's executor is the stack.
 
-    Lanes train architectures whose stacks take long to prepare: the kernels for the first test of four of them, with 65
-    different convolutions, took 37 s.
+    Not with lanes, which train architectures whose stacks take long to prepare: kernels for the first test of four
+    architectures with 65 distinct convolutions took 37 s.
     """
     name = "" if executor is None else executor.name
     return name == "stack" or (device.type == "cuda" and name != "lanes")
 
 
 def samples_at_once(pool: Pool) -> int:
-    """Return how many samples of a pool are tested at a time.
+    """Return the batch size for tests on a pool.
 
-    A GPU tests small samples sooner than its host can launch the kernels of their layers, so that many at a time cost
-    little more than few.
+    With small samples a GPU is limited by kernel launches, so large batches cost little more than small ones.
 
     Args:
-        pool: The samples.
+        pool: Test samples.
     """
     if pool in _fitting:
         return _fitting[pool]
@@ -64,21 +63,21 @@ def samples_at_once(pool: Pool) -> int:
 
 
 def remember_fitting(pool: Pool, samples: int) -> None:
-    """Let `samples_at_once` return so many for a pool of which more did not fit into memory.
+    """Set the batch size of a pool whose larger batches did not fit into memory.
 
-    Token ids are small, for example, and their activations are not.
+    For example, token ids are small, but their activations are not.
     """
     _fitting[pool] = samples
 
 
 @dataclass
 class MemoryBudget:
-    """How much is processed at once; it shrinks when memory runs out.
+    """Sizes of stacks and batches; halved when memory runs out.
 
     Args:
         clients: Clients per stack.
-        samples: Samples at once, of all clients of a stack.
-        one_by_one: Whether to process clients one by one, since the model can't be stacked.
+        samples: Samples per batch, of all clients of a stack.
+        one_by_one: Whether to process clients one by one.
     """
 
     clients: int = 64
@@ -87,19 +86,19 @@ class MemoryBudget:
 
     @classmethod
     def on(cls, device: torch.device) -> MemoryBudget:
-        """Return a budget that fills a GPU, or that stays within the caches of a CPU."""
+        """Return a budget that fills a GPU, or fits into the caches of a CPU."""
         return cls(samples=4096 if device.type == "cuda" else 256)
 
     @classmethod
     def for_testing(cls, pool: Pool) -> MemoryBudget:
-        """Return a budget for forward passes over samples like those of a pool."""
-        made = cls.on(pool.device)
+        """Return a budget for forward passes over a pool."""
+        budget = cls.on(pool.device)
         if pool.device.type == "cuda":
-            made.samples = max(made.samples, samples_at_once(pool))
-        return made
+            budget.samples = max(budget.samples, samples_at_once(pool))
+        return budget
 
     def halve(self, clients: int, activity: str) -> None:
-        """Halve the budget after `clients` clients did not fit in memory."""
+        """Halve the budget after `clients` clients did not fit into memory."""
         samples = self.samples
         self.clients, self.samples = max(1, clients // 2), samples // 2
         if self.samples < MIN_SAMPLES:
@@ -112,16 +111,16 @@ class MemoryBudget:
 
 
 def retry_with_smaller_batches(work: Callable[[int], T], samples: int, count: int, activity: str) -> tuple[T, int]:
-    """Do some work with so many samples at a time, or with half as many while memory runs out.
+    """Call a function, and retry with half the batch size while memory runs out.
 
     Args:
-        work: Does all of it, given how many samples to take at a time.
-        samples: How many to try first.
-        count: How many there are.
+        work: Function of the batch size.
+        samples: First batch size to try.
+        count: Number of samples.
         activity: Name of the work in log messages.
 
     Returns:
-        What the work returned, and how many samples at a time fit.
+        Result of the function, and the batch size that fit.
 
     Raises:
         torch.OutOfMemoryError: If not even a single sample fits.
@@ -132,7 +131,7 @@ def retry_with_smaller_batches(work: Callable[[int], T], samples: int, count: in
         except torch.OutOfMemoryError:
             if min(samples, count) <= 1:
                 raise
-        tried = min(samples, count)  # the error, and what it keeps in memory, is gone here
+        tried = min(samples, count)  # outside `except`, which would keep the error's tensors in memory
         samples = tried // 2
         warn_once(f"{activity}: out of memory with {tried} samples at once, continuing with {samples}")
 
@@ -145,55 +144,55 @@ def map_in_stacks(
     activity: str,
     min_ratio: float = 0.0,
 ) -> list[T]:
-    """Process clients in stacks, longest first, or one by one if they can't be stacked.
+    """Process clients in stacks, most samples first, or one by one if they can't be stacked.
 
     Args:
         sizes: Number of samples per client.
         stacked: Processes a stack, given the clients' indices.
         single: Processes one client, given its index.
-        budget: How much to process at once.
+        budget: Sizes of stacks and batches.
         activity: Name of the work in log messages.
-        min_ratio: Size of the smallest client of a stack relative to the largest.
+        min_ratio: Minimum size of a client relative to the largest of its stack.
 
     Returns:
         One result per client, in the order of `sizes`.
     """
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
-    found: dict[int, T] = {}
-    while len(found) < len(order) and not budget.one_by_one and len(order) > 1:
-        first = len(found)
+    results: dict[int, T] = {}
+    while len(results) < len(order) and not budget.one_by_one and len(order) > 1:
+        first = len(results)
         places = [k for k in order[first : first + budget.clients] if sizes[k] >= min_ratio * sizes[order[first]]]
         try:
-            found.update(zip(places, stacked(places), strict=True))
+            results.update(zip(places, stacked(places), strict=True))
         except torch.OutOfMemoryError:
             budget.halve(len(places), activity)
         except BadInput:
             raise
-        except Exception as error:  # anything that vmap does not support; errors of the model itself show again below
+        except Exception as error:  # unsupported by vmap, or an error of the model, which `single` raises again
             budget.one_by_one = True
             warn_once(f"{activity}: this model can't be stacked, continuing client by client ({first_line(error)})")
-    return [found[k] if k in found else single(k) for k in range(len(order))]
+    return [results[k] if k in results else single(k) for k in range(len(order))]
 
 
 BatchFunction = Callable[[int, Batch], Tensor]  # (clients, their batch) -> outputs with a client axis
 
 
 def map_rows(function: BatchFunction, pool: Pool, rows: Sequence[Rows], samples: int) -> list[Tensor]:
-    """Apply a function to all rows of all clients, in batches.
+    """Apply a function to all samples of all clients, in batches.
 
     Args:
-        function: Applied to the first `width` clients and a batch of theirs.
+        function: Function of the number of active clients and their batch.
         pool: Samples.
-        rows: Rows of each client, longest first.
+        rows: Sample indices of each client, most samples first.
         samples: Samples per batch, of all clients.
 
     Returns:
-        The outputs for each client's own rows.
+        Outputs of each client's samples.
     """
-    lengths = [len(mine) for mine in rows]
+    lengths = [len(indices) for indices in rows]
     parts: list[list[Tensor]] = [[] for _ in rows]
     for begin, end, width in _steps(lengths, samples):
-        index = np.stack([np.resize(mine[begin:end], end - begin) for mine in rows[:width]])
+        index = np.stack([np.resize(indices[begin:end], end - begin) for indices in rows[:width]])
         weight = np.stack([np.arange(begin, end) < n for n in lengths[:width]])
         batch = pool.batch(to_device(index, pool.device), to_device(weight, pool.device))
         for part, n, out in zip(parts, lengths, function(width, batch), strict=False):
@@ -202,7 +201,9 @@ def map_rows(function: BatchFunction, pool: Pool, rows: Sequence[Rows], samples:
 
 
 def _steps(lengths: Sequence[int], samples: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of samples with the number of clients that reach them, so that no step exceeds `samples` by much.
+    """Yield (begin, end, clients): ranges of samples with the number of clients that have them.
+
+    Each range holds about `samples` samples of all clients.
 
     >>> list(_steps([5, 2, 2], samples=6))
     [(0, 2, 3), (2, 5, 1)]
@@ -216,7 +217,7 @@ def _steps(lengths: Sequence[int], samples: int) -> Iterator[tuple[int, int, int
 
 
 def vectorized(function: Callable[..., Any], device: torch.device, in_dims: Any) -> Callable[..., Any]:
-    """Vectorize a function of one client over the client axis, with layers made for stacks."""
+    """Vectorize a function of one client over the client axis, with stacked layers."""
     stacked = vmap(function, in_dims=in_dims)
 
     def call(*args: Any) -> Any:
@@ -234,28 +235,27 @@ def map_clients(
     budget: MemoryBudget | None,
     activity: str,
 ) -> list[Tensor]:
-    """Apply the clients' own models to their own rows; one by one without a budget.
+    """Apply each client's model to its samples; one by one without a budget.
 
     Returns:
         One tensor per client.
     """
-
     samples = SINGLE_SAMPLES
 
-    def one(k: int) -> Tensor:
-        nonlocal samples  # fewer, once memory has run out
-        found, samples = retry_with_smaller_batches(
+    def map_single(k: int) -> Tensor:
+        nonlocal samples  # stays smaller once memory has run out
+        outputs, samples = retry_with_smaller_batches(
             partial(map_rows, single(k), pool, [rows[k]]), samples, len(rows[k]), activity
         )
-        return found[0]
+        return outputs[0]
 
     with torch.no_grad():
         if budget is None:
-            return [one(k) for k in range(len(rows))]
+            return [map_single(k) for k in range(len(rows))]
         return map_in_stacks(
-            [len(mine) for mine in rows],
+            [len(indices) for indices in rows],
             lambda places: map_rows(stacked(places), pool, [rows[k] for k in places], budget.samples),
-            one,
+            map_single,
             budget,
             activity,
         )

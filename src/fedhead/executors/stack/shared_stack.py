@@ -1,9 +1,9 @@
-"""The shared stack: clients of several runs in one stack, so that small federations fill a GPU too.
+"""Shared stack: clients of several runs in one stack, so that small federations fill a GPU too.
 
-Each run keeps its own round loop, in a thread of its own, and an executor of its own; nothing above the executor knows
-of the others. One thread proceeds at a time, since threads that compete for the interpreter slow each other down. A run
-that asks for a round of training waits until all others ask or have ended; then one call trains the clients of all runs
-that are at the same round.
+Each run has its own round loop, in its own thread, and its own executor. Nothing above the executor knows of the other
+runs. Only one thread runs at a time, since threads that compete for the interpreter slow each other down. A run that
+requests a round of training waits until all others have requested one or have ended. Then one call trains the clients
+of all runs that are at the same round.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 @dataclass
 class _Request:
-    """The job of a run's round, and its replies or the error by which it failed."""
+    """Training request of a run, with its replies or its error."""
 
-    number: int  # of the run
+    number: int  # index of the run
     job: Job
     outcome: Sequence[Reply] | BaseException | None = None
 
@@ -45,29 +45,29 @@ class _Request:
 class SharedStack:
     """Stack that trains the clients of several runs together.
 
-    Runs that differ in their seeds and partitions alone share a stack. Each client gets the same numbers as in a run of
-    its own, up to rounding: the broadcast of each run becomes part of what its clients receive.
+    Runs that differ only in seeds and partitions share a stack. The results are the same as in separate runs, up to
+    rounding: each run's broadcast becomes part of its per-client messages.
 
     Args:
-        stack: The executor that trains the stacks.
+        stack: Executor that trains the stacks.
     """
 
     def __init__(self, stack: Stack):
         self.stack = stack
-        self._turn = threading.Condition()  # held by the run that proceeds
+        self._turn = threading.Condition()  # lock of the running thread
         self._running = 0
         self._waiting: list[_Request] = []
         self._interrupt: BaseException | None = None
-        self._alike: dict[tuple[int, int], tuple[ClientProgram, ClientProgram, bool]] = {}
+        self._compatible: dict[tuple[int, int], tuple[ClientProgram, ClientProgram, bool]] = {}
 
     def run(self, runs: Mapping[T, Callable[[Executor], object]]) -> dict[T, BaseException]:
-        """Run several functions, each with an executor of its own, and return the errors of those that failed.
+        """Run several functions, each with its own executor, and return the errors of those that failed.
 
         Args:
-            runs: The functions by the names of the runs.
+            runs: Functions keyed by run.
 
         Raises:
-            BaseException: An interrupt, after which every run has ended.
+            BaseException: For an interrupt, after all runs have ended.
         """
         errors: dict[T, BaseException] = {}
 
@@ -76,7 +76,7 @@ class SharedStack:
                 try:
                     if self._interrupt is None:
                         function(_Member(self, number, len(runs)))
-                except BaseException as error:  # told to the caller
+                except BaseException as error:  # returned to the caller
                     errors[name] = error
                 finally:
                     self._running -= 1
@@ -92,7 +92,7 @@ class SharedStack:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # an interrupt reaches the main thread alone
+        except BaseException as error:  # only the main thread receives an interrupt
             self._interrupt = error
             for thread in threads:
                 thread.join()
@@ -100,10 +100,10 @@ class SharedStack:
         return errors
 
     def train(self, number: int, job: Job) -> Sequence[Reply]:
-        """Wait for the other runs, then train with them; called by the run that proceeds."""
+        """Wait for the other runs, then train with them; the caller holds the lock."""
         request = _Request(number, job)
         self._waiting.append(request)
-        self._waiting.sort(key=attrgetter("number"))  # one order in every round: captured steps are those of the first
+        self._waiting.sort(key=attrgetter("number"))  # graphs are captured for the first run, in every round
         self._train_if_all_wait()
         self._turn.wait_for(lambda: request.outcome is not None)
         if isinstance(request.outcome, BaseException):
@@ -118,18 +118,18 @@ class SharedStack:
             for request in self._waiting:
                 request.outcome = self._interrupt
         else:
-            # Runs that are behind, such as resumed ones, go first until all are at the same round.
+            # Runs that are behind, such as resumed ones, train first until all are at the same round.
             behind = min(request.job.round for request in self._waiting)
             self._train_requests([request for request in self._waiting if request.job.round == behind])
         self._waiting = [request for request in self._waiting if request.outcome is None]
         self._turn.notify_all()
 
     def _train_requests(self, requests: list[_Request]) -> None:
-        """Train the clients of several runs; if that fails, each run by itself, so that only those that fail end."""
+        """Train the clients of several runs; on failure retry each run alone, so that only faulty runs end."""
         try:
             groups = self._grouped(requests)
             stacks = self.stack.train_all([merge_jobs([request.job for request in group]) for group in groups])
-        except Exception as error:  # a user's own code may raise anything
+        except Exception as error:  # users' code may raise anything
             if len(requests) == 1:
                 requests[0].outcome = error
                 return
@@ -157,15 +157,15 @@ class SharedStack:
         return groups
 
     def _share(self, a: Job, b: Job) -> bool:
-        """Return whether the clients of two jobs do the same work on the same data."""
-        key = id(a.program.task), id(b.program.task)  # programs are made in every round, of the same parts
-        if key not in self._alike:
-            self._alike[key] = a.program, b.program, _are_alike(a.program, b.program)
-        return a.lr == b.lr and self._alike[key][2]
+        """Return whether two jobs can share a stack (cached)."""
+        key = id(a.program.task), id(b.program.task)  # programs are created in every round, tasks are not
+        if key not in self._compatible:
+            self._compatible[key] = a.program, b.program, _are_compatible(a.program, b.program)
+        return a.lr == b.lr and self._compatible[key][2]
 
 
 class _Member(Executor):
-    """The executor of one run."""
+    """Executor of one run."""
 
     name = "stack"
 
@@ -175,14 +175,14 @@ class _Member(Executor):
     def run(self, jobs: Sequence[Job]) -> ReplySet:
         """Train with the other runs; stages, users' methods and uploads, and several architectures train alone.
 
-        A merged job has the task of its first run. No built-in component looks at what differs, seed and sizes.
+        A merged job has the task of its first run. Tasks differ in seed and sizes, which no built-in component reads.
         """
         program = jobs[0].program
         built_in = all(is_built_in(part) for part in (program.algorithm, *program.uploads))
         if len(jobs) > 1 or not (built_in and isinstance(program.algorithm, Method)):
             return self._shared.stack.run(jobs)
         replies = ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
-        replies.whole_stacks = False  # tables made ahead are of one run, a merged job makes its own
+        replies.whole_stacks = False  # tables are precomputed for single runs, not for merged jobs
         return replies
 
     def report(self) -> ExecutorReport:
@@ -191,7 +191,7 @@ class _Member(Executor):
 
 
 def merge_jobs(jobs: Sequence[Job]) -> Job:
-    """Merge jobs of several runs into one; their broadcasts become part of what each client receives."""
+    """Merge jobs of several runs into one; broadcasts become part of the per-client messages."""
     if len(jobs) == 1:
         return jobs[0]
     compiled = [job.compiled for job in jobs if job.compiled is not None]
@@ -199,7 +199,7 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
         jobs[0],
         clients=list(range(sum(len(job.clients) for job in jobs))),
         broadcast=Tree(),
-        per_client=[job.broadcast.replace(own) if own else job.broadcast for job in jobs for own in job.per_client],
+        per_client=[job.broadcast.replace(tree) if tree else job.broadcast for job in jobs for tree in job.per_client],
         states=[state for job in jobs for state in job.states],
         rows=[rows for job in jobs for rows in job.rows],
         counts=[counts for job in jobs for counts in job.counts],
@@ -209,26 +209,26 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
     )
 
 
-def _are_alike(a: ClientProgram, b: ClientProgram) -> bool:
-    """Return whether clients of two programs do the same work on the same data; seeds and sizes may differ."""
+def _are_compatible(a: ClientProgram, b: ClientProgram) -> bool:
+    """Return whether two programs differ at most in seeds and sizes."""
     first, second = (
         (
             program.algorithm,
             program.uploads,
             program.bf16,
-            replace(program.task, model=None, seed=0, sizes=(), pool=None),  # type: ignore[arg-type]  # compared apart
+            replace(program.task, model=None, seed=0, sizes=(), pool=None),  # type: ignore[arg-type]  # compared below
             module_digest(program.task.model, weights=False),
             program.task.model.fixed,
         )
         for program in (a, b)
     )
-    return first == second and _hold_the_same(a.pool, b.pool) and _hold_the_same(a.public, b.public)
+    return first == second and _equal_pools(a.pool, b.pool) and _equal_pools(a.public, b.public)
 
 
-def _hold_the_same(a: Pool | None, b: Pool | None) -> bool:
+def _equal_pools(a: Pool | None, b: Pool | None) -> bool:
     if a is None or b is None or a is b:
         return a is b
     if a.transform != b.transform or len(a) != len(b):
         return False
     pairs = zip([*tensors_of(a.x), a.y], [*tensors_of(b.x), b.y], strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+    return all(torch.equal(x, y) for x, y in pairs)

@@ -1,9 +1,9 @@
-"""Slots: a fixed number of places in a stack, through which the clients of a round pass one after another.
+"""Slots: a fixed number of positions in a stack, which the clients of a round occupy one after another.
 
-Clients differ in their number of steps. A stack with one place per client would be mostly idle behind the longest of
-them; with fewer places, a client that is done makes room for the next one. Where whole clients fill the places badly,
-some are paused: they train in one place at the beginning of the round, and in another at its end. The width never
-changes, so one compiled step serves the whole run.
+Clients differ in their number of steps. A stack with one slot per client would mostly wait for the longest of them.
+With fewer slots, the next client takes the slot of one that has finished. A client may be paused to balance the slots:
+it trains in one slot at the beginning of the round and in another at its end. The number of slots never changes, so one
+compiled step serves the whole run.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# What a step costs besides its clients, in clients: a step of W clients takes a time proportional to OVERHEAD + W.
+# Fixed cost of a step, in clients: a step of W clients takes time proportional to OVERHEAD + W.
 # Measured on an H200 in bf16: 4 for ResNet-20, 9 for SimpleCNN.
 OVERHEAD = 6
-ALL_WIDTHS = 64  # clients up to which every number of slots is considered
+ALL_WIDTHS = 64  # up to this number of clients, every number of slots is tried
 
 
 class Turn(NamedTuple):
-    """The time of one client in a slot: its steps take place in [begin, end) of the round's steps."""
+    """Interval [begin, end) of the round's steps in which a client occupies a slot."""
 
     client: int
     slot: int
     begin: int
     end: int
-    done: int = 0  # steps that it has made before: more than 0 where it was paused
+    done: int = 0  # steps completed before a pause
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps during which no slot changes its client.
+    """Consecutive steps during which no slot changes its client.
 
     Args:
-        enter: The turns that begin with the first step.
-        steps: The number of steps.
-        leave: The turns that end with the last step.
+        enter: Turns that begin with the first step.
+        steps: Number of steps.
+        leave: Turns that end with the last step.
     """
 
     enter: list[Turn]
@@ -54,7 +54,7 @@ class Plan:
     """Assignment of clients to slots, step by step.
 
     Args:
-        turns: One per client that has steps, two where a client is paused.
+        turns: One per client with steps; two if the client is paused.
         slots: Number of slots.
     """
 
@@ -63,17 +63,17 @@ class Plan:
 
     @cached_property
     def steps(self) -> int:
-        """Steps until the last client is done."""
+        """Number of steps until the last client has finished."""
         return max((turn.end for turn in self.turns), default=0)
 
     @cached_property
     def cost(self) -> int:
-        """About how long the round takes, in steps of one width: to move clients takes as long as a step or less."""
+        """Estimated duration of the round in steps; moving clients takes at most one step each time."""
         return self.steps + len({turn.end for turn in self.turns})
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """The steps, cut wherever a client enters or leaves."""
+        """Steps split wherever a client enters or leaves."""
         times = sorted({0, *(turn.begin for turn in self.turns), *(turn.end for turn in self.turns)})
         return [
             Segment(
@@ -85,40 +85,40 @@ class Plan:
         ]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each slot's client, and how many steps it has made, at each step, both [steps, slots].
+        """Return the client of each slot and its completed steps, at each step, both [steps, slots].
 
-        A slot without a client repeats the last batch that it had, and what it computes is discarded.
+        An empty slot repeats its last batch; the result is discarded.
         """
         client = np.zeros((self.steps, self.slots), np.int64)
         done = np.zeros((self.steps, self.slots), np.int64)
         for turn in sorted(self.turns, key=lambda turn: turn.begin):
             client[turn.begin :, turn.slot] = turn.client
-            made = turn.done + turn.end - turn.begin
-            done[turn.begin : turn.end, turn.slot] = np.arange(turn.done, made)
-            done[turn.end :, turn.slot] = made - 1
+            total = turn.done + turn.end - turn.begin
+            done[turn.begin : turn.end, turn.slot] = np.arange(turn.done, total)
+            done[turn.end :, turn.slot] = total - 1
         return client, done
 
 
 def plan(lengths: Sequence[int], slots: int) -> Plan:
-    """Assign clients to slots; some are paused if that takes less time.
+    """Assign clients to slots; some are paused if that is faster.
 
     Args:
-        lengths: Each client's number of steps.
+        lengths: Number of steps of each client.
         slots: Number of slots.
 
     Returns:
-        The plan, without the clients that have no steps.
+        Plan of all clients with steps.
 
     >>> [(turn.client, turn.slot, turn.begin, turn.end) for turn in plan([2, 5, 3], slots=2).turns]
     [(1, 0, 0, 5), (2, 1, 0, 3), (0, 1, 3, 5)]
     """
     ordered = [k for k in sorted(range(len(lengths)), key=lambda k: (-lengths[k], k)) if lengths[k]]
-    made = (assign(ordered, lengths, slots) for assign in (_whole, _paused))
-    return min(made, key=lambda plan: plan.cost)
+    plans = (assign(ordered, lengths, slots) for assign in (_whole, _paused))
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def _whole(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
-    """Assign the longest client first, each to the slot that is free first (Graham, 1969)."""
+    """Assign clients by decreasing length, each to the slot that is free first (Graham, 1969)."""
     free = [(0, slot) for slot in range(slots)]
     turns = []
     for client in ordered:
@@ -129,13 +129,12 @@ def _whole(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
 
 
 def _paused(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
-    """Fill one slot after another up to the fewest steps possible, its last client in part (McNaughton, 1959).
+    """Fill slot after slot up to the minimum number of steps, and split the last client (McNaughton, 1959).
 
-    The other part of such a client comes first, at the beginning of the next slot. Slots end early as long as there is
-    room for all clients.
+    Its first part trains at the beginning of the next slot. A client is not split while idle steps are left.
     """
     steps = fewest_steps(lengths, slots)
-    room = slots * steps - sum(lengths)  # that may be left free
+    room = slots * steps - sum(lengths)  # idle steps that are left
     turns, slot, begin = list[Turn](), 0, 0
     for client in ordered:
         free, length = steps - begin, lengths[client]
@@ -152,7 +151,7 @@ def _paused(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
 
 
 def fewest_steps(lengths: Sequence[int], slots: int) -> int:
-    """Return the steps of a round whose slots are filled as well as possible.
+    """Return the minimum number of steps of a round, with optimally filled slots.
 
     >>> fewest_steps([2, 5, 3], 2), fewest_steps([2, 5, 3], 3)
     (5, 5)
@@ -161,18 +160,18 @@ def fewest_steps(lengths: Sequence[int], slots: int) -> int:
 
 
 def choose_slots(lengths: Sequence[int]) -> int:
-    """Return the number of slots with which a round takes the least time.
+    """Return the number of slots that minimizes the time of a round.
 
     Args:
-        lengths: Each client's number of steps.
+        lengths: Number of steps of each client.
 
     >>> choose_slots([10] * 20), choose_slots([100, 20, 20, 20, 20, 20])
     (20, 2)
     """
     count = sum(length > 0 for length in lengths)
-    # with many clients only the smallest width for each number of clients per slot, about 2 sqrt(n) widths
+    # with many clients, only the smallest width for each number of clients per slot: about 2 sqrt(n) widths
     every = range(1, len(lengths) + 1)
-    widths = every if len(lengths) <= ALL_WIDTHS else {-(-len(lengths) // each) for each in every}
+    widths = every if len(lengths) <= ALL_WIDTHS else {-(-len(lengths) // per_slot) for per_slot in every}
 
     def lower_bound(slots: int) -> int:
         return (fewest_steps(lengths, slots) + -(-count // slots)) * (OVERHEAD + slots)

@@ -1,4 +1,4 @@
-"""The stack: many clients at once, their tensors stacked along a leading axis (`torch.func.vmap`)."""
+"""Stack executor: many clients at once, their tensors stacked along a leading axis (`torch.func.vmap`)."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from fedhead.executors.client.stack_errors import explain
 from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.vectorize import VmapVectorizer
 
-# Stacks of small models on a GPU may hold more clients than `default_size` says, up to a number and a size in memory.
+# Limits of stacks of small models on a GPU, which may hold more clients than `default_size`.
 MAX_CLIENTS = 1024
 MAX_BYTES = 4 << 30
-COPIES_PER_CLIENT = 10  # of what a client receives and holds: gradients, the optimizer's state and copies of them
+COPIES_PER_CLIENT = 10  # of a client's message and state: gradients, optimizer state and temporary copies
 
 
 def default_size(device: torch.device) -> int:
-    """Return the maximum number of clients per stack; on a GPU they wait for a slot, which takes little memory."""
+    """Return the maximum number of clients per stack; on a GPU, clients that wait for a slot take little memory."""
     return 128 if device.type == "cuda" else 64
 
 
 def _default_size_for(job: Job) -> int:
-    """Return the maximum number of a job's clients per stack: more of a small model on a GPU, if memory allows it."""
+    """Return the maximum number of clients per stack for a job; larger for small models on a GPU."""
     device = job.program.pool.device
     if device.type == "cpu":
         return default_size(device)
-    one = job.broadcast.nbytes + job.per_client[0].nbytes + as_rows(job.states).take([0]).nbytes
-    return max(default_size(device), min(MAX_CLIENTS, MAX_BYTES // max(COPIES_PER_CLIENT * one, 1)))
+    size = job.broadcast.nbytes + job.per_client[0].nbytes + as_rows(job.states).take([0]).nbytes
+    return max(default_size(device), min(MAX_CLIENTS, MAX_BYTES // max(COPIES_PER_CLIENT * size, 1)))
 
 
 class Stack(Executor):
-    """Runs clients in stacks, longest first in every phase, so that on a CPU the active ones are always a prefix.
+    """Executor that trains clients in stacks, sorted by steps in every phase, so that active clients are a prefix.
 
     On a GPU the clients pass through a fixed number of slots, whose steps are compiled and replayed as CUDA graphs.
-    Each architecture has its own stack, and on a GPU the stacks train at the same time, one stream each. When memory
-    runs out, the stacks are halved.
+    Each architecture has its own stack. On a GPU the stacks train concurrently, one stream each. When memory runs out,
+    the stacks are halved.
 
     Args:
-        size: Maximum number of clients per stack; none: that of `default_size`, or more of a small model on a GPU.
-        graphs: Trains the steps on a GPU.
+        size: Maximum number of clients per stack; None: `default_size`, or more for small models on a GPU.
+        graphs: Trainer of the steps on a GPU.
     """
 
     name = "stack"
@@ -59,26 +59,26 @@ class Stack(Executor):
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
-        self._streams: list[torch.cuda.Stream] = []  # of architectures
-        self._computed: list[Tree] = []  # the replies of whole stacks
+        self._streams: list[torch.cuda.Stream] = []  # one per architecture
+        self._computed: list[Tree] = []  # messages and states of stacked replies
         self._report = ExecutorReport()
 
     def run(self, jobs: Sequence[Job]) -> ReplySet:
-        """Train the clients of several jobs, whose clients differ in architecture."""
+        """Train the clients of several jobs, one per architecture."""
         self._computed.clear()
         replies = self.train_all(jobs)
         if any(getattr(type(self), hook) is not getattr(Stack, hook) for hook in ("train", "train_all")):
-            return ReplySet.of_jobs(self.name, jobs, replies)  # a user's own, which may have changed them
-        check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
+            return ReplySet.of_jobs(self.name, jobs, replies)  # a user's subclass may have changed the replies
+        check = FiniteCheck(self._computed)  # runs asynchronously on a GPU
         self._computed.clear()
         return ReplySet.of_jobs(self.name, jobs, replies, check.result)
 
     def report(self) -> ExecutorReport:
-        """Return how long training has waited for preparation, and whether its steps are compiled."""
+        """Return the preparation time and the compilation status."""
         return self._report
 
     def train_all(self, jobs: Sequence[Job]) -> list[Sequence[Reply]]:
-        """Return the replies of each job; on a GPU the jobs train at the same time, on a stream each."""
+        """Train each job and return its replies; on a GPU jobs train concurrently, one stream each."""
         if len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu":
             return [self.train(job) for job in jobs]
         while len(self._streams) < len(jobs):
@@ -89,14 +89,14 @@ class Stack(Executor):
             for stream, job in zip(self._streams, jobs, strict=False):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    replies.append(self.train(job))  # which only queues the work, once everything is captured
+                    replies.append(self.train(job))  # asynchronous once the graphs are captured
         finally:
             for stream in self._streams:
                 main.wait_stream(stream)
         return replies
 
     def train(self, job: Job) -> Sequence[Reply]:
-        """Return the replies in the order of the job's clients; those of a single stack are not taken apart."""
+        """Train a job; replies are in the order of its clients, and those of a single stack stay stacked."""
         replies: dict[int, Reply] = {}
         for order in by_steps(job):
             done = 0
@@ -124,7 +124,7 @@ class Stack(Executor):
         if not isinstance(program.algorithm, Stage):
             self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
-        # a CPU takes all clients at once: in parts they would be rounded differently than in recorded results
+        # no buckets on a CPU: other batch shapes round differently, and recorded results would change
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         reply = reply._replace(keep=with_own_rows(reply.keep))
@@ -142,10 +142,10 @@ class Stack(Executor):
 
 
 def by_steps(job: Job) -> list[list[int]]:
-    """Return the places of a job's clients in as few lists as it takes for steps never to grow, in any phase.
+    """Partition a job's clients with `stack_order`.
 
     Args:
-        job: The job.
+        job: Job of the clients.
     """
-    steps = [[len(schedule) for schedule in mine] for mine in job.schedules]
+    steps = [[len(schedule) for schedule in phases] for phases in job.schedules]
     return stack_order(steps, [len(rows) for rows in job.rows])

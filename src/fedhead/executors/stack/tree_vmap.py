@@ -1,8 +1,8 @@
 """`torch.func.vmap` for functions of trees, with less overhead.
 
-`torch.func.vmap` walks through its arguments and results several times in Python, which takes longer than what most
-hooks compute in a round. Trees are entered and left here with the calls that vmap itself is made of. PyTorch does not
-promise these: where it has them no longer, vmap is called instead, with the same result.
+`torch.func.vmap` traverses its arguments and results several times in Python, which takes longer than most hooks. This
+module calls vmap's internal functions directly. They are not part of PyTorch's public API: if they are missing, vmap
+itself is called, with the same result.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ def tree_vmap(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[...
     """Return `torch.func.vmap(function, tuple(dims))`, for functions of trees and named tuples of them.
 
     Args:
-        function: Function of one client; it is called again if it fails or returns something else, for vmap's errors,
-            but not if the machine is at fault, as when memory runs out.
-        dims: For each argument 0, or a named tuple like it with 0 for the fields that have a client axis and None for
-            the others.
+        function: Function of one client. If it fails, vmap calls it again, for vmap's error messages; not if the
+            machine is at fault, such as out of memory.
+        dims: Per argument 0, or a named tuple of 0 for fields with a client axis and None for the others.
     """
 
     def call(*args: Any) -> Any:
         try:
             return _call(function, dims, args)
         except Exception as error:
-            if machine_fault(error) is not None:  # what did not fit into memory would not fit again
+            if machine_fault(error) is not None:  # a retry would fail as well
                 raise
         return vmap(function, in_dims=tuple(dims))(*args)
 
@@ -60,24 +59,24 @@ def _call(function: Callable[..., Any], dims: Sequence[Any], args: Sequence[Any]
 
 
 def _with_client_axis(value: Any, dim: Any) -> Sequence[Tensor]:
-    """Return the tensors of an argument that have a client axis."""
+    """Return the tensors of an argument with a client axis."""
     if dim is None:
         return []
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Tree):
         return list(value.tensors())
-    each = zip(value, dim if isinstance(dim, tuple) else [dim] * len(value), strict=True)
-    return [t for one, own in each for t in _with_client_axis(one, own)]
+    pairs = zip(value, dim if isinstance(dim, tuple) else [dim] * len(value), strict=True)
+    return [t for field, field_dim in pairs for t in _with_client_axis(field, field_dim)]
 
 
 def _entered(enter: Callable[[Tensor], Tensor], value: Any, dim: Any) -> Any:
-    """Return an argument as the function of one client sees it."""
+    """Return an argument without its client axis, as the function of one client sees it."""
     if dim is None:
         return value
     if not isinstance(dim, tuple):
         return _mapped(enter, value)
-    return type(value)(*(_entered(enter, one, own) for one, own in zip(value, dim, strict=True)))
+    return type(value)(*(_entered(enter, field, field_dim) for field, field_dim in zip(value, dim, strict=True)))
 
 
 def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -87,5 +86,5 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tree):
         return value.map(partial(_mapped, function))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, one) for one in value))
+        return type(value)(*(_mapped(function, field) for field in value))
     raise TypeError(f"{type(value).__name__} is neither a tensor, nor a tree or a named tuple of them")

@@ -1,4 +1,4 @@
-"""The functions of a program, each of one client, for a stack of clients."""
+"""Vectorization of a client program over a stack of clients."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedhead.executors.stack.tree_vmap import tree_vmap
 
 
 class VmapVectorizer(Vectorizer):
-    """Maps functions of one client to a stack of clients.
+    """Vectorizer over a stack of clients, with `torch.func.vmap`.
 
     Args:
-        sizes: The number of samples of each client: what takes all of them is computed for clients of similar sizes at
-            a time. None: for all clients at once.
+        sizes: Number of samples of each client. Hooks that read all samples then process clients of similar sizes
+            together. None: all clients at once.
     """
 
     def __init__(self, sizes: Sequence[int] | None = None):
@@ -37,7 +37,7 @@ class VmapVectorizer(Vectorizer):
         return tree_vmap(program.start, (INPUT_DIMS,))
 
     def finish(self, program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
-        """Vectorize `ClientProgram.finish` over the client axis, with layers made for stacks."""
+        """Vectorize `ClientProgram.finish` over the client axis, with stacked layers."""
 
         def vectorized(program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
             finish = tree_vmap(program.finish, (0, INPUT_DIMS))
@@ -58,7 +58,7 @@ class VmapVectorizer(Vectorizer):
         return vmap(partial(program.correct, phase=phase), in_dims=(0, INPUT_DIMS))
 
     def loss(self, program: ClientProgram, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
-        """Vectorize `ClientProgram.loss` over the client axis, with layers made for stacks."""
+        """Vectorize `ClientProgram.loss` over the client axis, with stacked layers."""
         loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
 
         def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
@@ -72,7 +72,7 @@ class VmapVectorizer(Vectorizer):
         return tree_vmap(optimizer.init, (0,))
 
 
-# -- what clients make of all their samples -----------------------------------------------------------
+# -- hooks that read all samples ----------------------------------------------------------------------
 Finish = Callable[[Weights, ClientInputs], Reply]
 
 
@@ -81,20 +81,19 @@ def bucketed_finish(
     sizes: Sequence[int],
     vectorized: Callable[[ClientProgram], Finish],
 ) -> Finish:
-    """Return `ClientProgram.finish` for a stack; where it reads all samples of a client, group by group.
+    """Return `ClientProgram.finish` for a stack; if it reads all samples, clients are grouped by size.
 
     Args:
-        program: What the clients do.
-        sizes: The number of samples of each client, in the order of the stack.
-        vectorized: Maps `ClientProgram.finish` to a stack.
+        program: Algorithm, task and data.
+        sizes: Number of samples of each client, in stack order.
+        vectorized: Vectorizes `ClientProgram.finish` over a stack.
     """
-
     groups = similar_sizes(sizes)
     if len(groups) == 1:
         return vectorized(program)
 
     def finish(w: Weights, inputs: ClientInputs) -> Reply:
-        # Asked anew in each round: a method may read samples in some rounds alone, and a resumed run has no memory.
+        # Tried in each round: a method may read samples only in some rounds, and a cached answer is lost on resuming.
         with suppress(_ReadsSamples):
             return vectorized(replace(program, on_total=_stop))(w, inputs)
         replies = [group(place, w, inputs) for place in groups]
@@ -102,17 +101,17 @@ def bucketed_finish(
 
     def group(place: slice, w: Weights, inputs: ClientInputs) -> Reply:
         longest, count = max(sizes[place]), place.stop - place.start
-        own = inputs.take(place)
-        own = own._replace(rows=own.rows[:, :longest], mask=own.mask[:, :longest])
-        samples = MemoryBudget.on(program.pool.device).samples  # at once, of all clients of the group
+        part = inputs.take(place)
+        part = part._replace(rows=part.rows[:, :longest], mask=part.mask[:, :longest])
+        samples = MemoryBudget.on(program.pool.device).samples  # per batch, of all clients of the group
         chunked = replace(program, chunk=max(program.chunk, samples // count))
-        return vectorized(chunked)(w.map(lambda t: t[place]), own)
+        return vectorized(chunked)(w.map(lambda t: t[place]), part)
 
     return finish
 
 
 class _ReadsSamples(BaseException):
-    """Ends a hook of the whole stack that is about to read all samples; no `Exception`, which a hook might catch."""
+    """Signal that a hook is about to read all samples; not an `Exception`, which a hook might catch."""
 
 
 def _stop() -> None:
@@ -120,7 +119,7 @@ def _stop() -> None:
 
 
 def similar_sizes(sizes: Sequence[int]) -> list[slice]:
-    """Return neighbors that have at least half as many samples as the first of them.
+    """Group neighbors with at least half as many samples as the first of their group.
 
     >>> similar_sizes([100, 60, 40, 25, 10])
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
