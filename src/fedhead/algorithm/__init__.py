@@ -1,1 +1,1 @@
-"""The contract of federated algorithms: what a client does, what is sent, and what the server makes of it."""
+"""Interfaces of federated algorithms: methods, stages, clients, replies and uploads."""

@@ -1,9 +1,9 @@
-"""Methods and stages: what a client does, what crosses the wire, and what the server makes of it.
+"""Base class of methods and stages.
 
-A method overrides only what its paper changes; the defaults are FedAvg (McMahan et al., 2017). The client's half
-is written for one client and is pure: values in, values out, no `.item()`, no branching on tensors. A hook may replace
-entries of the trees that it is given, which are copies; one that writes into their tensors is refused. The engine owns
-the client axis and runs the same file in a loop, in a stack, in lanes or across machines.
+A method overrides only what its paper changes; the defaults are FedAvg (McMahan et al., 2017). Client hooks are
+written for one client and are pure: values in, values out, no `.item()`, no branching on tensors. A hook may replace
+entries of its input trees, which are copies; in-place changes of their tensors raise an error. The engine owns the
+client axis and runs the same code in a loop, in a stack, in lanes or across machines.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Algorithm(Component):
     Attributes:
         broadcast: Entries of the server's state that every client receives.
         sums: Sent entries of which the server only uses the plain sum over clients.
-        class_rows: Sent entries with one row per class, zero for a class without samples: rows of small classes may be
-            left out.
-        head: The head that the model must have; None: any.
-        objectives: Names of the objectives that it can follow; all by default.
-        oracle: Whether it needs all clients' data in one place, which only simulations have.
+        class_rows: Sent entries with one row per class, zero for a class without samples; rows of small classes may be
+            set to zero.
+        head: Required head of the model; None: any.
+        objectives: Names of the supported objectives; all by default.
+        oracle: Whether it needs the pooled data of all clients, which only simulations have.
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("model",)
@@ -49,19 +49,19 @@ class Algorithm(Component):
     oracle: ClassVar[bool] = False
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Check, before anything is computed, that this can be used with the models and the data.
+        """Check before the run that the algorithm supports the models and the data.
 
         Args:
             models: One model per architecture.
             federation: The clients' data.
 
         Raises:
-            BadInput: If they can't be used with each other.
+            BadInput: If it does not.
         """
         self.check_head(models)
 
     def check_head(self, models: Sequence[SplitModel]) -> None:
-        """Check that all models have the head that is needed.
+        """Check that all models have the required head.
 
         Args:
             models: One model per architecture.
@@ -78,12 +78,12 @@ class Algorithm(Component):
 
     @property
     def own_loss(self) -> bool:
-        """Whether clients train by another loss than the run's, which label smoothing and class weights don't reach."""
+        """True if the loss is not the run's, so that label smoothing and class weights have no effect."""
         return False
 
     # -- server -----------------------------------------------------------------------------------
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """Return what one client receives besides the broadcast; nothing by default.
+        """Return the entries that one client receives in addition to the broadcast; none by default.
 
         Args:
             server: The server's state.
@@ -96,12 +96,12 @@ class Algorithm(Component):
         return Tree()
 
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
-        """Raise `BadInput` for a reply that no client could have computed; only that client is left out then.
+        """Raise `BadInput` for an impossible reply; the round then continues without that client.
 
         Args:
-            sent: What the client sent; names, shapes and types are right, and all numbers finite.
-            samples: How many training samples the client has.
-            task: The task with the client's own architecture.
+            sent: Sent entries; names, shapes and types are valid, and all numbers are finite.
+            samples: Number of the client's training samples.
+            task: Task with the client's own architecture.
         """
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -109,11 +109,11 @@ class Algorithm(Component):
 
         Args:
             server: The server's state.
-            replies: What the clients sent.
+            replies: Replies of the clients.
             task: Sizes and settings.
 
         Returns:
-            The new state, with the same entries as before.
+            New state with the same entries.
         """
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class Algorithm(Component):
         """Return the weights that local training starts from.
 
         Args:
-            client: The client: what it received and what it kept.
+            client: The client, with its received entries and its state.
 
         Returns:
             Weights of the whole model.
@@ -141,10 +141,10 @@ class Algorithm(Component):
         return ()
 
     def correct(self, g: Tree, client: Client) -> Tree:
-        """Return the gradient that the optimizer sees; it is unchanged by default.
+        """Correct the gradient before the optimizer's step; unchanged by default.
 
         Args:
-            g: Gradients by name, of what the phase trains.
+            g: Named gradients of the parameters that the phase trains.
             client: The client.
 
         Returns:
@@ -153,7 +153,7 @@ class Algorithm(Component):
         return g
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Return what the client sends and what it keeps.
+        """Return the client's reply: the entries to send and its new state.
 
         Args:
             w: The weights after local training.
@@ -173,12 +173,12 @@ class Algorithm(Component):
             task: Sizes and settings.
 
         Returns:
-            Weights of the whole model, or None where there is no global one.
+            Weights of the whole model, or None if there is no global model.
         """
         raise NotImplementedError
 
     def personal_model(self, client: Client) -> Weights:
-        """Return the model that a client uses for itself.
+        """Return the client's personal model.
 
         Args:
             client: The client.
@@ -189,18 +189,18 @@ class Algorithm(Component):
         raise NotImplementedError
 
     def architecture(self, model: SplitModel) -> SplitModel:
-        """Return the architecture of the models that this leaves; that of the run by default.
+        """Return the architecture of the resulting models; the run's by default.
 
         Args:
-            model: The architecture of the run, or of the client whose model is asked for.
+            model: Architecture of the run, or of one client.
 
         Returns:
-            A model whose weights have the names and shapes of `global_model` and `personal_model`.
+            Model whose weights have the names and shapes of `global_model` and `personal_model`.
         """
         return model
 
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
-        """Return the scores of the classes from the outputs of the global model; its logits by default.
+        """Return class scores from the outputs of the global model; its logits by default.
 
         Args:
             out: Outputs of the model for a batch.
@@ -213,11 +213,11 @@ class Algorithm(Component):
         return out.logits
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """Return the scores of the classes from a client's own model; its logits by default.
+        """Return class scores of a client's personal model; its logits by default.
 
         Args:
             w: Weights of the model.
-            x: Inputs, normalized.
+            x: Normalized inputs.
             client: The client.
 
         Returns:

@@ -1,7 +1,7 @@
-"""Entries with one row per class, such as class statistics and prototypes: which of the rows leave a client.
+"""Removal of small classes from entries with one row per class, such as class statistics and prototypes.
 
-Sums over very few samples are close to the samples themselves, the sum over one is that sample. A client can therefore
-leave out the rows of its small classes (`Task.min_class_count`); to the server it then holds no sample of them.
+Sums over very few samples reveal the samples; the sum over one sample is that sample. A client can therefore leave out
+the rows of its small classes (`Task.min_class_count`). To the server it then has no samples of these classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedhead.core.tree.tree import Tree
 
 
 def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> Tree:
-    """Return what a client sends with the rows of its small classes set to zero, for one client and pure."""
+    """Return sent entries with the rows of small classes set to zero; pure, for one client."""
     least = client.task.min_class_count
     if least <= 1:
         return send
@@ -26,14 +26,14 @@ def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> T
     def only_large(rows: Tensor) -> Tensor:
         return torch.where(large.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
 
-    def kept(entry: Any) -> Any:
+    def masked(entry: Any) -> Any:
         return entry.map(only_large) if isinstance(entry, Tree) else only_large(entry)
 
-    return send.replace({name: kept(send[name]) for name in algorithm.class_rows if name in send})
+    return send.replace({name: masked(send[name]) for name in algorithm.class_rows if name in send})
 
 
 def small_classes(algorithm: Algorithm, counts: Tensor, least: int) -> list[int]:
-    """Return the classes that `without_small_classes` leaves out of a client's reply, by number."""
+    """Return the numbers of the classes that `without_small_classes` removes from a client's reply."""
     if least <= 1 or not algorithm.class_rows:
         return []
     return [int(c) for c in torch.nonzero((counts > 0) & (counts < least)).flatten()]

@@ -1,4 +1,4 @@
-"""The client: all that one client sees of the world while a method's hooks run."""
+"""Client object that a method's hooks work with."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fedhead.models.dropout import KeyedDropout, dropout_key
 
 
 class ClientInputs(NamedTuple):
-    """The tensors of one client; in a stack those marked K have a leading client axis."""
+    """Tensors of one client; in a stack those marked K have a leading client axis."""
 
     broadcast: Tree
-    per_client: Tree  # K, what this client alone receives
-    state: Tree  # K, what it kept
+    per_client: Tree  # K, entries that only this client receives
+    state: Tree  # K, client state
     counts: Tensor  # K, training samples per class
-    rows: Tensor  # K, its training rows, topped up to one length
-    mask: Tensor  # K, 1 for a row, 0 for padding
+    rows: Tensor  # K, indices of its training samples, padded to equal length
+    mask: Tensor  # K, 1 for a sample, 0 for padding
     steps: Tensor  # K, local steps of the round
-    lr: Tensor  # the round's learning rate
-    round: Tensor  # the round's number, from 1
+    lr: Tensor  # learning rate of the round
+    round: Tensor  # number of the round, from 1
 
     def take(self, clients: slice | Tensor) -> ClientInputs:
         """Return the inputs of some clients of a stack."""
@@ -53,7 +53,7 @@ class ClientInputs(NamedTuple):
         return _tensors(value for name, value in self._asdict().items() if name in SHARED)
 
 
-SHARED = frozenset({"broadcast", "lr", "round"})  # the inputs without a client axis
+SHARED = frozenset({"broadcast", "lr", "round"})  # inputs without a client axis
 INPUT_DIMS: Any = ClientInputs(*(None if name in SHARED else 0 for name in ClientInputs._fields))  # type: ignore[arg-type]  # dims in place of tensors
 
 
@@ -68,15 +68,15 @@ class Client:
 
     Args:
         task: Sizes and settings that all clients share.
-        inputs: What it received, kept and holds.
+        inputs: Received entries, client state and indices of the training samples.
         pool: Training samples.
         chunk: Samples per batch in `total` and `on_public`.
         bf16: Whether the model computes in bfloat16.
         key: Key of dropout's random numbers.
-        public: Public samples, where the federation has some.
-        weight: 1 for a row of the batch that is a sample, 0 for padding; None: all rows are samples.
-        on_total: Called when a hook calls `total`.
-        to_channels_last: Whether the model gets images with their channels innermost.
+        public: Public samples, if the federation has any.
+        weight: Weight of each batch position: 1 for a sample, 0 for padding; None: no padding.
+        on_total: Callback for calls of `total`.
+        to_channels_last: Whether images are converted to the channels-last memory format.
 
     Attributes:
         task: Sizes and settings that all clients share.
@@ -84,7 +84,7 @@ class Client:
         steps: Local steps of this round.
         lr: Learning rate of this round.
         round: Number of the round, from 1.
-        asked_objective: Whether `loss` was called, for the engine.
+        asked_objective: Whether a hook called `loss`; read by the engine.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Client:
 
     @cached_property
     def received(self) -> Tree:
-        """The broadcast, and what this client alone received."""
+        """Broadcast entries and those sent only to this client."""
         return self._inputs.broadcast.replace(self._inputs.per_client)
 
     @property
     def state(self) -> Tree:
-        """What the client kept after its last round."""
+        """Client state after its last round."""
         return self._inputs.state
 
     @property
     def samples(self) -> Tensor:
-        """n_k, the number of training samples of the client."""
+        """Number of training samples, n_k."""
         return self.counts.sum()
 
     def apply(self, w: Weights, x: Inputs, train: bool = True, weight: Tensor | None = None) -> Output:
@@ -135,10 +135,10 @@ class Client:
         Args:
             w: Weights of the whole model.
             x: Inputs: a tensor, or named tensors.
-            train: Whether BatchNorm normalizes by the batch and updates its running statistics, and dropout is active;
-                a loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
-            weight: 1 for a row of `x` that is a sample, 0 for padding, which BatchNorm leaves out; None: as in the
-                batch. Needed only where `x` has other rows than the batch, such as two views of each sample.
+            train: Training mode: BatchNorm uses batch statistics and updates its running statistics, dropout is active.
+                Use it only for the model that is being trained. False: evaluation mode.
+            weight: 1 for a sample of `x`, 0 for padding, which BatchNorm ignores; None: the batch's weights. Needed
+                only if `x` has other rows than the batch, such as two views of each sample.
 
         Returns:
             Features, projected features and logits.
@@ -148,9 +148,9 @@ class Client:
             model.train(train)
         stats = w.stats if self._stats is None or not train else self._stats
         if train:
-            stats = stats.clone()  # moved in place below; the caller's stay as they are
+            stats = stats.clone()  # updated in place below
         entries = {**w, **stats}
-        if self._to_channels_last:  # also what a loss has made of the batch, such as two views in one
+        if self._to_channels_last:  # inputs may be built by a loss, such as two concatenated views
             x = map_inputs(channels_last, x)
         cast = torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
@@ -165,24 +165,24 @@ class Client:
         if train:
             self._stats = stats
         if self._bf16:
-            kept = next(iter(w.values())).dtype  # the type in which the model is kept
-            out = Output(*(t.to(kept) for t in out))
+            dtype = next(iter(w.values())).dtype
+            out = Output(*(t.to(dtype) for t in out))
         return out
 
     def apply_to_views(self, w: Weights, *views: Inputs) -> list[Output]:
-        """Run the model that is being trained on several views of a batch, as one batch.
+        """Run the trained model on several views of a batch in one forward pass.
 
-        BatchNorm normalizes by the statistics of all views together, and dropout draws for each row of each view.
+        BatchNorm uses the statistics of all views together. Dropout draws a mask for each row of each view.
 
         Args:
             w: Weights of the whole model.
-            *views: Inputs with the rows of the batch, such as `batch.x` and what `view` returns.
+            *views: Inputs with the rows of the batch, such as `batch.x` and the result of `view`.
 
         Returns:
             One output per view.
 
         Raises:
-            BadInput: The views differ in their number of rows, or there are none.
+            BadInput: If the views differ in their number of rows, or no view is given.
         """
         rows = [len(tensors_of(view)[0]) for view in views]
         if len(set(rows)) != 1:
@@ -196,11 +196,11 @@ class Client:
         return [Output(*view) for view in zip(*parts, strict=True)]
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Compute the run's loss, the cross entropy by default, with its label smoothing and class weights.
+        """Compute the run's loss with its label smoothing and class weights; the cross entropy by default.
 
         Args:
             logits: Outputs of the model for the batch, [B, C].
-            batch: The batch; rows of weight 0 are left out.
+            batch: The batch; rows of weight 0 are ignored.
 
         Returns:
             The weighted mean over the samples.
@@ -213,7 +213,7 @@ class Client:
 
         Args:
             batch: The batch.
-            number: Which view; each number draws another one.
+            number: Number of the view; each number gives another augmentation.
 
         Returns:
             Inputs like `batch.x`.
@@ -221,7 +221,7 @@ class Client:
         return self._pool.another_view(batch.rows, batch.key, number)
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
-        """Sum a function over all training samples of the client, not augmented.
+        """Sum a function over all training samples of the client, without augmentation.
 
         Args:
             fn: Returns named sums over a batch. Rows of weight 0 are padding.
@@ -235,10 +235,10 @@ class Client:
         for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
             with self._padding(mask):
                 part = fn(self._pool.batch(rows, mask))
-            # added to in place, and to a copy, as the first part may be another's tensor
+            # clone before adding in place: fn may return a tensor that it shares
             total = part.clone() if total is None else total.map(torch.Tensor.add_, part)
-            del part  # it may be large, and the next one is made before this name is given anew
-        assert total is not None, "an empty client is never asked"
+            del part  # free it before the next part is computed
+        assert total is not None, "clients without samples are never trained"
         return total
 
     def on_public(self, fn: Callable[[Any], Tensor]) -> Tensor:
@@ -252,13 +252,13 @@ class Client:
         """
         pool = self._public
         assert pool is not None, "checked when the run was set up"
-        places = torch.arange(len(pool), device=pool.device)
+        indices = torch.arange(len(pool), device=pool.device)
         with self._padding(None):
-            return torch.cat([fn(pool.view(part, None)) for part in torch.split(places, self._chunk)])
+            return torch.cat([fn(pool.view(part, None)) for part in torch.split(indices, self._chunk)])
 
     @contextmanager
     def _padding(self, weight: Tensor | None) -> Iterator[None]:
-        """Let `apply` know the weights of another batch than that of the loss."""
+        """Override the sample weights that `apply` uses."""
         outer, self._weight = self._weight, weight
         try:
             yield
@@ -267,5 +267,5 @@ class Client:
 
     @property
     def moved_stats(self) -> Tree | None:
-        """The running statistics after the calls of `apply` with `train`, for the engine."""
+        """Running statistics after calls of `apply` in training mode; read by the engine."""
         return self._stats

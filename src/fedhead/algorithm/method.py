@@ -1,4 +1,4 @@
-"""Methods: FedAvg, which every other method overrides in parts, and the registry of methods."""
+"""FedAvg as the base class of all methods, and the registry of methods."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fedhead.core.tree.tree import Tree, Weights
 
 @dataclasses.dataclass(frozen=True)
 class Method(Algorithm):
-    """FedAvg: clients train the global model on their own data, the server averages what they send.
+    """FedAvg: clients train the global model on their own data, the server averages the models.
 
-    Hooks of the client's half see one client and are pure: values in, values out, no `.item()`, no branching on
+    Client hooks are written for one client and are pure: values in, values out, no `.item()`, no branching on
     tensors.
     """
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The parts of the model that are sent and averaged; the others stay with the client."""
+        """Parts of the model that are sent and averaged; the others stay with the client."""
         return PARTS
 
     def check_local(self, local: LocalTraining) -> None:
-        """Check, before anything is computed, that this local training can be used; any can by default.
+        """Check before the run that the method supports this local training; any by default.
 
         Args:
             local: Epochs, batch size and optimizer.
 
         Raises:
-            BadInput: If it can't.
+            BadInput: If it does not.
         """
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """Return the server's state before the first round; by default the shared parts of the model.
+        """Return the server's initial state; by default the shared parts of the model.
 
         Args:
             w: The initial weights.
@@ -53,20 +53,20 @@ class Method(Algorithm):
         return Tree(model=w.part(*self.shared))
 
     def init_client(self, w: Weights, task: Task) -> Tree:
-        """Return a client's state before its first round; by default the parts that are not shared.
+        """Return a client's initial state; by default the parts that are not shared.
 
         Args:
             w: The initial weights.
             task: Sizes and settings.
 
         Returns:
-            The state, which stays with the client.
+            Client state, which never leaves the client.
         """
         own = w.without(*self.shared)
         return Tree(own=own) if own else Tree()
 
     def start(self, client: Client) -> Weights:
-        """Start from the server's model, with the client's own parts where some are not shared."""
+        """Start from the server's model, combined with the client's own parts if some are not shared."""
         model = self._model(client.received, "start", "what clients receive")
         return client.state["own"].replace(model) if "own" in client.state else model
 
@@ -75,21 +75,21 @@ class Method(Algorithm):
         return (Phase(self.loss),)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Compute the loss of a batch; that of the run's objective by default, the mean cross entropy.
+        """Compute the loss of a batch; by default that of the run's objective, such as the mean cross entropy.
 
         Args:
-            w: The weights that are trained.
+            w: Weights that are trained.
             batch: Samples of the client. Rows of weight 0 are padding.
             client: The client, whose `apply` runs the model.
 
         Returns:
-            One number that leaves out the rows of weight 0, or one value per sample, of which the engine takes the mean
+            A scalar that ignores rows of weight 0, or one value per sample, of which the engine takes the mean
             weighted by `batch.weight`.
         """
         return client.loss(client.apply(w, batch.x).logits, batch)
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Send the shared parts, keep the others; what the head fixes is known to everyone already."""
+        """Send the shared parts without fixed head parameters, and keep the other parts."""
         own = w.without(*self.shared)
         send = w.part(*self.shared).without(*client.task.model.fixed)
         return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
@@ -104,11 +104,11 @@ class Method(Algorithm):
         return self._model(server, "global_model", "the server's state") if set(self.shared) == set(PARTS) else None
 
     def personal_model(self, client: Client) -> Weights:
-        """Return what the client would start its next round from."""
+        """Return the model that the client's next round would start from."""
         return self.start(client)
 
     def tuned_model(self, w: Weights, client: Client) -> Weights:
-        """Return the client's own model right after local training, which fine-tuning stages keep.
+        """Return the client's model after local training, which fine-tuning stages keep.
 
         Args:
             w: The weights after local training.
@@ -123,18 +123,18 @@ class Method(Algorithm):
         """Return the entry `model` for a default hook.
 
         Raises:
-            BadInput: If a method with another `init_server` or `broadcast` has none.
+            BadInput: If an overridden `init_server` or `broadcast` leaves it out.
         """
         if "model" in tree:
             return cast(Weights, tree["model"])
-        there = ", ".join(map(repr, tree)) or "nothing"
+        entries = ", ".join(map(repr, tree)) or "nothing"
         raise BadInput(
-            f"{type(self).__name__}: {where} has no 'model', which the default {hook} needs; it has {there}: let "
+            f"{type(self).__name__}: {where} has no 'model', which the default {hook} needs; it has {entries}: let "
             f"init_server return fh.Tree(model=w, …) and `broadcast` name 'model', or write {hook} too"
         )
 
 
 METHODS = Registry.of(Method, home=["fedhead.methods"])
-"""The methods by name."""
+"""Registry of methods."""
 method = METHODS.decorator
-"""Register a method under a name, for recipes and the command line: a decorator of subclasses of `Method`."""
+"""Class decorator that registers a subclass of `Method` under a name for recipes and the command line."""

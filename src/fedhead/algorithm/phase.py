@@ -1,4 +1,4 @@
-"""Phases of local training, and the replies that clients end a round with."""
+"""Phases of local training, and the clients' replies."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Phase:
     """One phase of local training.
 
     Args:
-        loss: Loss of a batch (weights, batch, client): one number, or one value per sample, weighted by `batch.weight`.
-        trains: Prefixes of the parameters that are trained; what a head fixes only when named in full.
+        loss: Loss function of (weights, batch, client): a scalar, or one value per sample, weighted by `batch.weight`.
+        trains: Prefixes of the trained parameters; fixed head parameters only by their full name.
         epochs: Passes over the data; None: the run's local epochs.
-        optimizer: None: the run's.
-        batch_size: None: the run's.
-        on: The model that is trained: the working model, or the client's own of that name in its state.
+        optimizer: Optimizer; None: the run's.
+        batch_size: Samples per step; None: the run's.
+        on: Trained model: `model` (the working model), or the name of a model in the client's state.
         data: `private` (the client's) or `public`.
-        begins: The first round in which the phase takes place.
-        ends: The last one; None: that of the run.
-        corrects: Whether `Method.correct` sees the phase's gradients.
-        saves: Name under which the client's state keeps what this phase trained and the running statistics, as they are
-            after the phase. Where the state has an entry of that name before the round, only its statistics are kept,
-            and the round's later phases see it; a new entry is there from `Method.finish` on.
-        scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
+        begins: First round of the phase.
+        ends: Last round of the phase; None: the run's.
+        corrects: Whether `Method.correct` is applied to the phase's gradients.
+        saves: Name of the entry of the client's state that saves the trained parameters and running statistics after
+            the phase. If the state has this entry before the round, only its statistics are updated, and later phases
+            of the round see it. A new entry is available from `Method.finish` on.
+        scheduled: Whether the run's learning rate decay and schedule apply to the optimizer's learning rate.
     """
 
     loss: Callable[[Weights, Batch, Client], Tensor]
@@ -58,9 +58,9 @@ class Reply(NamedTuple):
     """Result of a client's round.
 
     Attributes:
-        send: What is sent to the server.
-        keep: The client's new state, which stays with it.
-        losses: The mean loss of the local steps under `train`; the engine fills it in.
+        send: Entries that are sent to the server.
+        keep: New client state, which never leaves the client.
+        losses: Mean loss of the local steps under `train`, set by the engine.
     """
 
     send: Tree
@@ -70,16 +70,15 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Replies:
-    """The replies of one round, in the order of the clients' numbers.
+    """Replies of one round, ordered by client number.
 
     Args:
         clients: Numbers of the clients.
-        samples: n_k, the number of training samples behind each reply.
-        sent: What each client sent.
-        total: The sums of what was sent, where each reply was added as it arrived (`Stage.add`); `sent` is empty
-            then.
-        robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
-            set where the run has an aggregator.
+        samples: n_k, number of training samples of each client.
+        sent: Entries that each client sent.
+        total: Sums over the replies, if each reply was added on arrival (`Stage.add`); `sent` is then empty.
+        robust_mean: The run's aggregator, which replaces the weighted mean; called with an entry's name and the
+            clients' values.
     """
 
     clients: Sequence[int]
@@ -92,19 +91,18 @@ class Replies:
         return len(self.clients)
 
     def mean(self, name: str, weights: Sequence[float] | None = None) -> Any:
-        """Return the mean of what the clients sent under a name.
+        """Return the mean of an entry over clients.
 
         Args:
             name: Name of the entry.
-            weights: One weight per client; None: the numbers of samples. An aggregator counts all clients alike.
+            weights: One weight per client; None: the numbers of samples. Ignored if the run has an aggregator.
 
         Returns:
-            The weighted mean, or what the run's aggregator takes in place of it: a tree, or a tensor where the clients
-            sent one.
+            The weighted mean, or the result of the run's aggregator: a tree, or a tensor if clients sent a tensor.
 
         Raises:
-            BadInput: If a client sent nothing under that name or sent integers, or if there is not one weight per
-                client, with a positive sum.
+            BadInput: If a client did not send the entry or sent integers, the number of weights is wrong, or their sum
+                is not positive.
         """
         rows = self._under(name)
         form = rows.schema() or schema(rows[0])
@@ -112,13 +110,13 @@ class Replies:
             _check_mean(name, form)
             mean = self.robust_mean(name, rows)
         else:
-            own = [float(weight) for weight in (self.samples if weights is None else weights)]
-            _check_mean(name, form, len(rows), own)
-            mean = rows.mean(own)
+            shares = [float(weight) for weight in (self.samples if weights is None else weights)]
+            _check_mean(name, form, len(rows), shares)
+            mean = rows.mean(shares)
         return mean["value"] if self._rows.holds_tensor(name) else mean
 
     def sum(self, name: str) -> Tree | Tensor:
-        """Return the plain sum of what the clients sent under a name.
+        """Return the unweighted sum of an entry over clients.
 
         Args:
             name: Name of the entry.
@@ -139,20 +137,20 @@ class Replies:
         return as_rows(self.sent)
 
     def _under(self, name: str) -> TreeRows:
-        """Return what each client sent under a name."""
+        """Return an entry of each client."""
         try:
             return self._rows.under(name)
         except KeyError as error:
-            place = error.args[0]
-            there = ", ".join(map(repr, self.sent[place])) or "nothing"
+            position = error.args[0]
+            entries = ", ".join(map(repr, self.sent[position])) or "nothing"
             raise BadInput(
-                f"aggregate needs {name!r}, but client {self.clients[place]} sent {there}: let finish return "
+                f"aggregate needs {name!r}, but client {self.clients[position]} sent {entries}: let finish return "
                 f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
             ) from None
 
 
 def _check_mean(name: str, form: Schema, count: int = 0, weights: Sequence[float] = ()) -> None:
-    """Raise `BadInput` for what has no mean: integers, too few weights, or weights without a positive sum."""
+    """Raise `BadInput` for integers, a wrong number of weights, or weights without a positive sum."""
     for entry, (_, dtype) in form.items():
         if not (dtype.is_floating_point or dtype.is_complex):
             full = name if entry == "value" else f"{name}/{entry}"

@@ -1,4 +1,4 @@
-"""Class prototypes: what the prototype methods and the analyses sum over a client's samples."""
+"""Class prototypes, for prototype methods and analyses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedhead.models.split_model import SplitModel
 
 
 def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) -> Tensor:
-    """Sum a feature over the training samples of a client, class by class.
+    """Sum a feature over a client's training samples, per class.
 
-    Sums of several clients can be added.
+    The sums of several clients can be added.
 
     Args:
         client: The client.
         w: Weights of the model.
-        feature: Chooses the feature, such as `lambda out: out.z`.
+        feature: Function that selects the feature, such as `lambda out: out.z`.
 
     Returns:
         One row per class, [C, d].
@@ -30,7 +30,7 @@ def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) 
     classes = torch.arange(client.task.classes, device=client.counts.device)
     sums: Tensor = client.total(
         lambda batch: Tree(
-            # a product with the memberships in place of an index: the same under vmap
+            # matrix product with one-hot labels instead of indexing, which works under vmap
             sums=((batch.y == classes.unsqueeze(1)) * batch.weight) @ feature(client.apply(w, batch.x, train=False))
         )
     )["sums"]
@@ -38,9 +38,9 @@ def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) 
 
 
 def prototype_space(model: SplitModel) -> Callable[[Output], Tensor]:
-    """Return the feature in which a model's prototypes are computed: z, or h where only dropout lies between the two.
+    """Return the feature of a model's prototypes: z, or h if the projection is only dropout.
 
-    Prototypes are collected without dropout, so a distance to them must not be taken behind it.
+    Prototypes are computed without dropout, so distances to them must be computed before it.
     """
     dropped = isinstance(model.projection, Dropout)
     return lambda out: out.h if dropped else out.z

@@ -1,4 +1,4 @@
-"""Stages, which follow the rounds of any method, and the registry of stages."""
+"""Base class of stages, and the registry of stages."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fedhead.core.tree.tree import Tree, Weights
 
 @dataclasses.dataclass(frozen=True)
 class Stage(Algorithm):
-    """One more exchange with all clients after the rounds, on top of any method, such as a calibration.
+    """One exchange with all clients after the rounds of any method, such as a calibration.
 
-    By default it asks for nothing and changes nothing; a stage overrides what it needs.
+    By default clients send nothing and nothing changes; a stage overrides the hooks that it needs.
 
     Args:
-        method: The method that trained the model; set by `on_method`.
+        method: Method that trained the model; set by `on_method`.
     """
 
     method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
 
     def on_method(self, method: Method) -> Self:
-        """Return this stage on top of a method.
+        """Bind this stage to a method.
 
-        A stage that needs something of the method checks it here.
+        Stages check their requirements on the method here.
 
         Args:
-            method: The method that trained the model.
+            method: Method that trained the model.
 
         Returns:
             A copy with `self.method` set.
@@ -46,103 +46,103 @@ class Stage(Algorithm):
             BadInput: If the two can't be used together.
         """
         bound = dataclasses.replace(self, method=method)
-        # what the method broadcasts is needed to start from its model, whatever the stage adds
+        # starting from the method's model needs all that the method broadcasts
         object.__setattr__(bound, "broadcast", tuple(dict.fromkeys((*method.broadcast, *type(self).broadcast))))
         return bound
 
     def check_counts(self, count: Tensor) -> None:
-        """Check, before anything is computed, the samples per class; asked where all clients' data is in one place.
+        """Check the samples per class before the run; called only in simulations, which know all clients' data.
 
         Args:
-            count: Training samples per class of all clients together, [C].
+            count: Training samples per class over all clients, [C].
 
         Raises:
             BadInput: If the stage can't work with them.
         """
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """Return what the method would send to this client."""
+        """Return the entries that the method sends to this client."""
         return self.method.per_client(server, client, task)
 
     def prerequisite(self) -> Stage | None:
-        """Return a stage whose global model this one starts from, or None to start from that of the rounds."""
+        """Return the stage whose global model this one starts from; None: start from the model of the rounds."""
         return None
 
     def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
-        """Return the server's state that this stage starts from, once its prerequisite is done.
+        """Return the server's state that this stage starts from after its prerequisite.
 
         Args:
-            server: The server's state after the rounds.
-            calibrated: The server's state after the prerequisite.
+            server: Server state after the rounds.
+            calibrated: Server state after the prerequisite.
             task: Sizes and settings.
 
         Returns:
-            The state after the rounds with the prerequisite's global model, by default.
+            By default the state after the rounds with the prerequisite's global model.
         """
         prerequisite = self.prerequisite()
-        assert prerequisite is not None, "asked only where there is one"
+        assert prerequisite is not None, "called only with a prerequisite"
         calibrated_model = prerequisite.on_method(self.method).global_model(calibrated, task)
         return server.replace(model=server["model"].replace(calibrated_model))
 
     def steps(self) -> dict[str, Stage]:
         """Return the intermediate states whose personal models are evaluated too.
 
-        Each is given as a stage whose `personal_model` reads that state from what `finish` kept.
+        Each is a stage whose `personal_model` reads that state from the client state.
 
         Returns:
-            Stages by the name of the state, in order.
+            Stages keyed by the state's name, in order.
         """
         return {}
 
     def start(self, client: Client) -> Weights:
-        """Start from what the method would start its next round from."""
+        """Start from the model that the method's next round would start from."""
         return self.method.start(client)
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Send nothing, keep the client's state."""
+        """Send nothing and keep the client's state."""
         return Reply(send=Tree(), keep=client.state)
 
     @property
     def adds_up(self) -> bool:
-        """Whether the server needs only sums over clients, so that a reply is added to `add`'s total and not kept."""
+        """True if the server needs only sums over clients: each reply is passed to `add` and then dropped."""
         return False
 
     def add(self, total: Tree, sent: Tree) -> Tree:
-        """Add a reply to the sums so far; asked where `adds_up`.
+        """Add a reply to the sums so far; called only if `adds_up`.
 
         Args:
-            total: The sums so far, which may be written to; empty before the first reply.
-            sent: What a client sent; it has passed `check_reply`.
+            total: Sums so far, which may be modified in place; empty before the first reply.
+            sent: Entries that a client sent; `check_reply` has accepted them.
 
         Returns:
-            The new sums, as `aggregate` reads them from `Replies.total`.
+            New sums, which `aggregate` reads from `Replies.total`.
         """
         raise NotImplementedError
 
     def summary_for_comparison(self, sent: Tree) -> Tree:
-        """Return what `find_inconsistent_replies` compares of a reply; all of it by default.
+        """Return a summary of a reply for `find_inconsistent_replies`; the whole reply by default.
 
         Args:
-            sent: What the client sent; it has passed `check_reply`.
+            sent: Entries that the client sent; `check_reply` has accepted them.
 
         Returns:
-            Named tensors, small where replies are large.
+            Named tensors, which should be small.
         """
         return sent
 
     def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
-        """Return which replies can't be aggregated with the others, and why; those clients are left out then.
+        """Find replies that can't be aggregated with the others; these clients are excluded.
 
         Args:
-            digests: What `summary_for_comparison` returned, by client.
+            digests: Results of `summary_for_comparison`, keyed by client.
 
         Returns:
-            Why a client's reply is left out, by client.
+            Reason of each exclusion, keyed by client.
         """
         return {}
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Leave the server's state as it is."""
+        """Return the server's state unchanged."""
         return server
 
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -159,16 +159,16 @@ class Stage(Algorithm):
 
 
 STAGES = Registry.of(Stage, home=["fedhead.stages"])
-"""The stages by name."""
+"""Registry of stages."""
 stage = STAGES.decorator
-"""Register a stage under a name, for recipes and the command line: a decorator of subclasses of `Stage`."""
+"""Class decorator that registers a subclass of `Stage` under a name for recipes and the command line."""
 
 
 def bind(stages: Iterable[Stage], method: Method) -> tuple[Stage, ...]:
-    """Return stages on top of a method, in order.
+    """Bind stages to a method, in order.
 
     Raises:
-        BadInput: If a stage does not go with the method, or is there twice.
+        BadInput: If a stage does not support the method, or is given twice.
     """
     bound = tuple(stage.on_method(method) for stage in stages)
     names = [stage.name for stage in bound]

@@ -1,4 +1,4 @@
-"""The task that all clients share: sizes, settings of local training, and the architecture."""
+"""Task shared by the server and all clients: sizes, local training and architecture."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ClassWeights = Literal["balanced", "balanced_per_client"] | tuple[Annotated[floa
 
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How clients train in a round.
+    """Configuration of the clients' local training in a round.
 
     Args:
-        epochs: Passes over the client's data: a number, one per client, or drawn (`per_client_counts.Uniform`).
+        epochs: Passes over the client's data: one number, one per client, or random (`per_client_counts.Uniform`).
         batch_size: Samples per step.
         optimizer: `fedhead.SGD`, `fedhead.Adam` or `fedhead.AdamW`.
-        lr_decay: The learning rate is multiplied by this every round.
-        schedule: What else the learning rate is multiplied by, round by round.
-        warmup_rounds: Rounds in which the learning rate rises to its full value.
-        clip_norm: Largest norm of the gradient of a step; None: as it is.
-        drop_last: Whether to leave out the last, partial batch of an epoch (it is kept if it is the only one).
-        persistent: Whether the optimizer's state is kept from round to round.
-        label_smoothing: Share of each target that is spread over all classes.
-        steps: Steps in place of epochs, likewise; None: as many as the epochs take.
-        class_weights: Weight of each class in the loss: numbers, "balanced" (from the counts of all clients together),
-            or "balanced_per_client" (from each client's own); None: all alike.
+        lr_decay: Factor of the learning rate per round.
+        schedule: Schedule of the learning rate over rounds, multiplied with the decay.
+        warmup_rounds: Number of rounds in which the learning rate rises to its full value.
+        clip_norm: Maximum norm of a step's gradient; None: no clipping.
+        drop_last: Whether to drop the last, partial batch of an epoch, unless it is the only one.
+        persistent: Whether the optimizer's state persists across rounds.
+        label_smoothing: Share of each target that is spread uniformly over all classes.
+        steps: Number of steps instead of epochs, in the same forms; None: train for `epochs`.
+        class_weights: Weight of each class in the loss: numbers, "balanced" (from the counts of all clients),
+            or "balanced_per_client" (from each client's counts); None: equal weights.
     """
 
     epochs: Amount = 1
@@ -60,10 +60,10 @@ class LocalTraining(Checked):
                 raise BadInput(f"LocalTraining: {name}: the list is empty, give one number per client")
 
     def check_clients(self, clients: int) -> None:
-        """Raise `BadInput` where a list of numbers is not as long as there are clients.
+        """Raise `BadInput` if a list of numbers does not have one entry per client.
 
         Args:
-            clients: How many there are.
+            clients: Number of clients.
         """
         per_client_counts.check_clients(self.epochs, clients, "local_epochs")
         if self.steps is not None:
@@ -74,10 +74,10 @@ class LocalTraining(Checked):
 
         Args:
             round: Number of the round, from 1.
-            rounds: How many rounds there are.
+            rounds: Number of rounds of the run.
 
         Returns:
-            The optimizer's rate, decayed and scheduled.
+            The optimizer's learning rate with decay and schedule.
         """
         factor = learning_rate_factor(self.schedule, self.warmup_rounds, round - 1, rounds)
         return self.optimizer.lr * self.lr_decay ** (round - 1) * factor
@@ -85,21 +85,21 @@ class LocalTraining(Checked):
 
 @dataclass(frozen=True)
 class Task:
-    """Sizes, settings and architecture, which the server and all clients know.
+    """Sizes, configuration and architecture, known to the server and all clients.
 
     Args:
         model: The architecture.
         classes: Number of classes.
         clients: Number of clients.
         rounds: Number of rounds.
-        local: Settings of local training.
+        local: Configuration of local training.
         seed: Seed of the run.
         participation: Share of the clients that take part in a round.
         sizes: Training samples per client; known in simulations, empty at real sites.
-        min_class_count: Rows of classes with fewer samples are left out of what leaves a client
+        min_class_count: Minimum number of samples of a class; rows of smaller classes are not sent
             (`Algorithm.class_rows`).
-        objective: What the model is trained for: the loss of local training, and what outputs stand for.
-        pool: All training data, for oracles; simulations only.
+        objective: Objective: the loss of local training and the meaning of the outputs.
+        pool: Training data of all clients, for oracles; simulations only.
     """
 
     model: SplitModel

@@ -1,8 +1,8 @@
-"""Uploads: what happens to a reply between `finish` and the wire, such as clipping or compression.
+"""Uploads: transformations of a reply between `finish` and the wire, such as clipping or compression.
 
-What a client sends passes a list of uploads, first to last, before it leaves the client; the server undoes what must
-be undone, last to first, before it aggregates. The client's half is written for one client and is pure, as a method's
-hooks are, so that it runs alike in a loop, in a stack, in lanes and at a site.
+A reply passes a list of uploads, first to last, before it leaves the client. The server decodes in reverse order before
+it aggregates. `encode` is written for one client and is pure, like a method's hooks, so that it runs unchanged in a
+loop, in a stack, in lanes and at a site.
 """
 
 from __future__ import annotations
@@ -27,79 +27,79 @@ from fedhead.core.tree.tree import Tree
 
 @dataclass(frozen=True)
 class Upload(Component):
-    """One step between a client's reply and the server, such as compression; this one changes nothing.
+    """Transformation of a client's reply on its way to the server; the base class changes nothing.
 
-    Whether a sent entry is a plain sum (`Algorithm.sums`) decides what an upload may do to it: masks that cancel out
-    need sums, and rounding harms them.
+    Sent entries that are plain sums (`Algorithm.sums`) need care: masks that cancel out
+    require sums, and rounding harms them.
 
     Attributes:
-        needs_sums: Whether to refuse entries that are no plain sums.
-        spares_sums: Whether plain sums are left as they are; `encode` does not see them.
+        needs_sums: Whether to refuse entries that are not plain sums.
+        spares_sums: Whether plain sums are left unchanged; `encode` does not see them.
     """
 
     needs_sums: ClassVar[bool] = False
     spares_sums: ClassVar[bool] = False
 
     def check(self, method: Method) -> None:
-        """Check, before anything is computed, that this upload can be used with a method.
+        """Check before the run that this upload supports a method.
 
         Args:
             method: The method.
 
         Raises:
-            BadInput: If it can't.
+            BadInput: If it does not.
         """
 
     def encode(self, send: Tree, client: Client) -> Tree:
-        """Return what leaves the client.
+        """Encode a reply at the client.
 
         Args:
-            send: What `finish` returned, or the previous upload.
+            send: Entries from `finish`, or from the previous upload.
             client: The client.
 
         Returns:
-            What is sent in place of `send`.
+            Encoded entries.
         """
         return send
 
     def decode(self, send: Tree, task: Task) -> Tree:
-        """Return what the server aggregates.
+        """Decode a reply at the server.
 
         Args:
-            send: What arrived.
+            send: Received entries.
             task: Sizes and settings.
 
         Returns:
-            What is aggregated in place of `send`.
+            Decoded entries, for aggregation.
         """
         return send
 
 
 UPLOADS = Registry.of(Upload, home=[__name__])
-"""The uploads by name."""
+"""Registry of uploads."""
 upload = UPLOADS.decorator
-"""Register an upload under a name, for recipes and the command line: a decorator of subclasses of `Upload`."""
+"""Class decorator that registers a subclass of `Upload` under a name for recipes and the command line."""
 
 
 @upload("clip")
 @dataclass(frozen=True)
 class Clip(Upload):
-    """Scale a client's update down to an L2 norm of at most `norm`.
+    """Clipping of a client's update to an L2 norm of at most `norm`.
 
-    The update is the difference between what is sent and what was received under the same name (the model, running
-    statistics included), over all such entries together. Entries without a counterpart pass as they are.
+    The update is the difference between sent and received entries of the same name (the model, running
+    statistics included), over all such entries together. Other entries are unchanged.
     """
 
-    norm: Annotated[float, Above(0)] = 1.0  # the largest L2 norm of an update
+    norm: Annotated[float, Above(0)] = 1.0  # maximum L2 norm of an update
     spares_sums: ClassVar[bool] = True
 
     def check(self, method: Method) -> None:
-        """Refuse methods that send no part of a model."""
+        """Check that the method sends a part of the model."""
         if not method.shared:
             raise BadInput(f"clip has nothing to clip: the clients of {method.name} send no part of a model")
 
     def encode(self, send: Tree, client: Client) -> Tree:
-        """Move every model in `send` towards the one that was received."""
+        """Scale the updates of all models in `send` by a common factor."""
         names = [n for n in send if isinstance(send[n], Tree) and isinstance(client.received.get(n), Tree)]
         updates = {
             name: {
@@ -116,7 +116,7 @@ class Clip(Upload):
         over, factor = length > self.norm, self.norm / length
         clipped = {
             name: send[name].replace(
-                # what is not over the norm passes bit for bit
+                # an update within the norm stays bit-identical
                 {e: torch.where(over, client.received[name][e] + factor * t, send[name][e]) for e, t in update.items()}
             )
             for name, update in updates.items()
@@ -127,35 +127,35 @@ class Clip(Upload):
 @upload("half")
 @dataclass(frozen=True)
 class Float16Upload(Upload):
-    """Send numbers in half precision (float16): half of the bytes of a model in single precision.
+    """Half precision (float16) uploads, with half of the bytes of single precision.
 
-    Plain sums are left as they are: counts must stay whole numbers, and sums outgrow the type.
+    Plain sums are not converted: counts must stay whole numbers, and sums overflow float16.
     """
 
     spares_sums: ClassVar[bool] = True
 
     def encode(self, send: Tree, client: Client) -> Tree:
-        """Round to float16; a number that is too large for it makes the reply not finite, and the check names it."""
+        """Round to float16; overflows make the reply infinite, which the server's check reports."""
         return send.map(lambda t: t.half() if t.is_floating_point() else t)
 
     def decode(self, send: Tree, task: Task) -> Tree:
-        """Bring numbers back to the type that the model is kept in."""
+        """Convert numbers back to the model's dtype."""
         dtype = next(task.model.parameters()).dtype
         return send.map(lambda t: t.to(dtype) if t.dtype == torch.float16 else t)
 
 
 # -- the chain ----------------------------------------------------------------------------------------
 def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: Client) -> Tree:
-    """Return what leaves a client: what `finish` returned, after all uploads."""
+    """Encode the entries from `finish` by all uploads, first to last."""
     for step in uploads:
-        _refuse_what_is_no_sum(step, algorithm, send)
+        _require_sums(step, algorithm, send)
         if changed := _changed(step, algorithm, send):
             send = send.replace(_same_entries(step, "encode", changed, step.encode(changed, client)))
     return send
 
 
 def decode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, task: Task) -> Tree:
-    """Return what the server aggregates: what arrived, with the uploads undone from the last to the first."""
+    """Decode received entries by all uploads, last to first."""
     for step in reversed(uploads):
         if changed := _changed(step, algorithm, send):
             send = send.replace(_same_entries(step, "decode", changed, step.decode(changed, task)))
@@ -169,7 +169,7 @@ def _changed(step: Upload, algorithm: Algorithm, send: Tree) -> Tree:
 
 
 def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
-    """Refuse a result without all entries: what is missing would leave the client as it was."""
+    """Check that a result has all entries: a missing one would bypass the upload."""
     if not isinstance(returned, Tree):
         raise BadInput(f"upload {step.name}: {hook} returned {type(returned).__name__}, it must return a Tree")
     if returned.keys() != given.keys():
@@ -179,11 +179,11 @@ def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
 
 
 def exact(uploads: Sequence[Upload], algorithm: Algorithm, names: Sequence[str]) -> bool:
-    """Return whether the server sees these entries as the client computed them: not rounded, masked or noisy."""
+    """Return whether these entries arrive exactly as computed: not rounded, masked or noisy."""
     return not names or all(step.spares_sums and set(names) <= set(algorithm.sums) for step in uploads)
 
 
-def _refuse_what_is_no_sum(step: Upload, algorithm: Algorithm, send: Tree) -> None:
+def _require_sums(step: Upload, algorithm: Algorithm, send: Tree) -> None:
     for name in send if step.needs_sums else ():
         if name not in algorithm.sums:
             raise BadInput(

@@ -1,4 +1,4 @@
-"""Class statistics of a model's features, computed from samples."""
+"""Computation of class statistics of a model's features from samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models.split_model import SplitModel, weights
 
-_KEPT = (torch.int64, torch.bool)  # tokens and masks are not numbers
+_KEPT = (torch.int64, torch.bool)  # tokens and masks keep their type
 
 
 @torch.no_grad()
@@ -34,16 +34,16 @@ def statistics_of(
 ) -> Statistics:
     """Compute the class statistics of a model's features, as a client would send them.
 
-    The samples are processed in chunks, so that memory use does not grow with the data.
+    Samples are processed in chunks, so memory use does not grow with the data.
 
     Args:
         model: Model whose features are used.
         x: Samples, [N, ...], or several arrays by name.
         y: Labels, [N].
         transform: Maps stored samples to the model's inputs.
-        kind: What is kept of second moments: all covariances (`full`), their `diagonal`, one matrix for all classes
-            (`pooled`), or nothing (`means`).
-        min_class_count: Classes with fewer samples are left out: the sum over one sample is that sample.
+        kind: Kind of second moments: all covariances (`full`), their `diagonal`, one matrix for all classes
+            (`pooled`), or none (`means`).
+        min_class_count: Minimum samples per class; smaller classes are left out, as their sums reveal samples.
         chunk: Samples per forward pass.
 
     Returns:
@@ -82,8 +82,8 @@ def statistics_of(
             part = transform(part)
         part = map_inputs(lambda t: (t.to(dtype) if t.dtype not in _KEPT else t).to(device), part)
         z, counted = _features(model, part), large[labels].to(device, torch.float64)
-        found = batch_sums(z, labels.to(device), counted, model.classes, kind)
-        total = found if total is None else total.map(Tensor.add_, found)
+        sums = batch_sums(z, labels.to(device), counted, model.classes, kind)
+        total = sums if total is None else total.map(Tensor.add_, sums)
     model.train(training)
     assert total is not None
     return from_sums(total, fingerprint(weights(model)), "" if transform is None else transform_fingerprint(transform))
@@ -91,23 +91,23 @@ def statistics_of(
 
 def _features(model: SplitModel, x: Inputs) -> Tensor:
     try:
-        found: Tensor = model(x).z
-        return found
+        z: Tensor = model(x).z
+        return z
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         shapes = " and ".join(str(tuple(t.shape[1:])) for t in tensors_of(x))
         raise BadInput(f"the model can't take inputs of shape {shapes} ({str(error).splitlines()[0]})") from error
 
 
 def transform_fingerprint(transform: AnyTransform) -> str:
-    """Hash how inputs are normalized; augmentation does not enter statistics."""
+    """Hash the normalization of inputs, without augmentation, which statistics don't use."""
     return digest_text(repr(transform.replace(augment="none")))
 
 
 def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:
-    """Hash all weights of a model but its classifier's, independently of their names and order."""
-    each = []
+    """Hash a model's weights except its classifier's, independent of names and order."""
+    digests = []
     for name, t in w.items():
         if t.is_floating_point() and name != classifier and not name.startswith(classifier + "."):
             body = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            each.append(hashlib.blake2b(repr(tuple(t.shape)).encode() + body, digest_size=16).digest())
-    return hashlib.blake2b(b"".join(sorted(each)), digest_size=16).hexdigest()
+            digests.append(hashlib.blake2b(repr(tuple(t.shape)).encode() + body, digest_size=16).digest())
+    return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
-_ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file
+_ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of valid files
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
@@ -26,7 +26,7 @@ def save_statistics(path: str | Path, statistics: Statistics, rank: int | None =
     Args:
         path: File to write.
         statistics: Statistics to save.
-        rank: Number of leading directions to keep of each covariance; diagonals stay exact. None keeps all.
+        rank: Rank of the stored covariances; diagonals stay exact. None: full covariances.
 
     Returns:
         The size of the sums in bytes.
@@ -44,7 +44,7 @@ def save_statistics(path: str | Path, statistics: Statistics, rank: int | None =
 def load_statistics(path: str | Path) -> Statistics:
     """Read statistics from a file.
 
-    Statistics of a low rank are expanded to full covariances.
+    Low-rank statistics are expanded to full covariances.
 
     Args:
         path: File written by `save_statistics`.
@@ -59,7 +59,7 @@ def load_statistics(path: str | Path) -> Statistics:
 
 
 def _read(path: str | Path) -> Statistics:
-    """Read statistics whose numbers are not checked yet; those of one site become a member by their fingerprint."""
+    """Read statistics without checking their numbers; one site's statistics get their fingerprint as member."""
     tree, metadata = load_tree(path)
     if metadata.get("holds") != _KIND or set(tree) not in _ENTRIES:
         raise BadInput(f"{path} holds no class statistics: create it with fedhead statistics")
@@ -70,10 +70,10 @@ def _read(path: str | Path) -> Statistics:
 
 
 def _members(metadata: Mapping[str, Any], source: str) -> frozenset[str]:
-    found = metadata.get("members", [])
-    if not isinstance(found, list) or not all(isinstance(member, str) for member in found):
+    members = metadata.get("members", [])
+    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
         raise BadInput(f"{source}: its list of members can't be read; create it again with fedhead statistics")
-    return frozenset(found)
+    return frozenset(members)
 
 
 def _refuse_shapes(tree: Tree, source: str) -> None:
@@ -94,15 +94,15 @@ def _refuse_shapes(tree: Tree, source: str) -> None:
 
 
 def merge_files(paths: Sequence[str | Path]) -> Statistics:
-    """Merge the statistics of several files, holding one file besides the total in memory at a time.
+    """Merge the statistics of several files, with at most one file and the total in memory.
 
     Args:
         paths: Files written by `save_statistics`, all for the same model.
 
     Returns:
-        The statistics of all sites together, with their fingerprints as members.
+        Statistics of all sites, with their fingerprints as members.
 
     Raises:
-        BadInput: If a file can't be read, belongs to a different model, or is there twice.
+        BadInput: If a file can't be read, belongs to a different model, or is given twice.
     """
     return statistics_check.merge_checked([str(path) for path in paths], lambda i: _read(paths[i]))

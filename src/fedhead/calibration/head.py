@@ -1,4 +1,4 @@
-"""Check that a classifier can be calibrated."""
+"""Check of whether a classifier can be calibrated."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedhead.models.split_model import SplitModel
 
 
 def check_head(model: SplitModel, free: bool, who: str) -> None:
-    """Raise an error if a model's head can't be calibrated: if it is fixed by design or not linear in the features.
+    """Check that a model's head can be calibrated: it must be trainable and linear in the features.
 
     Args:
         model: Model to check.
-        free: Whether the head is to be trained in any case.
+        free: Whether to allow heads that are fixed or not linear.
         who: Name of the caller, for error messages.
 
     Raises:
-        BadInput: With the reason and the remedy.
+        BadInput: If it can't, with the reason and the fix.
     """
     if frozen := sorted(name for name in model.frozen if name.startswith("classifier.")):
         raise BadInput(
@@ -30,10 +30,10 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
     if free:
         return
     kind = type(model.classifier).__name__
-    held = sorted(name for name in model.fixed if name.startswith("classifier."))
-    if held:
+    fixed = sorted(name for name in model.fixed if name.startswith("classifier."))
+    if fixed:
         raise BadInput(
-            f"{who}: the head {kind} keeps {held[0]!r} fixed, so there is nothing to calibrate; "
+            f"{who}: the head {kind} keeps {fixed[0]!r} fixed, so there is nothing to calibrate; "
             f"use a linear head (model.head=linear), or free=true to train it after all"
         )
     if not linear(model):
@@ -47,8 +47,8 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
 def linear(model: SplitModel) -> bool:
     """Return whether the classifier is linear in z (with or without a bias).
 
-    `nn.Linear` itself is; of others f(a) + f(b) = f(a + b) + f(0) is tested in float64, on a CPU copy, where neither
-    TF32 nor bfloat16 rounds. The tolerance is relative to the outputs and allows for a head that computes in float32
+    For other classes than `nn.Linear`, f(a) + f(b) = f(a + b) + f(0) is tested in float64 on a CPU copy, free of TF32
+    and bfloat16 rounding. The tolerance is relative to the outputs and allows for heads that compute in float32
     internally.
     """
     if type(model.classifier) is nn.Linear:

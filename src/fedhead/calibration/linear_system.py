@@ -1,9 +1,9 @@
-"""Symmetric systems of a closed-form head, solved in float64 or refused where they are singular.
+"""Symmetric linear systems of closed-form heads, solved in float64; singular ones raise an error.
 
-Matrices are scaled to a unit diagonal first, so that what counts is how far a feature depends on the others, not its
-unit. Then the pivots of a Cholesky decomposition are √(1 − R²), with R² how well a feature is predicted linearly by
-those before it. A system with 1 − R² below `SINGULAR` for some feature is refused: its solution would have fewer than
-about six digits.
+Matrices are scaled to a unit diagonal first, so the test for singularity does not depend on the features' units. Then
+the pivots of a Cholesky decomposition are √(1 − R²), where R² is the coefficient of determination of a feature
+predicted linearly by those before it. A system with 1 − R² below `SINGULAR` for some feature is refused: its solution
+would have fewer than about six digits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
 
     Args:
         matrix: A, [d, d].
-        squares: Size of the features in the units of A's diagonal, means included: what is below `SINGULAR` of it is
-            a rounding error, [d].
-        what: What the matrix is, for error messages.
-        fix: What to do about a singular one.
+        squares: Mean squares of the features in the units of A's diagonal, [d]; diagonal entries below `SINGULAR` times
+            these are rounding errors.
+        what: Name of the matrix, for error messages.
+        fix: Fix for a singular matrix, for error messages.
 
     Raises:
         BadInput: If the matrix is singular.
@@ -48,17 +48,17 @@ def solve(matrix: Tensor, right: Tensor, squares: Tensor, what: str, fix: str) -
 
 
 def shrink(covariance: Tensor, shrinkage: float) -> Tensor:
-    """Return (1 − s)Σ + s·tr(Σ)/d·I, as scikit-learn's `shrunk_covariance`."""
+    """Return (1 − s)Σ + s·tr(Σ)/d·I, like scikit-learn's `shrunk_covariance`."""
     d = covariance.shape[-1]
     target = covariance.diagonal().mean() * torch.eye(d, dtype=covariance.dtype, device=covariance.device)
     return (1 - shrinkage) * covariance + shrinkage * target
 
 
 def ledoit_wolf(covariance: Tensor, samples: float) -> float:
-    """Return the shrinkage of Ledoit and Wolf from the covariance alone (Chen et al., 2010, Eq. 17 and 19).
+    """Return the shrinkage of Ledoit and Wolf, computed from the covariance (Chen et al., 2010, Eq. 17 and 19).
 
-    The shrinkage of Ledoit and Wolf (2004) needs fourth moments of the samples. This is its conditional expectation
-    given the covariance, for Gaussian features, which needs the covariance and the number of samples.
+    The shrinkage of Ledoit and Wolf (2004) needs fourth moments of the samples. This is its conditional expectation,
+    for Gaussian features, given the covariance; it needs only the covariance and the number of samples.
 
     Args:
         covariance: Maximum-likelihood estimate, [d, d].

@@ -1,4 +1,4 @@
-"""Statistics of a low rank: the leading directions of each class's scatter, and its exact diagonal."""
+"""Low-rank statistics: the leading directions of each class's scatter matrix, and its exact diagonal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedhead.core.tree.tree import Tree
 
 
 def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
-    """Reduce the scatter of each class to its leading directions, keeping its diagonal exactly.
+    """Reduce the scatter matrix of each class to its leading directions, with an exact diagonal.
 
     Rank 0 keeps only diagonals, rank d everything. Can be vectorized over clients.
 
     Args:
-        count: [C].
+        count: Samples per class, [C].
         total: Sums, [C, d].
         outer: Sums of outer products as upper triangles, [C, d(d+1)/2].
         rank: Number of directions to keep.
@@ -42,7 +42,7 @@ def to_low_rank(statistics: Statistics, rank: int) -> Tree:
 
 
 def from_tree(sent: Tree) -> Statistics:
-    """Restore statistics from the tree that a client sent, expanding a low rank to full covariances."""
+    """Restore statistics from a client's tree; low-rank ones are expanded to full covariances."""
     if "factor" not in sent:
         return from_sums(sent)
     count, total, factor, square = (sent[name].double() for name in ("count", "sum", "factor", "square"))

@@ -1,8 +1,8 @@
-"""Statistics that clients join and leave: who is in a total, by the fingerprints of their statistics.
+"""Adding clients to merged statistics and removing them, tracked by fingerprints.
 
-A total's `members` are hashes of the statistics that were added up, not of any data. They keep anybody from being added
-or removed twice. What is removed is subtracted, so that the total equals one that the client was never in, up to
-rounding: about 1e-16 of the largest total that there was.
+The `members` of a total are hashes of the added statistics, not of any data. They prevent adding or removing a client
+twice. Removal subtracts, so the result equals a total without the client up to rounding: about 1e-16 of the largest
+total so far.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def add(total: Statistics, part: Statistics) -> Statistics:
 
     Args:
         total: Statistics of one client or of several.
-        part: Statistics of those who join.
+        part: Statistics of the clients that join.
 
     Returns:
-        The statistics of all of them, with each one's fingerprint in `members`.
+        Merged statistics, with the fingerprint of each client in `members`.
 
     Raises:
-        BadInput: If somebody is in both, or the two are of different models or transforms.
+        BadInput: If a client is in both, or the two are of different models or transforms.
 
     >>> from fedhead.calibration.statistics import from_features
     >>> a, b = (from_features(torch.full((2, 1), v), torch.tensor([0, 1]), 2) for v in (1.0, 2.0))
@@ -41,17 +41,17 @@ def add(total: Statistics, part: Statistics) -> Statistics:
 
 
 def remove(total: Statistics, part: Statistics) -> Statistics:
-    """Remove a client's statistics from a total, as if it had never been in.
+    """Remove a client's statistics from a total.
 
     Args:
         total: Statistics of several clients, as `add` returns them.
-        part: Statistics of those who leave, as they were added.
+        part: Statistics of the clients that leave, exactly as they were added.
 
     Returns:
-        The statistics of those who stay.
+        Statistics of the remaining clients.
 
     Raises:
-        BadInput: If they are not in the total, would leave negative counts, or are of another model or transform.
+        BadInput: If they are not in the total, would cause negative counts, or are of another model or transform.
     """
     total, part = with_members(total), with_members(part)
     if strangers := part.members - total.members:
@@ -64,14 +64,14 @@ def remove(total: Statistics, part: Statistics) -> Statistics:
 
 
 def subtract(total: Statistics, part: Statistics) -> Statistics:
-    """Return a total without a part of it, whoever is in either.
+    """Subtract statistics from a total, regardless of members.
 
     Args:
         total: Statistics of several clients.
-        part: Statistics of some of them.
+        part: Statistics of some of these clients.
 
     Raises:
-        BadInput: If that would leave negative counts, or the two are of different models or transforms.
+        BadInput: If counts would become negative, or the two are of different models or transforms.
     """
     check_same_model(total, part)
     count = total.count - part.count
@@ -80,17 +80,17 @@ def subtract(total: Statistics, part: Statistics) -> Statistics:
             f"removing {float(part.count[c]):g} samples of class {c} from {float(total.count[c]):g} would leave "
             "negative counts: these statistics are not part of the total"
         )
-    there = (count > 0)[:, None]
+    present = (count > 0)[:, None]
     outer = total.outer - part.outer
     if outer.dim() == 2:
-        outer = torch.where(there, outer, 0.0)  # what is left of a class without samples is a rounding error
-    elif not bool(there.any()):
+        outer = torch.where(present, outer, 0.0)  # remove rounding errors of classes without samples
+    elif not bool(present.any()):
         outer = torch.zeros_like(outer)
-    return replace(total, count=count, sum=torch.where(there, total.sum - part.sum, 0.0), outer=outer)
+    return replace(total, count=count, sum=torch.where(present, total.sum - part.sum, 0.0), outer=outer)
 
 
 def with_members(statistics: Statistics) -> Statistics:
-    """Return statistics that know who is in them: those that do not know count as one client's."""
+    """Return statistics with `members`; without any, they count as one client's."""
     if not isinstance(statistics, Statistics):
         raise BadInput(f"{type(statistics).__name__} is no statistics: give what fedhead.statistics_of returns")
     statistics_check.check(statistics, "the statistics", full=False)
@@ -100,7 +100,7 @@ def with_members(statistics: Statistics) -> Statistics:
 
 
 def fingerprint(sums: Tree, extractor: str = "", transform: str = "") -> frozenset[str]:
-    """Return the fingerprint of one client's sums; none for a client without samples, which may come twice."""
+    """Return the fingerprint of one client's sums; empty without samples, so such a client may be added twice."""
     if not bool(sums["count"].any()):
         return frozenset()
     return frozenset([digest_text(f"{extractor} {transform} {digest_of(sums, 16)}", 16)])

@@ -1,8 +1,8 @@
-"""Training a classifier on features, for calibration.
+"""Training of a classifier on features, for calibration.
 
-A step of a head is so short that launching it takes longer than computing it. So the gradient of a linear head is
-written out, what does not depend on the weights is computed for many steps at once, and on a GPU the steps are captured
-in a CUDA graph, many at a time. Batches are drawn epoch by epoch, while a GPU trains on those of the last one.
+Launching a step of a head takes longer than computing it. So the gradient of a linear head is written out, terms that
+don't depend on the weights are computed for many steps at once, and on a GPU many steps are captured in one CUDA graph.
+Batches are drawn epoch by epoch, while the GPU trains on the previous epoch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ STEPS_PER_GRAPH = 128
 
 
 class Features(NamedTuple):
-    """Features with their labels and weights: of all steps, [steps, batch, ...], or of one, [batch, ...]."""
+    """Features, labels and weights of several steps, [steps, batch, ...], or of one step, [batch, ...]."""
 
     z: Tensor
     y: Tensor
     weight: Tensor  # 0 for padding
-    target: Tensor  # 1 for the label, [..., classes]
-    share: Tensor  # of each sample in the loss of its batch
+    target: Tensor  # one-hot labels, [..., classes]
+    share: Tensor  # weight of each sample in the mean loss of its batch
 
 
-Gradient = Callable[[Tree, Features], Tree]  # of the loss of one batch
+Gradient = Callable[[Tree, Features], Tree]  # gradient of the loss of one batch
 
 
 def retrain(
@@ -55,17 +55,17 @@ def retrain(
     """Continue training a head with cross entropy on features.
 
     Args:
-        model: Supplies the classifier's architecture.
-        head: The classifier's parameters by full name.
+        model: Model with the classifier's architecture.
+        head: Classifier parameters, keyed by full name.
         z: Features, [N, d].
         y: Labels, [N].
         optimizer: Optimizer and its learning rate.
-        epochs: Number of passes over the features.
+        epochs: Number of epochs.
         batch_size: Features per step.
         key: Random key of the batch order.
 
     Returns:
-        The trained parameters by full name.
+        Trained parameters, keyed by full name.
 
     Raises:
         BadInput: If training diverges.
@@ -85,41 +85,41 @@ def retrain(
 
 
 def _chunks(epochs: Iterable[BatchSchedule]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield the positions and weights of as many steps as a graph has, the last ones excepted."""
+    """Yield positions and weights in chunks of `STEPS_PER_GRAPH` steps; the last chunk may be smaller."""
     rows: list[NDArray[np.int64]] = []
     weight: list[NDArray[np.float32]] = []
-    held = 0
+    steps = 0
     for epoch in epochs:
         done = 0
         while done < len(epoch):
-            part = slice(done, done + STEPS_PER_GRAPH - held)
+            part = slice(done, done + STEPS_PER_GRAPH - steps)
             rows.append(epoch.positions[part])
             weight.append(epoch.weight[part])
-            done, held = done + len(rows[-1]), held + len(rows[-1])
-            if held == STEPS_PER_GRAPH:
+            done, steps = done + len(rows[-1]), steps + len(rows[-1])
+            if steps == STEPS_PER_GRAPH:
                 yield np.concatenate(rows), np.concatenate(weight)
-                rows, weight, held = [], [], 0
-    if held:
+                rows, weight, steps = [], [], 0
+    if steps:
         yield np.concatenate(rows), np.concatenate(weight)
 
 
 def _features(z: Tensor, y: Tensor, rows: Tensor, weight: Tensor, classes: int) -> Features:
-    """Return the features of several steps, with what else their gradients are made of."""
+    """Gather the features, one-hot labels and weights of several steps."""
     labels = y[rows]
     target = torch.zeros(*labels.shape, classes, dtype=z.dtype, device=z.device).scatter_(-1, labels[..., None], 1.0)
     return Features(z[rows], labels, weight, target, weight / weight.sum(-1, keepdim=True))
 
 
 class _Steps:
-    """Steps that overwrite parameters and optimizer state; on a GPU, as many as fill a graph are replayed from it."""
+    """In-place training steps; on a GPU, full chunks are replayed from a CUDA graph."""
 
     def __init__(self, gradient: Gradient, optimizer: Optimizer, params: Tree, state: Tree):
         self.gradient, self.optimizer, self.params, self.state = gradient, optimizer, params, state
-        self.static: Features | None = None  # what the graph reads
+        self.static: Features | None = None  # input buffers of the graph
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, batches: Features) -> None:
-        """Take one step per batch."""
+        """Run one step per batch."""
         if not batches.z.is_cuda or len(batches.z) < STEPS_PER_GRAPH:
             self._train(batches)
         elif self.static is None:  # the first steps also let libraries select kernels and allocate workspace
@@ -145,7 +145,7 @@ def _is_plain_linear(model: SplitModel, params: Tree) -> bool:
 
 
 def linear_gradient(params: Tree, batch: Features) -> Tree:
-    """The gradient of the cross entropy of a linear head: (softmax(zWᵀ + b) − onehot(y))ᵀ z, weighted per sample."""
+    """Compute the cross entropy's gradient of a linear head: (softmax(zWᵀ + b) − onehot(y))ᵀ z, weighted per sample."""
     w, b = params["classifier.weight"], params.get("classifier.bias")
     logits = batch.z @ w.mT if b is None else torch.addmm(b, batch.z, w.mT)
     slope = logits.softmax(-1).sub_(batch.target).mul_(batch.share[:, None])
@@ -154,7 +154,7 @@ def linear_gradient(params: Tree, batch: Features) -> Tree:
 
 
 def autograd_gradient(model: SplitModel) -> Gradient:
-    """The gradient of the cross entropy of any head."""
+    """Return a function that computes the cross entropy's gradient of any head."""
 
     def gradient(params: Tree, batch: Features) -> Tree:
         leaves = params.map(lambda t: t.detach().requires_grad_())

@@ -1,7 +1,7 @@
-"""Ridge regression from statistics: all penalties from one eigendecomposition, and the choice among them.
+"""Ridge regression from statistics: solutions for all penalties from one eigendecomposition, and their selection.
 
 With the second moment G = Σ zzᵀ and the sums B = Σ zyᵀ of features and one-hot labels, W = (G + λI)⁻¹B. An intercept
-is not penalized: G and B are then those of centred features and labels, as in scikit-learn. G = VEVᵀ is decomposed
+is not penalized: G and B are then those of centred features and labels, as in scikit-learn. G = VEVᵀ is computed
 once, in float64; the condition number of a solution is at most 1 + max(E)/λ.
 """
 
@@ -16,23 +16,23 @@ from fedhead.calibration.statistics import Statistics
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 
-SINGULAR = 1e-13  # the least ratio of eigenvalues: below it a solution has fewer than three digits
-EXPONENTS = [k / 2 for k in range(-16, 7)]  # λ is chosen among powers of ten times the mean eigenvalue
+SINGULAR = 1e-13  # smallest ratio of eigenvalues for a solution with three digits
+EXPONENTS = [k / 2 for k in range(-16, 7)]  # candidates of λ: powers of ten times the mean eigenvalue
 
 
 @dataclass(frozen=True)
 class RidgePath:
-    """The ridge solutions of statistics for every penalty λ.
+    """Ridge solutions for every penalty λ.
 
     Args:
         values: Eigenvalues E of the (centred) second moment, [d].
-        vectors: Its eigenvectors V, [d, d].
+        vectors: Eigenvectors V, [d, d].
         right: VᵀB, [d, C].
-        feature_mean: What features are centred by, [d]; zero without an intercept.
-        label_mean: What labels are centred by, [C]; zero without an intercept.
+        feature_mean: Mean feature, [d]; zero without an intercept.
+        label_mean: Mean label, [C]; zero without an intercept.
         samples: Number of samples N.
         label_squares: Sum of the squares of the (centred) labels.
-        intercept: Whether there is one.
+        intercept: Whether to fit an intercept.
     """
 
     values: Tensor
@@ -58,14 +58,14 @@ class RidgePath:
         else:
             mean, share = torch.zeros_like(mean), torch.zeros_like(share)
         values, vectors = torch.linalg.eigh(moment)
-        found = (values.clamp_min(0), vectors, vectors.mT @ right, mean, share)
-        return cls(*found, float(samples), float(squares), intercept)
+        tensors = (values.clamp_min(0), vectors, vectors.mT @ right, mean, share)
+        return cls(*tensors, float(samples), float(squares), intercept)
 
     def solve(self, alpha: float) -> Tree:
         """Return the head for a penalty: `weight` [C, d] and `bias` [C].
 
         Raises:
-            BadInput: If the system is singular but for rounding errors.
+            BadInput: If the system is numerically singular.
         """
         low, high = float(self.values.min()) + alpha, float(self.values.max()) + alpha
         if low < SINGULAR * high:
@@ -77,15 +77,15 @@ class RidgePath:
         return Tree(weight=weight, bias=self.label_mean - weight @ self.feature_mean)
 
     def best(self) -> float:
-        """Return the penalty, relative to the scale of the features, with the least cross-validation error."""
+        """Return the candidate penalty with the lowest cross-validation error."""
         scale = float(self.values.mean()) or 1.0
         return min((scale * 10**exponent for exponent in EXPONENTS), key=self.cross_validation)
 
     def cross_validation(self, alpha: float) -> float:
         """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979).
 
-        It is the mean squared error of leave-one-out with the leverage of every sample replaced by the mean leverage,
-        which makes it a function of sums: N‖Y − Ŷ‖² / (N − tr H)² with tr H = Σ E/(E + λ), plus 1 for an intercept.
+        This is the leave-one-out mean squared error with each sample's leverage replaced by the mean leverage, so it
+        needs only sums: N‖Y − Ŷ‖² / (N − tr H)² with tr H = Σ E/(E + λ), plus 1 for an intercept.
         """
         shrunk = self.values + alpha
         explained = (self.right.square().sum(1) * (shrunk + alpha) / shrunk.square()).sum()

@@ -1,7 +1,7 @@
 """Class statistics of features: counts, sums and sums of outer products, which add up over samples and clients.
 
-The sums determine the mean and the unbiased covariance of each class, for one client (CCVR, Eq. 2) and for all
-(Eq. 3 and 4): what clients send is added, never averaged, so merging in any order gives the statistics of the pooled
+They determine the mean and the unbiased covariance of each class, for one client (CCVR, Eq. 2) and for all clients
+(Eq. 3 and 4). Clients' sums are added, never averaged, so merging in any order gives the statistics of the pooled
 features. Sums are float64. Symmetric matrices are stored as their upper triangle.
 """
 
@@ -21,17 +21,17 @@ from fedhead.core.tree.tree import Tree
 
 @dataclass(frozen=True)
 class Statistics:
-    """The sums of features per class.
+    """Sums of features per class.
 
     Args:
         count: Number of samples N_c, [C].
         sum: Sum of features Σ z, [C, d].
-        outer: Second moments, whose shape tells the kind of the statistics: sums of outer products Σ zzᵀ per class as
+        outer: Second moments, whose shape gives the kind of the statistics: sums of outer products Σ zzᵀ per class as
             upper triangles [C, d(d+1)/2] (full), of squares only [C, d] (diagonal), one triangle for all classes
             [d(d+1)/2] (pooled), or empty, [0] (means).
         extractor: Fingerprint of the model that computed the features; "" if unknown.
-        transform: Fingerprint of what its inputs passed before; "" if unknown.
-        members: Fingerprints of the parts that were added up, where that is tracked (`fedhead.statistics`).
+        transform: Fingerprint of the transform of its inputs; "" if unknown.
+        members: Fingerprints of the added parts, if tracked (`fedhead.statistics`).
 
     >>> one = from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]), classes=2)
     >>> one.mean()[0].tolist(), one.covariance()[0].tolist()
@@ -57,13 +57,13 @@ class Statistics:
 
     @property
     def kind(self) -> Kind:
-        """What is known of second moments."""
+        """Kind of the second moments."""
         if self.outer.dim() == 1:
             return "pooled" if len(self.outer) else "means"
         return "diagonal" if self.outer.shape[1] == self.features else "full"
 
     def tree(self) -> Tree:
-        """Return the sums as named tensors, for sending and saving."""
+        """Return the sums as named tensors, for messages and files."""
         means = Tree(count=self.count, sum=self.sum)
         return means if self.kind == "means" else means.replace(outer=self.outer)
 
@@ -80,7 +80,7 @@ class Statistics:
         It is zero for a class with fewer than two samples.
 
         Raises:
-            BadInput: If the statistics hold no covariances of single classes.
+            BadInput: If the statistics have no covariance per class.
         """
         self.need("full", "diagonal")
         mean, share = self.mean(), (self.count - 1).clamp_min(1)
@@ -108,15 +108,15 @@ class Statistics:
         return self.second_moment() - self.sum.mT @ self.mean()
 
     def need(self, *kinds: Kind) -> None:
-        """Check that the statistics are of a kind that is needed.
+        """Check that the statistics are of a required kind.
 
         Args:
-            *kinds: The kinds that serve.
+            *kinds: Accepted kinds.
 
         Raises:
             BadInput: If they are of another kind.
         """
-        one_dimensional = self.kind == "diagonal" and self.features == 1  # its diagonal is all that there is
+        one_dimensional = self.kind == "diagonal" and self.features == 1  # a 1×1 matrix is its diagonal
         if self.kind not in kinds and not (one_dimensional and "full" in kinds):
             raise BadInput(
                 f"the statistics are of kind {self.kind}, and this needs {' or '.join(kinds)}: "
@@ -127,16 +127,16 @@ class Statistics:
         """Return the statistics of some classes.
 
         Args:
-            places: Numbers of the classes; of pooled statistics those that are left out must have no samples.
+            places: Numbers of the classes; with pooled statistics, the other classes must have no samples.
 
         Returns:
-            Their statistics, in that order.
+            Statistics of these classes, in this order.
         """
         outer = self.outer[places] if self.outer.dim() == 2 else self.outer
         return replace(self, count=self.count[places], sum=self.sum[places], outer=outer)
 
     def diagonal(self) -> Statistics:
-        """Return the statistics with only the diagonals of the covariances."""
+        """Return the statistics reduced to the diagonals of the covariances."""
         self.need("diagonal", "full")
         if self.kind == "diagonal":
             return self
@@ -150,26 +150,26 @@ def from_features(z: Tensor, y: Tensor, classes: int, kind: Kind = "full") -> St
         z: Features, [N, d].
         y: Labels, [N].
         classes: Number of classes.
-        kind: What is kept of second moments.
+        kind: Kind of the second moments.
     """
     return from_sums(batch_sums(z, y, torch.ones_like(y, dtype=z.dtype), classes, kind))
 
 
 def from_sums(sums: Tree, extractor: str = "", transform: str = "") -> Statistics:
-    """Return statistics from named sums, as `Statistics.tree` has them."""
+    """Build statistics from named sums, the inverse of `Statistics.tree`."""
     count = sums["count"]
     return Statistics(count, sums["sum"], sums.get("outer", count.new_zeros(0)), extractor, transform)
 
 
 def merge(parts: Iterable[Statistics], sources: Iterable[str] = ()) -> Statistics:
-    """Add up the statistics of several clients.
+    """Merge the statistics of several clients.
 
     Args:
-        parts: Statistics of each client; they are added one by one, and may be created one by one.
-        sources: Where each part comes from, for error messages.
+        parts: Statistics of each client; may be a lazy iterable.
+        sources: Source of each part, for error messages.
 
     Raises:
-        BadInput: If there are none, or they are of different models, kinds or transforms, or a client is in two.
+        BadInput: If no part is given, parts differ in model, kind or transform, or a client is in two parts.
     """
     names, total = iter(sources), None
     for part in parts:
@@ -180,8 +180,8 @@ def merge(parts: Iterable[Statistics], sources: Iterable[str] = ()) -> Statistic
             check_same_model(total, part, source)
             if twice := total.members & part.members:
                 raise BadInput(
-                    f"{_of(source)}the statistics {min(twice)} are in both: nobody is added twice; leave them out, or "
-                    "subtract them first"
+                    f"{_prefix(source)}the statistics {min(twice)} are in both: nobody is added twice; leave them out, "
+                    "or subtract them first"
                 )
             total = replace(
                 total,
@@ -192,27 +192,27 @@ def merge(parts: Iterable[Statistics], sources: Iterable[str] = ()) -> Statistic
             total.count.add_(part.count)
             total.sum.add_(part.sum)
             total.outer.add_(part.outer)
-        del part  # before the next one is created or read
+        del part  # free memory before the next part is read
     if total is None:
         raise BadInput("no statistics to merge: give those of at least one client")
     return total
 
 
 def check_same_model(a: Statistics, b: Statistics, source: str = "") -> None:
-    """Raise `BadInput` for statistics that can't be added: of another kind, another model or another transform."""
-    what = f"{_of(source)}statistics of"
+    """Raise `BadInput` if statistics can't be added: they differ in kind, model or transform."""
+    start = f"{_prefix(source)}statistics of"
     if a.kind != b.kind:
-        raise BadInput(f"{what} another kind: {b.kind} here, {a.kind} elsewhere; use one kind for all")
+        raise BadInput(f"{start} another kind: {b.kind} here, {a.kind} elsewhere; use one kind for all")
     for name in ("classes", "features"):
         mine, theirs = getattr(a, name), getattr(b, name)
         if mine != theirs:
-            raise BadInput(f"{what} a different model: {name}: {theirs} here, {mine} elsewhere")
+            raise BadInput(f"{start} a different model: {name}: {theirs} here, {mine} elsewhere")
     if a.extractor and b.extractor and a.extractor != b.extractor:
-        raise BadInput(f"{what} a different model: the extractors' weights differ; use the same model for all")
+        raise BadInput(f"{start} a different model: the extractors' weights differ; use the same model for all")
     stated = bool(a.extractor and b.extractor) or bool(a.transform and b.transform)
-    if stated and a.transform != b.transform:  # of a known model an empty one says that there was none
-        raise BadInput(f"{what} inputs that were transformed differently: use the same normalization and size for all")
+    if stated and a.transform != b.transform:  # with a known model, an empty fingerprint means no transform
+        raise BadInput(f"{start} inputs that were transformed differently: use the same normalization and size for all")
 
 
-def _of(source: str) -> str:
+def _prefix(source: str) -> str:
     return f"{source}: " if source else ""

@@ -1,4 +1,4 @@
-"""Checks of class statistics: what no features could have is refused before anything is made of it."""
+"""Checks that class statistics can come from features, before they are used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedhead.calibration.statistics import Statistics, merge
 from fedhead.calibration.symmetric import classes_at_once, diagonal_places, unpack
 from fedhead.core.system.errors import BadInput
 
-_NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
-_MOST = 2.0**53  # samples: beyond it float64 does not hold every whole number
-_LARGEST = 1e18  # of a feature: beyond it squares, and heads that are made of them, overflow in single precision
+_NEGATIVE = 1e-7  # a negative eigenvalue beyond this share of the largest one is not a rounding error
+_MOST = 2.0**53  # largest number of samples: float64 represents all smaller integers exactly
+_LARGEST = 1e18  # largest feature size: squares of larger features overflow in float32
 
 
 def check(statistics: Statistics, source: str, full: bool = True, samples: float = math.inf) -> Statistics:
@@ -22,10 +22,9 @@ def check(statistics: Statistics, source: str, full: bool = True, samples: float
 
     Args:
         statistics: Statistics to check.
-        source: Where they come from, for error messages.
-        full: Whether to check that full covariances have no negative eigenvalues, which is costly; without it only
-            diagonals are checked.
-        samples: The most samples that there may be in all classes together.
+        source: Source of the statistics, for error messages.
+        full: Whether to check full covariances for negative eigenvalues, which is costly; False: only diagonals.
+        samples: Maximum number of samples over all classes.
 
     Returns:
         The same statistics.
@@ -34,10 +33,10 @@ def check(statistics: Statistics, source: str, full: bool = True, samples: float
         BadInput: With the source and the reason.
     """
     for name, t in statistics.tree().items():
-        # a finite sum has finite terms, and takes a tenth of the time of looking at each
+        # a finite sum implies finite terms, and is ten times faster than a test of each
         if not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
-    of_classes = [statistics.outer] if statistics.outer.dim() == 2 else []  # those that have one row per class
+    of_classes = [statistics.outer] if statistics.outer.dim() == 2 else []  # second moments with one row per class
     check_counts(source, statistics.count, samples, statistics.sum, *of_classes)
     if (size := feature_size(statistics)) > _LARGEST:
         raise BadInput(f"{source}: features of size {size:.3g} are too large to compute with; recompute the statistics")
@@ -57,24 +56,24 @@ def check(statistics: Statistics, source: str, full: bool = True, samples: float
 
 
 def feature_size(statistics: Statistics) -> float:
-    """Return the size of the features: the root of their mean squared norm, or that of their class means.
+    """Return the size of the features: the root mean square of their norm, or that of their class means.
 
     Args:
         statistics: Statistics of any kind.
 
     Returns:
-        The size; 0 without samples, infinite if it is too large for float64.
+        The size; 0 without samples, infinite on overflow.
     """
     squares = _squares(statistics).sum()
     return math.sqrt(max(float(squares / statistics.count.sum().clamp_min(1)), 0.0))
 
 
 def merge_checked(sources: Sequence[str], part: Callable[[int], Statistics]) -> Statistics:
-    """Merge statistics, and name the source of those that no features could have.
+    """Merge statistics with checks that name the source of invalid ones.
 
     Args:
-        sources: Where each part comes from, for error messages.
-        part: Returns the part of a number; parts are large, so that one at a time is made.
+        sources: Source of each part, for error messages.
+        part: Function that returns the part with a given index; called lazily, since parts are large.
 
     Raises:
         BadInput: With the source and the reason.
@@ -83,22 +82,22 @@ def merge_checked(sources: Sequence[str], part: Callable[[int], Statistics]) -> 
     try:
         return check(merged, "the merged statistics")
     except BadInput:
-        for i, source in enumerate(sources):  # whose fault is it?
+        for i, source in enumerate(sources):  # find the invalid part
             check(part(i), source)
         raise
 
 
 def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> None:
-    """Check that class counts could be those of a client.
+    """Check that class counts are possible for a client.
 
     Args:
-        source: Where they come from, for error messages.
+        source: Source of the statistics, for error messages.
         count: Samples per class, [C].
-        samples: All of the client's samples.
+        samples: Number of the client's samples.
         *sums: Sums per class, [C, ...].
 
     Raises:
-        BadInput: For counts that are negative or no whole numbers, more counts than samples, or sums without counts.
+        BadInput: If counts are negative or fractional, exceed the samples, or are 0 for a class with sums.
     """
     for c in torch.nonzero((count < 0) | (count != count.round())).flatten().tolist():
         raise BadInput(f"{source}: {float(count[c]):g} samples of class {c}: counts must be whole and not negative")
@@ -113,7 +112,7 @@ def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> N
 
 
 def _squares(statistics: Statistics) -> Tensor:
-    """Return the sums of squares of each class, [C, d]; pooled ones are one row, and means have those of the means."""
+    """Return the sums of squares per class, [C, d]: one row for `pooled`; for `means`, those of the means."""
     if statistics.kind == "means":
         return statistics.sum * statistics.mean()
     if statistics.kind == "pooled":
@@ -122,9 +121,9 @@ def _squares(statistics: Statistics) -> Tensor:
 
 
 def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Return the diagonals of the scatters, and what of them may be a rounding error: of each class, [C, d] and [C].
+    """Return the diagonals of the scatter matrices, [C, d], and the tolerance for rounding errors, [C].
 
-    Pooled statistics have one row, the scatter within all classes; means have nothing that could be wrong.
+    Pooled statistics have one row, the scatter within all classes. For `means` the diagonals are 0.
     """
     squares, between = _squares(statistics), statistics.sum * statistics.mean()
     if statistics.kind == "pooled":
@@ -133,26 +132,26 @@ def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def _indefinite(statistics: Statistics, slack: Tensor) -> Tensor:
-    """Return the lowest eigenvalue of each scatter that is not positive semi-definite, 0 of the others.
+    """Return the lowest eigenvalue of each scatter matrix that is not positive semi-definite, 0 for the others.
 
-    A Cholesky decomposition, which tells them apart, takes a fraction of the time of the eigenvalues.
+    A Cholesky decomposition, which is much faster than eigenvalues, finds the indefinite ones.
     """
     d = statistics.features
     if statistics.kind == "pooled":
         return _lowest(statistics.within()[None], slack)
-    found = torch.zeros_like(slack)
+    eigenvalues = torch.zeros_like(slack)
     for places in torch.split(torch.nonzero(statistics.count > 1).flatten(), classes_at_once(d)):
         mean = statistics.sum[places] / statistics.count[places, None]
         scatter = unpack(statistics.outer[places], d) - statistics.sum[places, :, None] * mean[:, None]
-        found[places] = _lowest(scatter, slack[places])
-    return found
+        eigenvalues[places] = _lowest(scatter, slack[places])
+    return eigenvalues
 
 
 def _lowest(scatter: Tensor, slack: Tensor) -> Tensor:
-    found = torch.zeros_like(slack)
+    eigenvalues = torch.zeros_like(slack)
     _, failed = torch.linalg.cholesky_ex(scatter + slack[:, None, None] * torch.eye(scatter.shape[-1]).to(scatter))
-    beyond = ~torch.isfinite(scatter).flatten(1).all(1)  # the squares of its sums are too large for float64
-    found[beyond] = -torch.inf
-    for i in torch.nonzero((failed > 0) & ~beyond).flatten().tolist():
-        found[i] = torch.linalg.eigvalsh(scatter[i])[0]
-    return found
+    overflow = ~torch.isfinite(scatter).flatten(1).all(1)  # squared sums exceed float64
+    eigenvalues[overflow] = -torch.inf
+    for i in torch.nonzero((failed > 0) & ~overflow).flatten().tolist():
+        eigenvalues[i] = torch.linalg.eigvalsh(scatter[i])[0]
+    return eigenvalues

@@ -1,4 +1,4 @@
-"""Symmetric matrices as their upper triangles, which take half of the bytes."""
+"""Symmetric matrices stored as their upper triangles, which halves their size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def triangle(d: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor
 
 
 def diagonal_places(d: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return where the diagonal of a d×d matrix is in its stored upper triangle.
+    """Return the indices of the diagonal of a d×d matrix in its stored upper triangle.
 
     >>> diagonal_places(3).tolist()
     [0, 3, 5]
@@ -36,5 +36,5 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 
 
 def classes_at_once(features: int) -> int:
-    """Return of how many classes full matrices are held together: 8 MB of them, however many classes there are."""
+    """Return the number of classes whose full matrices fit into 8 MB, at least 1."""
     return max(1, 2**20 // features**2)

@@ -1,4 +1,4 @@
-"""Virtual features drawn from the class statistics, and the transformation that makes features more Gaussian."""
+"""Virtual features drawn from class statistics, and Tukey's transformation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tukey = Literal["real", "both", "virtual", "none"]
 
 
 def tukey(z: Tensor, power: float) -> Tensor:
-    """Apply Tukey's transformation after a ReLU, max(z, 0)^λ: it makes features more Gaussian (CCVR, Section 5.1)."""
+    """Apply a ReLU and Tukey's transformation, max(z, 0)^λ, to make features more Gaussian (CCVR, Section 5.1)."""
     return z.clamp_min(0) ** power
 
 
@@ -40,7 +40,7 @@ def virtual_counts(count: Tensor, samples: int, proportional: bool) -> list[int]
     if not bool(present.any()):
         raise BadInput("the statistics hold no samples of any class: there is nothing to calibrate with")
     if not proportional:
-        return [samples if there else 0 for there in present.tolist()]
+        return [samples if has_samples else 0 for has_samples in present.tolist()]
     share = (count / count.sum()).double().cpu().numpy()
     return [int(m) for m in apportion(share, samples * int(present.sum()))]
 
@@ -54,23 +54,22 @@ def virtual_features(
 ) -> tuple[Tensor, Tensor]:
     """Draw features from N(μ_c, Σ_c) for each class (CCVR, Algorithm 1).
 
-    A draw is μ + Σ^½ ε with the symmetric root of Σ, which is the same on every machine (the sign of an eigenvector is
-    arbitrary, the root is not). Eigenvalues are clipped at 0: Σ is singular if a class has fewer samples than features
-    have dimensions. ε comes from one generator per class, so that the number drawn for one class does
-    not affect the others.
+    A draw is μ + Σ^½ ε with the symmetric root of Σ, which is the same on every machine, unlike the signs of
+    eigenvectors. Eigenvalues are clipped at 0: Σ is singular if a class has fewer samples than feature dimensions. Each
+    class has its own generator, so the number of draws for one class does not affect the others.
 
     Args:
         statistics: Class statistics.
         counts: Number of features to draw per class.
         key: Random key.
-        dtype: Type of the features, which are drawn in float64.
-        transform: Applied to the features of each class before they are converted.
+        dtype: Type of the returned features; draws are in float64.
+        transform: Function applied to the features of each class before the conversion to `dtype`.
 
     Returns:
         Features [M, d] and labels [M].
     """
     d, device = statistics.features, statistics.sum.device
-    features = torch.empty(sum(counts), d, dtype=dtype, device=device)  # M may be millions: nothing is kept twice
+    features = torch.empty(sum(counts), d, dtype=dtype, device=device)  # M may be millions: allocate once
     begin = 0
     for places in torch.split(torch.arange(statistics.classes, device=device), classes_at_once(d)):
         part = statistics.of_classes(places)
