@@ -32,7 +32,7 @@ class Aggregator(Component):
         """Return the minimum number of updates that the rule needs.
 
         Returns:
-            Number of clients; a round with fewer replies has no quorum.
+            Number of clients; a round with fewer replies is not aggregated.
         """
         return 1
 

@@ -159,19 +159,19 @@ def summarize(outputs: Tensor, batch: Batch, objective: Objective = MULTICLASS) 
 
 
 def client_predictions(
-    found: Tensor, y: Tensor, classes: int, scored: bool, objective: Objective = MULTICLASS
+    outputs: Tensor, y: Tensor, classes: int, scored: bool, objective: Objective = MULTICLASS
 ) -> Predictions:
     """Return one client's predictions.
 
     Args:
-        found: Model outputs [n, C], or the result of `summarize`, [n, 2].
+        outputs: Model outputs [n, C], or the result of `summarize`, [n, 2].
         y: Labels, [n].
         classes: Number of classes.
-        scored: Whether `found` holds model outputs.
+        scored: Whether `outputs` holds model outputs, not summaries.
         objective: Objective of the run.
     """
     if not len(y):
         return _no_predictions(y, classes, objective)
     if scored:
-        return of_outputs(found, y, classes, objective)
-    return Predictions(y, found[:, 0].long(), found[:, 1], classes, objective=objective.name)
+        return of_outputs(outputs, y, classes, objective)
+    return Predictions(y, outputs[:, 0].long(), outputs[:, 1], classes, objective=objective.name)

@@ -64,9 +64,9 @@ class Metric:
     better: Better | None = None
     objectives: tuple[str, ...] | None = None
 
-    def __call__(self, given: Callable[[str], Any]) -> Any:
-        """Call the function; `given` maps an input's name to its value."""
-        return self.function(**{word: given(word) for word in self.inputs}, **self.arguments)
+    def __call__(self, lookup: Callable[[str], Any]) -> Any:
+        """Call the function; `lookup` maps an input's name to its value."""
+        return self.function(**{name: lookup(name) for name in self.inputs}, **self.arguments)
 
     @property
     def of_clients(self) -> bool:
@@ -153,10 +153,10 @@ def find(
     ['accuracy', 'ece(bins=10)', 'lambda', 'lambda_2']
     """
     folders, resolved = list(folders), dict[str, Metric]()
-    for given in list(metrics) or DEFAULTS.get(objective, ()):
-        call, function = METRICS.resolve_call(given, folders)
+    for item in list(metrics) or DEFAULTS.get(objective, ()):
+        call, function = METRICS.resolve_call(item, folders)
         arguments = {}
-        if isinstance(given, str):
+        if isinstance(item, str):
             function = _variants.get((call.name, objective), function)
             needed = required(function)
             optional = {name: hint for name, hint in parameters(function).items() if name not in needed}
@@ -185,8 +185,8 @@ def _check_objective(name: str, metric: Metric, objective: str) -> None:
 
 def _inputs(function: Any) -> tuple[str, ...]:
     """Return the inputs named by a function's arguments; empty if an argument is unknown."""
-    given = required(function)
-    return tuple(given) if set(given) <= {*OF_SAMPLES, "clients"} else ()
+    arguments = required(function)
+    return tuple(arguments) if set(arguments) <= {*OF_SAMPLES, "clients"} else ()
 
 
 # -- values -----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def measure(metrics: Mapping[str, Metric], predictions: Predictions) -> Measured
             continue
         reason = "some scores are not finite" if broken and metric.needs_scores else None
         reason = reason if len(predictions) else "there are no test samples"
-        _add_value(measured, name, metric, lambda word: _given(predictions, word), reason)
+        _add_value(measured, name, metric, lambda key: _input(predictions, key), reason)
     return measured
 
 
@@ -234,10 +234,10 @@ def measure_clients(
     return measured
 
 
-def _add_value(measured: Measured, name: str, metric: Metric, given: Callable[[str], Any], reason: str | None) -> None:
+def _add_value(measured: Measured, name: str, metric: Metric, lookup: Callable[[str], Any], reason: str | None) -> None:
     if reason is None:
         try:
-            measured.values[name] = _number(name, metric, given)
+            measured.values[name] = _number(name, metric, lookup)
             if np.isfinite(measured.values[name]):
                 return
             reason = f"it returned {measured.values[name]}"
@@ -246,15 +246,15 @@ def _add_value(measured: Measured, name: str, metric: Metric, given: Callable[[s
     measured.values[name], measured.notes[name] = float("nan"), reason
 
 
-def _given(predictions: Predictions, word: str) -> Any:
-    if word == "predictions":
+def _input(predictions: Predictions, name: str) -> Any:
+    if name == "predictions":
         return predictions
-    return getattr(predictions, word).copy()  # a copy, since a user's function may modify it
+    return getattr(predictions, name).copy()  # a copy, since a user's function may modify it
 
 
-def _number(name: str, metric: Metric, given: Callable[[str], Any]) -> float:
+def _number(name: str, metric: Metric, lookup: Callable[[str], Any]) -> float:
     with user_code(f"metric {name}"):
-        value = metric(given)
+        value = metric(lookup)
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -275,6 +275,6 @@ def check(metrics: Mapping[str, Metric], classes: int, objective: str = "multicl
     predictions = of_outputs(outputs, y, classes, OBJECTIVES[objective]())
     for name, metric in metrics.items():
         try:
-            _number(name, metric, lambda word: np.ones(1) if word == "clients" else _given(predictions, word))
+            _number(name, metric, lambda key: np.ones(1) if key == "clients" else _input(predictions, key))
         except Undefined:
             continue  # it may be defined for other samples

@@ -145,7 +145,7 @@ class Clients:
         return self.tasks[self.assign[client]]
 
     def leave_out_classes_below(self, count: int) -> None:
-        """Raise the minimum class count: clients leave classes with fewer samples out of their replies."""
+        """Increase the minimum class count; clients leave classes with fewer samples out of their replies."""
         if count > self.task.min_class_count:
             self.tasks = [replace(task, min_class_count=count) for task in self.tasks]
 

@@ -107,18 +107,18 @@ def client_rows(tests: ClientTests) -> Row:
     return row
 
 
-def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, Metric]) -> Row:
+def validation_row(entries: Row, tests: ClientTests | None, metrics: Mapping[str, Metric]) -> Row:
     """Return the validation metrics that callbacks watch, in one flat dictionary.
 
     Args:
-        found: Entries of the global model on the validation samples, from `global_row`.
+        entries: Record entries of the global model on the validation samples, from `global_row`.
         tests: Results of the personal models on the clients' own validation samples.
         metrics: Additional metrics of the run.
     """
-    row: Row = {"accuracy": found["accuracy"], "loss": found["test_loss"], **found.get("metrics", {})}
+    row: Row = {"accuracy": entries["accuracy"], "loss": entries["test_loss"], **entries.get("metrics", {})}
     if tests is not None:
         row |= {"personal": nanmean(tests.accuracy), "personal_loss": nanmean(tests.loss)}
-        row |= {name: nanmean(each) for name, each in tests.metrics.items() if found["test_loss"] is None}
+        row |= {name: nanmean(each) for name, each in tests.metrics.items() if entries["test_loss"] is None}
         row |= measure_clients(metrics, tests.accuracy, tests.loss).values
     return row
 

@@ -58,13 +58,13 @@ class PaddingCheck:
 def check(job: Job, k: int, phases: set[int]) -> None:
     """Raise `BadInput` if a loss of these phases depends on the padding of the client at index `k`."""
     program = job.program
-    own = torch.from_numpy(job.rows[k]).to(program.pool.device)
+    ids = torch.from_numpy(job.rows[k]).to(program.pool.device)
     # Iterate over the phases as an executor does, but send each back untrained.
     runs = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
     phase_run = next(runs)
     for number in range(max(phases) + 1):
         if number in phases:
-            rows = own if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_rows).to(own.device)
+            rows = ids if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_rows).to(ids.device)
             _check_phase(phase_run, rows)
         if number < max(phases):
             phase_run = runs.send(phase_run.carry)
@@ -155,7 +155,7 @@ def _outcome(
     def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
         leaves = params.map(lambda t: t.detach().requires_grad_())
         tensors = list(leaves.values())
-        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # user code may use these
+        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # user code may draw from it
             value, stats = loss(leaves, w, batch, key, inputs)
             grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
         kept = [t.detach().flatten() for t in stats.values()]

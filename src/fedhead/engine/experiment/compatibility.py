@@ -50,7 +50,7 @@ def check_trained(algorithm: Algorithm, method: Method, task: Task) -> None:
 
     Args:
         algorithm: Method, or a stage that follows it.
-        method: Method of the run; it defines the client state.
+        method: Method of the run; it determines the parameters to train.
         task: Task with the model.
     """
     if task.model.frozen:

@@ -1,4 +1,4 @@
-"""Compute options of a run. They affect rounding and speed, never the training itself."""
+"""Compute options of a run. They affect rounding and speed, never the algorithm."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class InputSpec:
 
     shape: Any  # a dict by input name if inputs are named
     classes: int
-    types: Any = torch.float32  # dtype of a model's inputs; a dict likewise
+    types: Any = torch.float32  # dtype of a model's inputs; a dict for named inputs
     objective: str = "multiclass"  # name of the objective
 
     @classmethod
@@ -132,7 +132,7 @@ class Experiment:
 
     def cohort_size(self, clients: int) -> int:
         """Return the number of clients in a round, if that many hold data."""
-        return max(1, math.floor(self.schedule.participation * clients + 0.5))  # Python rounds halves to even
+        return max(1, math.floor(self.schedule.participation * clients + 0.5))  # round() would round half to even
 
     def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
         """Check that all components are compatible, without reading data.

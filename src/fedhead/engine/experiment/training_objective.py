@@ -67,16 +67,16 @@ def make(federation: Federation, local: LocalTraining, device: torch.device, all
     Raises:
         BadInput: If the class weights do not fit the classes, or need the data of all clients.
     """
-    kind, asked = OBJECTIVES[federation.objective], local.class_weights
+    kind, option = OBJECTIVES[federation.objective], local.class_weights
     if federation.has_classes and federation.classes < 2:
         raise BadInput("there is only one class, so there is nothing to classify: give classes=2 or more")
-    if asked == PER_CLIENT and not kind.has_classes:
+    if option == PER_CLIENT and not kind.has_classes:
         raise BadInput(
-            f"class_weights: {asked} needs classes, objective={kind.name} has none; give numbers, or balanced"
+            f"class_weights: {option} needs classes, objective={kind.name} has none; give numbers, or balanced"
         )
-    if asked is None or asked == PER_CLIENT:
-        return kind(local.label_smoothing, asked and PER_CLIENT)
-    if asked == "balanced":
+    if option is None or option == PER_CLIENT:
+        return kind(local.label_smoothing, option and PER_CLIENT)
+    if option == "balanced":
         if not all_here and len(federation.train.y):
             raise BadInput(
                 "class_weights: balanced needs the class counts of all clients, which real sites do not share: use "
@@ -84,16 +84,16 @@ def make(federation: Federation, local: LocalTraining, device: torch.device, all
             )
         weights = _balanced(federation)
     else:
-        if len(asked) != federation.classes:
-            raise BadInput(f"class_weights: {len(asked)} numbers were given, there are {federation.classes} classes")
-        if not any(asked):
+        if len(option) != federation.classes:
+            raise BadInput(f"class_weights: {len(option)} numbers were given, there are {federation.classes} classes")
+        if not any(option):
             raise BadInput("class_weights: all are 0, so that nothing would be trained; give positive numbers")
-        if bad := [weight for weight in asked if weight and not _SMALLEST <= weight <= 1 / _SMALLEST]:
+        if bad := [weight for weight in option if weight and not _SMALLEST <= weight <= 1 / _SMALLEST]:
             raise BadInput(
                 f"class_weights: {bad[0]} is too far from 1 for the loss of a batch; divide all by their largest, or "
                 "give 0"
             )
-        weights = torch.tensor(asked, dtype=torch.float64)
+        weights = torch.tensor(option, dtype=torch.float64)
     return kind(local.label_smoothing, tuple(weights.tolist()), weights.to(device))
 
 

@@ -105,7 +105,7 @@ def find(
 
 
 def _measured(algorithm: Algorithm, server: Tree, sent: Tree) -> list[str]:
-    """Return the entries with comparable norms: those of the server state too, and sums other than class sums."""
+    """Return the entries whose norms can be compared: entries of the server state, and sums except class sums."""
     names = [name for name, value in sent.items() if isinstance(value, Tree) and name not in algorithm.class_rows]
     return [name for name in names if name in algorithm.sums or isinstance(server.get(name), Tree)]
 

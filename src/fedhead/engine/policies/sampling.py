@@ -58,8 +58,8 @@ def draw(sampler: Sampler, round: int, count: int, sizes: Mapping[int, int], see
 def drop_late(cohort: Cohort, stragglers: Stragglers, round: int, seed: int) -> Cohort:
     """Return a cohort without late clients, if the policy drops them."""
     late = [k for k in cohort.clients if stragglers.drops(k, round, seed)]
-    asked = [k for k in cohort.clients if k not in late]
-    return replace(cohort, clients=asked, dropped=dict.fromkeys(late, "it was late (a simulated straggler)"))
+    queried = [k for k in cohort.clients if k not in late]
+    return replace(cohort, clients=queried, dropped=dict.fromkeys(late, "it was late (a simulated straggler)"))
 
 
 def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> None:

@@ -1,4 +1,4 @@
-"""One exchange with the clients: query a cohort, check each reply, retry without a quorum, aggregate.
+"""One exchange with the clients: query a cohort, check each reply, retry until the quorum is reached, aggregate.
 
 A failure is an error of one client: no reply in time, unexpected shapes, or non-finite numbers. A failed reply never
 enters an aggregate that is stored. A transport with a `Quorum` continues without that client and names it in the
@@ -73,15 +73,15 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         present = transport.present()
         cohort = select(present)
         inclusion |= cohort.inclusion
-        asked = [k for k in cohort.clients if k not in accepted]
-        participants = {*asked, *accepted}
+        queried = [k for k in cohort.clients if k not in accepted]
+        participants = {*queried, *accepted}
         # A retry would drop the same late clients again. Without late clients, too few replies are an error.
         if not participants or (cohort.dropped and len(participants) < fewest):
             return server, _skip(transport, where, len(participants), cohort.dropped)
-        replies, faults, received, total = request_replies(transport, context, asked, total)
+        replies, faults, received, total = request_replies(transport, context, queried, total)
         down += received
         inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
-        if inconsistent and total is not None:  # a sum can't drop a reply: recompute it without these
+        if inconsistent and total is not None:  # replies can't be removed from a sum: recompute it
             others = [k for k in (*accepted, *replies) if k not in inconsistent]
             replies, retry_faults, received, total = request_replies(transport, context, others, Tree())
             accepted, faults, down = ReplySet.of({}), faults | retry_faults, down + received
@@ -89,7 +89,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         passed = _merged(accepted, replies).without(faults)
         accepted, outlying, clipped = without_outliers(transport, algorithm, server, passed)
         faults |= outlying
-        failed = {k: why for k, why in failed.items() if k not in asked} | faults
+        failed = {k: why for k, why in failed.items() if k not in queried} | faults
         for k, why in faults.items():
             if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
@@ -129,7 +129,7 @@ def _adds_up(transport: Transport, algorithm: Algorithm) -> bool:
 
 
 def request_replies(
-    transport: Transport, context: Context, asked: list[int], total: Tree | None
+    transport: Transport, context: Context, clients: list[int], total: Tree | None
 ) -> tuple[ReplySet, dict[int, FedheadError], int, Tree | None]:
     """Query clients and check their replies; if a total is given, add the replies to it batch by batch.
 
@@ -137,18 +137,18 @@ def request_replies(
         Valid replies (digests of them if they were added to the total), errors of the other clients, bytes received by
         the clients, and the new total.
     """
-    size = max(len(asked), 1) if total is None or transport.portion is None else transport.portion
+    size = max(len(clients), 1) if total is None or transport.portion is None else transport.portion
     passed = ReplySet.of({})
     failed: dict[int, FedheadError] = {}
     down, first = 0, None
-    for begin in range(0, len(asked), size):
-        received = transport.exchange(context, asked[begin : begin + size])
+    for begin in range(0, len(clients), size):
+        received = transport.exchange(context, clients[begin : begin + size])
         down += received.bytes_down
         replies, faults, first = check_replies(transport, context, received, first)
         del received  # free its memory before the next batch arrives
         if total is not None:
             total, replies = _added(transport, context.algorithm, total, replies)
-            if len(asked) > size:
+            if len(clients) > size:
                 hand_back_memory()
         passed = _merged(passed, replies)
         failed |= faults

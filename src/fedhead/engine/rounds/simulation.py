@@ -79,9 +79,9 @@ class Simulation(Transport):
         self.server = initial_server(experiment.method, self.clients.initial[0], self.task)
         self.states: ClientStates = ClientStates(self.clients.initial_state)
         if device.type == "cuda":
-            self.portion = None  # a stack groups clients of similar size, chosen among all
+            self.portion = None  # query all at once, so that stacks can group clients of similar size
             if experiment.cohort_size(len(federation)) < len(federation):
-                self.states = HostStates(self.clients.initial_state, device)  # GPU memory for the cohort only
+                self.states = HostStates(self.clients.initial_state, device)  # saves GPU memory
         self._wanted, self._compile = executor, select.check_compile(compute.compile)
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
@@ -181,7 +181,7 @@ class Simulation(Transport):
             self.clients.draw_ahead(self.cohort(following) if has_next else [], following, tables)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
-        """Return the executor for an algorithm; stages without training use forward passes instead of a stack."""
+        """Return the executor for an algorithm; stages without training need only forward passes."""
         if isinstance(algorithm, Method) or algorithm.phases(self.task):
             return self.executor
         return ForwardExecutor() if self.device.type == "cuda" else Loop()

@@ -60,7 +60,7 @@ class Transport(ABC):
     """
 
     server: Tree  # current server state
-    states: Any  # current client states with the interface of `ClientStates`; on Flower, where sites store them
+    states: Any  # current client states, with the interface of `ClientStates`; on Flower, references to them
     round: int = 0  # last trained round; 0: none
     test: Pool | None  # global test set
     remote: bool = False  # whether clients on other machines store their states and final models
@@ -138,7 +138,7 @@ class Transport(ABC):
         return cohort
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
-        """Return the reason of absence of each client not in `present`; empty in a simulation."""
+        """Return the reason for the absence of each client not in `present`; empty in a simulation."""
         return {}
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Transport(ABC):
         return None
 
     def validate(self, context: Context) -> Row | None:
-        """Evaluate the models on the clients' validation samples; return None without any."""
+        """Evaluate the models on the clients' validation samples; return None without validation samples."""
         return None
 
     @abstractmethod
