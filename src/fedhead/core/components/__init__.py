@@ -1,1 +1,1 @@
-"""Components by name: registries, parameters and their ranges."""
+"""Components: registries, parameters and their ranges."""

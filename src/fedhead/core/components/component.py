@@ -1,4 +1,4 @@
-"""Base class of the components that recipes name."""
+"""Base class of components, which recipes refer to by their names."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from fedhead.core.components.parameters import Checked
 
 
 class Component(Checked):
-    """A class that is registered by name, and whose fields are its checked parameters.
+    """Base class of registered components, whose fields are validated parameters.
 
     Attributes:
-        name: Name in records and errors: the registered one, or that of the class.
+        name: Name in records and errors: the registered name, or the name of the class.
     """
 
     name: ClassVar[str] = ""
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Name a class after itself until it is registered."""
+        """Set the default name, the name of the class."""
         super().__init_subclass__(**settings)
         if "name" not in vars(cls):
             cls.name = cls.__name__

@@ -1,7 +1,6 @@
-"""Components with parameters as recipes write them: `name(0.3, form=equal)`.
+"""Parser of components with parameters in recipes: `name(0.3, form=equal)`.
 
-Models, heads, partitions, uploads, aggregators, samplers and clients' test sets are all written so, and all are read
-here.
+Used for models, heads, partitions, uploads, aggregators, samplers and clients' test sets.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null"
 class Call(NamedTuple):
     """A name and the arguments in the parentheses after it."""
 
-    text: str  # the whole of it, as it was written
+    text: str  # original text
     name: str
     positional: tuple[Any, ...] = ()
     named: Mapping[str, Any] = MappingProxyType({})
@@ -37,43 +36,43 @@ class Call(NamedTuple):
         required: Collection[str] = (),
         named_only: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the values by the names of the parameters that take them, checked.
+        """Return validated values, keyed by parameter.
 
         Args:
-            kind: What is written so, such as "partition".
-            hints: The parameters in their order, with the type and ranges of each.
-            required: Those that must be given.
-            named_only: Further parameters, which are given by name alone.
+            kind: Kind of component, such as "partition".
+            hints: Parameters in order, with their types and ranges.
+            required: Parameters without a default.
+            named_only: Keyword-only parameters.
 
         Raises:
-            BadInput: If there are too many values, or one is unknown, given twice, missing, of another type or out of
+            BadInput: If there are too many values, or one is unknown, duplicate, missing, of the wrong type or out of
                 range.
         """
         title = f"{kind} {self.text}"
         count, takes = len(self.positional), ", ".join(hints) or "no values"
         require(count <= len(hints), f"{title}: {count} values are too many, {self.name} takes {takes}")
         first = dict(zip(hints, self.positional, strict=False))
-        for word in first:
-            require(word not in self.named, f"{title}: {word} is given twice")
+        for parameter in first:
+            require(parameter not in self.named, f"{title}: {parameter} is given twice")
         known = {**hints, **(named_only or {})}
         given = check_all({**first, **self.named}, known, f"{kind} {self.name}", f"{title}: ")
-        for word in required:
-            require(word in given, f"{title}: {word} is missing, write {self.name}({', '.join(required)})")
+        for parameter in required:
+            require(parameter in given, f"{title}: {parameter} is missing, write {self.name}({', '.join(required)})")
         return given
 
 
 def read_call(text: str, kind: str) -> Call:
-    """Read a name with its parameters.
+    """Parse a name with its parameters.
 
-    Values are numbers, `true`, `false`, `null`, text in quotes or (one word) without, and lists in brackets. A value
-    that is such a call itself stays text.
+    Values are numbers, `true`, `false`, `null`, quoted text or a single unquoted word, and lists in brackets. Nested
+    calls stay text.
 
     Args:
-        text: What the user wrote.
-        kind: What it names, in errors.
+        text: Text to parse.
+        kind: Kind of component, for errors.
 
     Raises:
-        BadInput: It is neither a name nor of the form `name(value, parameter=value)`.
+        BadInput: If it is neither a name nor of the form `name(value, parameter=value)`.
 
     >>> read_call("deal(0.3, equal, sizes=[1, 2])", "partition")[1:]
     ('deal', (0.3, 'equal'), {'sizes': [1, 2]})
@@ -83,7 +82,7 @@ def read_call(text: str, kind: str) -> Call:
     text = text.strip()
     if "(" not in text and ")" not in text:
         return Call(text, text)
-    words: list[str] = []  # names, numbers and quoted texts, for each of which the expression has a Python name
+    words: list[str] = []  # tokens; the expression has a placeholder for each
 
     def stand_in(match: re.Match[str]) -> str:
         words.append(match[0])
@@ -107,52 +106,52 @@ def read_call(text: str, kind: str) -> Call:
 
 
 def read_policy(target: type[T], text: str, kind: str) -> T:
-    """Read a policy and its settings, such as `drop(norm=5)`.
+    """Parse a policy with its parameters, such as `drop(norm=5)`.
 
     Args:
-        target: The dataclass that holds them; its first field says which policy it is.
-        text: As recipes write it.
-        kind: What the recipe's key is called, such as "outliers".
+        target: Dataclass to create; its first field is the name of the policy.
+        text: Text of the recipe.
+        kind: Key of the recipe, such as "outliers".
 
     Raises:
-        BadInput: If the text can't be read so, or there is no such policy.
+        BadInput: If the text can't be parsed or the policy is unknown.
     """
     call, hints = read_call(text, kind), dict(parameters(target))
     field = next(iter(hints))
     require_known(f"policy of {kind}", call.name, get_args(hints.pop(field)))
-    needed = [word for word in required(target) if word != field]
+    needed = [name for name in required(target) if name != field]
     return target(**{field: call.name}, **call.arguments(kind, hints, needed))
 
 
 def rejoin(items: list[Any]) -> list[Any]:
-    """Join what YAML has split at the commas between parentheses: it reads `[f(1, a=2), g]` as three texts.
+    """Join texts that YAML has split at commas inside parentheses: it reads `[f(1, a=2), g]` as three texts.
 
     >>> rejoin(["f(1", 2, "a=3)", "g"])
     ['f(1, 2, a=3)', 'g']
     """
-    found: list[Any] = []
+    joined: list[Any] = []
     opened = 0
     for item in items:
         if opened:
-            found[-1] = f"{found[-1]}, {item}"
+            joined[-1] = f"{joined[-1]}, {item}"
         else:
-            found.append(item)
+            joined.append(item)
         if isinstance(item, str):
             opened = max(0, opened + item.count("(") - item.count(")"))
-    return found
+    return joined
 
 
 def spaced(text: str) -> str:
-    """Return a call with one space after each comma that is not in quotes, so that one call has one spelling.
+    """Normalize a call to one space after each comma outside quotes.
 
     >>> spaced("f(1,a=2,  b=',')")
     "f(1, a=2, b=',')"
     """
-    return re.sub(r"""('[^']*'|"[^"]*")|\s*,\s*""", lambda found: found[1] or ", ", text)
+    return re.sub(r"""('[^']*'|"[^"]*")|\s*,\s*""", lambda match: match[1] or ", ", text)
 
 
 def _word(node: ast.AST | str | None, words: list[str]) -> str:
-    """Return the word that a name in the expression stands for."""
+    """Return the token of a placeholder."""
     name = node.id if isinstance(node, ast.Name) else node
     if not isinstance(name, str):
         raise SyntaxError
@@ -167,7 +166,7 @@ def _parameter(keyword: ast.keyword, words: list[str]) -> str:
 
 
 def _value(node: ast.AST, words: list[str]) -> Any:
-    """Return a value of the expression; a call is returned as its text, for its own reader."""
+    """Return a value of the expression; a nested call stays text."""
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item, words) for item in node.elts]
     if isinstance(node, ast.Call):
@@ -177,7 +176,7 @@ def _value(node: ast.AST, words: list[str]) -> Any:
 
 
 def _scalar(word: str) -> Any:
-    """Return the number or constant that a word means; other words are text."""
+    """Convert a word to a number or constant, if it is one."""
     if word in _CONSTANTS:
         return _CONSTANTS[word]
     for kind in (int, float):

@@ -15,23 +15,23 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput, first_line, unknown
 
-_FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, with the digest of each then
+_FILES: dict[Path, tuple[str, ModuleType]] = {}  # cache: file -> digest of its content, module
 
 
 def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
-    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory."""
+    """Find a file in the folders, then in the working directory; absolute paths are allowed."""
     return find_path(where, folders, os.path.isfile)
 
 
 def find_path(
     where: str, folders: Iterable[str | Path] = (), is_there: Callable[[Path], bool] = os.path.exists
 ) -> Path | None:
-    """Return what a relative (or absolute) path leads to: from one of the folders, or from the working directory.
+    """Find a path in the folders, then in the working directory; absolute paths are allowed.
 
     Args:
-        where: The path.
-        folders: In which order to look, before the working directory.
-        is_there: What has to hold of what is found.
+        where: Relative or absolute path.
+        folders: Folders to search, in order.
+        is_there: Condition that the path must satisfy.
     """
     path = Path(where).expanduser()
     for folder in [Path()] if path.is_absolute() else [*map(Path, folders), Path.cwd()]:
@@ -41,26 +41,26 @@ def find_path(
 
 
 def loaded_file(module: str) -> Path | None:
-    """Return the file that a module was loaded from by `file.py:Name`; None for modules that Python imports."""
+    """Return the file of a module that was loaded as `file.py:Name`; None for imported modules."""
     return next((path for path, (_, loaded) in _FILES.items() if loaded.__name__ == module), None)
 
 
 def load_object(
     text: str, title: str, folders: Iterable[str | Path] = (), *, modules_beside: bool = False
 ) -> tuple[Any, str]:
-    """Import the object that a text refers to.
+    """Import an object by its reference.
 
     Args:
         text: `package.module:Name` or `file.py:Name`; the name may have dots.
-        title: What the object is called in errors, such as `method 'mine.py:FedMine'`.
-        folders: Where a file is looked for, before the working directory.
-        modules_beside: Whether a module that is not installed may be in one of the folders.
+        title: Description for errors, such as `method 'mine.py:FedMine'`.
+        folders: Folders to search for a file, before the working directory.
+        modules_beside: Whether modules may also be imported from the folders.
 
     Returns:
-        The object, and the name of its module in `sys.modules`.
+        Object, and the name of its module in `sys.modules`.
 
     Raises:
-        BadInput: In one line, if there is no such file, module or name, or the code does not import.
+        BadInput: If the file, module or name does not exist, or the import fails.
     """
     where, _, name = text.rpartition(":")
     folders = list(folders)
@@ -68,12 +68,12 @@ def load_object(
         module = _from_file(where, folders, title)
     else:
         module = _imported(where, title, folders if modules_beside else [])
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise unknown(f"name in {where}", name, [word for word in vars(module) if not word.startswith("_")])
-        found = getattr(found, part)
-    return found, module.__name__
+        if not hasattr(target, part):
+            raise unknown(f"name in {where}", name, [known for known in vars(module) if not known.startswith("_")])
+        target = getattr(target, part)
+    return target, module.__name__
 
 
 def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
@@ -98,16 +98,16 @@ def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleT
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # the file may import others in its folder
-    sys.modules[name] = module  # type hints are looked up there
+    sys.modules[name] = module  # typing resolves hints there
     try:
-        exec(compile(code, str(path), "exec"), module.__dict__)  # these very bytes: a cached .pyc may be older
+        exec(compile(code, str(path), "exec"), module.__dict__)  # not through a cached .pyc, which may be older
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         del sys.modules[name]
         if isinstance(error, BadInput):
             raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}," if lines else str(path)  # an error of its syntax names the line itself
+        where = f"{path}, line {lines[-1]}," if lines else str(path)  # a syntax error names the line itself
         raise BadInput(f"{title}: {where} does not import ({first_line(error)})") from error
     _FILES[path] = (digest, module)
     return module

@@ -1,7 +1,7 @@
-"""Parameters: values against the type hints and ranges of the fields or arguments that take them.
+"""Validation of parameters against type hints and ranges.
 
-This is the only checker: Python, recipes, the command line and messages between machines all come here, and the error
-names the parameter as that caller wrote it.
+Used for values from Python, recipes, the command line and messages between machines. Errors name the parameter as the
+caller wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 class Checked:
-    """A dataclass whose values are checked against its fields' type hints and ranges when it is made.
+    """Base of dataclasses that validate their fields against type hints and ranges on creation.
 
     >>> from fedhead.core.training.optimizers import SGD
     >>> SGD(lr=-1)
@@ -35,32 +35,32 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        """Check every value, and bring it to its field's type."""
+        """Validate every field and convert it to its type."""
         check_fields(self, f"{type(self).__name__}: ")
 
 
-def check_fields(made: Any, prefix: str = "") -> None:
-    """Check every value of a dataclass, also of a frozen one, and bring it to its field's type.
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Validate every field of a dataclass, also of a frozen one, and convert it to its type.
 
     Args:
-        made: The dataclass, just made.
-        prefix: Prefix of a field's name in an error.
+        instance: New instance of the dataclass.
+        prefix: Prefix of field names in errors.
     """
-    for name, hint in parameters(type(made)).items():
-        object.__setattr__(made, name, check(f"{prefix}{name}", getattr(made, name), hint))
+    for name, hint in parameters(type(instance)).items():
+        object.__setattr__(instance, name, check(f"{prefix}{name}", getattr(instance, name), hint))
 
 
 def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **given: Any) -> T:
-    """Make a dataclass from named values, each checked against the type and ranges of its field.
+    """Create a dataclass from a mapping of values, which are validated.
 
     Args:
-        cls: The dataclass.
-        entries: The values by name, as a user or another machine wrote them.
-        what: What a name is called in an error.
-        **given: Fields that the program sets itself; they are not among the names.
+        cls: Dataclass to create.
+        entries: Values by name, from a user or another machine.
+        what: Word for a name in errors.
+        **given: Fields set by the program, not allowed in `entries`.
 
     Raises:
-        BadInput: If a name is unknown or missing, or a value does not fit.
+        BadInput: If a name is unknown or missing, or a value is invalid.
     """
     hints = {name: hint for name, hint in parameters(cls).items() if name not in given}
     for name in entries:
@@ -71,15 +71,15 @@ def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **
 
 
 def check(name: str, value: Any, hint: Any) -> Any:
-    """Bring a value to the form that a type hint asks for.
+    """Validate a value and convert it to a type.
 
     Args:
-        name: What the value is called in an error.
-        value: The value.
-        hint: A type, or `Annotated` with ranges.
+        name: Name of the value in errors.
+        value: Value to validate.
+        hint: Type, or `Annotated` with ranges.
 
     Raises:
-        BadInput: It is of another type, not finite, or out of range.
+        BadInput: If the value is of another type, not finite or out of range.
 
     >>> check("lr", 1, float)
     1.0
@@ -94,19 +94,19 @@ def check(name: str, value: Any, hint: Any) -> Any:
 
 
 def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, prefix: str = "") -> dict[str, Any]:
-    """Check named values against the hints of what takes them; an unknown name is answered with the nearest.
+    """Validate named values; the error of an unknown name suggests the nearest one.
 
     Args:
-        given: The values by name.
-        hints: Every name that there is, with its type.
-        owner: What takes them, such as `method fedprox`.
-        prefix: Prefix of a name where the user wrote it, such as `method.`.
+        given: Values by name.
+        hints: Types of all known names.
+        owner: Owner of the parameters, such as `method fedprox`.
+        prefix: Prefix of names in errors, such as `method.`.
     """
-    for word in given:
-        if word not in hints:
-            require(hints, f"{prefix}{word}: {owner} takes no parameters")
-            raise unknown(f"parameter of {owner}", word, hints)
-    return {word: check(f"{prefix}{word}", value, hints[word]) for word, value in given.items()}
+    for name in given:
+        if name not in hints:
+            require(hints, f"{prefix}{name}: {owner} takes no parameters")
+            raise unknown(f"parameter of {owner}", name, hints)
+    return {name: check(f"{prefix}{name}", value, hints[name]) for name, value in given.items()}
 
 
 def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:
     """
     try:
         return _parameters(target)
-    except TypeError:  # an object that can't be hashed, and so not be remembered
+    except TypeError:  # an unhashable object can't be cached
         return _parameters.__wrapped__(target)
 
 
@@ -135,7 +135,7 @@ def required(target: Callable[..., Any]) -> list[str]:
 @functools.cache
 def _parameters(target: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(target):
-        names = [f.name for f in dataclasses.fields(target) if f.init and f.repr]  # others are the program's own
+        names = [f.name for f in dataclasses.fields(target) if f.init and f.repr]  # other fields are internal
     else:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names = [p.name for p in inspect.signature(target).parameters.values() if p.kind in kinds]
@@ -150,7 +150,7 @@ def _parameters(target: Any) -> Mapping[str, Any]:
 
 
 def _annotated(target: Any) -> Any:
-    """Return the object that carries the type hints of a class, function, partial or callable."""
+    """Return the object that holds the type hints of a class, function, partial or callable."""
     while isinstance(target, functools.partial):
         target = target.func
     if inspect.isroutine(target) or dataclasses.is_dataclass(target):
@@ -159,7 +159,7 @@ def _annotated(target: Any) -> Any:
 
 
 class _Misfit(Exception):
-    """Why a value does not fit; `exact` if its type does, so that no other reading of it is meant."""
+    """Error of an invalid value; `exact` if its type is right, so that its message takes precedence in a union."""
 
     def __init__(self, text: str, exact: bool = False):
         super().__init__(text)
@@ -180,12 +180,12 @@ def _fit(value: Any, hint: Any) -> Any:
         return _fit_mapping(value, hint, arguments)
     kind = hint if origin is None else origin
     if kind is float:
-        fits = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are such too
+        fits = isinstance(value, numbers.Real) and not isinstance(value, bool)  # includes numpy's scalars
     elif kind is int:
         fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     elif kind is Literal:
         comparable = isinstance(value, str | numbers.Integral | None) and not isinstance(value, bool)
-        fits = comparable and value in arguments  # an array has no single answer
+        fits = comparable and value in arguments  # comparing an array gives an array
     elif kind in (None, type(None)):
         fits = value is None
     else:
@@ -198,7 +198,7 @@ def _fit(value: Any, hint: Any) -> Any:
 
 
 def _in_ranges(fitted: Any, written: Any, ranges: Sequence[Range]) -> Any:
-    if not all(fitted in each for each in ranges):
+    if not all(fitted in allowed for allowed in ranges):
         raise _Misfit(f"{written!r} is out of range, it must be {' and '.join(map(str, ranges))}", exact=True)
     return fitted
 
@@ -212,7 +212,7 @@ def _machine_integer(value: Any) -> int:
 def _finite(value: Any) -> float:
     try:
         out = float(value)
-    except OverflowError:  # a whole number beyond the largest float
+    except OverflowError:  # an integer beyond the largest float
         out = math.inf
     if not math.isfinite(out):
         raise _Misfit(f"{printable(repr(value), 30)} is not finite", exact=True)
@@ -229,24 +229,24 @@ def _fit_any(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
             misfits.append(misfit)
     if not fitting:
         raise next((m for m in misfits if m.exact), _Misfit(f"{value!r} is not {_say(hint)}"))
-    # an exact fit first, so that 1 stays a whole number where both int and float are welcome
+    # exact types first, so that 1 stays an integer if both int and float are allowed
     return next((out for out in fitting if type(out) is type(value)), fitting[0])
 
 
 def _fit_sequence(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
     misfit = _Misfit(f"{value!r} is not {_say(hint)}")
-    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's and PyTorch's arrays
+    value = value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
     if not isinstance(value, list | tuple):
         raise misfit
     origin = typing.get_origin(hint) or hint
     if origin is tuple and arguments and Ellipsis not in arguments:
-        each: tuple[Any, ...] = arguments
+        hints: tuple[Any, ...] = arguments
     else:
-        each = (arguments[0] if arguments else Any,) * len(value)
-    if len(each) != len(value):
+        hints = (arguments[0] if arguments else Any,) * len(value)
+    if len(hints) != len(value):
         raise misfit
     try:
-        items = [_fit(v, a) for v, a in zip(value, each, strict=True)]
+        items = [_fit(v, a) for v, a in zip(value, hints, strict=True)]
     except _Misfit as inner:
         raise inner if inner.exact else misfit from None
     return items if origin is list else tuple(items)
@@ -263,7 +263,7 @@ def _fit_mapping(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def describe_type(hint: Any) -> str:
-    """Return the values that a type hint with ranges allows, in words.
+    """Describe the values that a type hint with ranges allows.
 
     >>> describe_type(Annotated[int, AtLeast(1)] | None)
     'a whole number, at least 1, or null'

@@ -1,7 +1,7 @@
 """Ranges of parameters, declared in their annotations.
 
-`mu: Annotated[float, AtLeast(0)] = 0.01` says it once; `parameters.py` checks it wherever a value comes from.
-Several ranges in one annotation hold together: `Annotated[float, Above(0), AtMost(1)]`.
+Example: `mu: Annotated[float, AtLeast(0)] = 0.01`. `parameters.py` validates values from all sources.
+Several ranges are combined by "and": `Annotated[float, Above(0), AtMost(1)]`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 
 class Range:
-    """A set of allowed values; `str` says in words what a value must be."""
+    """Set of allowed values; `str` describes it in error messages."""
 
     def __contains__(self, value: Any) -> bool:
         raise NotImplementedError
@@ -36,10 +36,10 @@ class _Bound(Range):
 
 
 class AtLeast(_Bound):
-    """Numbers from `bound` on.
+    """Numbers greater than or equal to `bound`.
 
     Args:
-        bound: The smallest allowed number.
+        bound: Smallest allowed number.
 
     >>> 0 in AtLeast(0), -0.1 in AtLeast(0), str(AtLeast(0))
     (True, False, 'at least 0')
@@ -52,27 +52,27 @@ class Above(_Bound):
     """Numbers greater than `bound`.
 
     Args:
-        bound: Not allowed itself.
+        bound: Exclusive bound.
     """
 
     words, holds = "above", operator.gt
 
 
 class AtMost(_Bound):
-    """Numbers up to `bound`.
+    """Numbers less than or equal to `bound`.
 
     Args:
-        bound: The largest allowed number.
+        bound: Largest allowed number.
     """
 
     words, holds = "at most", operator.le
 
 
 class Below(_Bound):
-    """Numbers smaller than `bound`.
+    """Numbers less than `bound`.
 
     Args:
-        bound: Not allowed itself.
+        bound: Exclusive bound.
     """
 
     words, holds = "below", operator.lt
@@ -80,11 +80,11 @@ class Below(_Bound):
 
 @dataclass(frozen=True)
 class Matches(Range):
-    """Text that a regular expression describes as a whole.
+    """Text that fully matches a regular expression.
 
     Args:
-        pattern: The regular expression.
-        words: What it asks for, in words, for error messages.
+        pattern: Regular expression.
+        words: Description of the pattern for error messages.
     """
 
     pattern: str

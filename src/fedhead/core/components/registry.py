@@ -1,7 +1,7 @@
-"""One registry per kind of component: methods, stages, models, heads, data sets, partitions, executors and others.
+"""Registries of components: methods, stages, models, heads, data sets, partitions, executors and others.
 
 A component is found by its built-in name, by `package.module:Name`, by `file.py:Name`, or by the name of an entry
-point that an installed package declares in the registry's group (`fedhead.methods` for methods, and so on).
+point that an installed package declares in the registry's group, such as `fedhead.methods`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ OWN = "fedhead"  # the package whose components are built in
 class Source:
     """Origin of a component, as a run folder records it."""
 
-    name: str  # as it was asked for
+    name: str  # as the user wrote it
     module: str
-    file: str | None = None  # None for built-in components, which fedhead's version identifies
+    file: str | None = None  # None for built-in components, identified by fedhead's version
     digest: str | None = None  # SHA-256 of the file
-    distribution: str | None = None  # the installed package, where there is one
+    distribution: str | None = None  # installed package, if any
     version: str | None = None
 
     @property
     def builtin(self) -> bool:
-        """Whether the component is fedhead's own."""
+        """True if the component is built in."""
         return self.file is None
 
     def to_json(self) -> dict[str, str]:
-        """Return the entries that are known."""
-        return {word: value for word, value in asdict(self).items() if value is not None}
+        """Return the entries that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         if self.builtin:
@@ -59,26 +59,26 @@ class Source:
 
 
 class Listed(NamedTuple):
-    """One line of a registry's listing."""
+    """Entry of a registry's listing."""
 
     name: str
     source: str
-    component: object | None  # None where it can't be loaded …
-    problem: str | None = None  # … and why
+    component: object | None  # None if it can't be loaded
+    problem: str | None = None  # the error, if it can't be loaded
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The components of one kind; as a mapping it holds those that are registered in this process.
+    """Registry of one kind of component; as a mapping, it holds the components registered in this process.
 
     Args:
-        kind: What one component is called in error messages, such as "data set".
-        group: The group of entry points, such as "fedhead.datasets".
-        check: Turns what was registered or loaded into a component, or raises `BadInput` if it is of another kind.
-            It is called with the object and the name that the user wrote.
-        home: The modules (or packages, all modules of which are meant) that register the built-in components. They
-            are imported when a component is first looked up.
-        collections: What makes a component of a name in another library's collection, by the word before the colon, as
-            in `timm:resnet18`; the maker is itself named as `module:function`.
+        kind: Kind of component in error messages, such as "data set".
+        group: Group of entry points, such as "fedhead.datasets".
+        check: Validates an object, given the object and the name that the user wrote, and returns the component.
+            Raises `BadInput` if it is of another kind.
+        home: Modules or packages that register the built-in components. They are imported at the first look-up; of a
+            package, all modules.
+        collections: Factories for names of another library, such as `timm:resnet18`: from the prefix before the colon
+            to a factory as `module:function`.
     """
 
     def __init__(
@@ -90,30 +90,30 @@ class Registry(Mapping[str, T], Generic[T]):
         collections: Mapping[str, str] = MappingProxyType({}),
     ):
         self.kind, self.group, self._check, self._collections = kind, group, check, collections
-        self._home: list[str] | None = list(home)  # None once it is imported
+        self._home: list[str] | None = list(home)  # None after the import
         self._held: dict[str, Any] = {}
         self._lock = threading.RLock()
 
     @classmethod
     def of(cls, base: type[C], home: Iterable[str] = (), needs: Iterable[str] = ()) -> Registry[type[C]]:
-        """Return a registry of the subclasses of a class.
+        """Create a registry of subclasses of a class.
 
         Args:
-            base: The class, such as `Method`; its name in small letters is the kind.
-            home: The modules or packages of the built-in components.
-            needs: Hooks that a subclass has to override.
+            base: Base class, such as `Method`; its lowercase name is the kind.
+            home: Modules or packages of the built-in components.
+            needs: Hooks that a subclass must override.
         """
         kind, hooks = base.__name__.lower(), tuple(needs)
-        return Registry(kind, f"{OWN}.{kind}s", lambda found, name: check_class(found, name, base, needs=hooks), home)
+        return Registry(kind, f"{OWN}.{kind}s", lambda thing, name: check_class(thing, name, base, needs=hooks), home)
 
     # -- registration -----------------------------------------------------------------------------
     def register(self, name: str, component: C) -> C:
-        """Enter a component under a name; the same class or function may be entered again, as notebooks do."""
+        """Register a component; the same class or function may be registered again, as in notebooks."""
         if not _module_of(component).startswith(f"{OWN}."):
-            self._import_home()  # so that a built-in name can't be taken
-        held = self._held.get(name)
-        if held is not None and not _same(held, component):
-            raise BadInput(f"the {self.kind} name {name!r} is taken already by {_place(held)}; choose another name")
+            self._import_home()  # to detect collisions with built-in names
+        existing = self._held.get(name)
+        if existing is not None and not _same(existing, component):
+            raise BadInput(f"the {self.kind} name {name!r} is taken already by {_place(existing)}; choose another name")
         self._held[name] = component
         return component
 
@@ -121,11 +121,11 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return a decorator that registers a class or function under a name.
 
         Args:
-            name: The name, for recipes and the command line; a class has it as `name` from then on.
-            description: One line for listings; without it the docstring's first.
+            name: Name in recipes and on the command line; also set as the class attribute `name`.
+            description: One line for listings; default: the first line of the docstring.
 
         Returns:
-            A decorator that returns what it is given.
+            Decorator that returns its argument.
         """
 
         def register(component: C) -> C:
@@ -146,7 +146,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
                     importlib.import_module(f"{name}.{inner.name}")
 
-    # -- the registered ones ----------------------------------------------------------------------
+    # -- mapping ----------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> T:
         self._import_home()
         return self._check(self._held[name], name)
@@ -168,32 +168,31 @@ class Registry(Mapping[str, T], Generic[T]):
 
     # -- look-up ----------------------------------------------------------------------------------
     def find(self, name: str, folders: Iterable[str | Path] = ()) -> T:
-        """Return the component of a name.
+        """Return a component by its name.
 
         Args:
-            name: A built-in name, an entry point's name, `package.module:Name`, `file.py:Name`, or `collection:name`.
-            folders: Where a file is looked for, before the working directory.
+            name: Built-in name, name of an entry point, `package.module:Name`, `file.py:Name`, or `collection:name`.
+            folders: Folders to search for a file, before the working directory.
 
         Raises:
-            BadInput: In one line, if nothing has that name, if two packages claim it, if its code does not import,
-                or if it is of another kind.
+            BadInput: If the name is unknown or ambiguous, the import fails, or the component is of another kind.
         """
         return self._check(self._load(name, folders)[0], name)
 
     def resolve(self, thing: Any, folders: Iterable[str | Path] = ()) -> T:
-        """Return the component that a Python caller gave: by its name, or the class, function or instance itself.
+        """Return a component, given its name or the class, function or instance itself.
 
         Args:
-            thing: What `find` takes, or the object; the same checks apply to both.
+            thing: Name as for `find`, or an object, which is validated in the same way.
             folders: As for `find`.
         """
         return self.find(thing, folders) if isinstance(thing, str) else self._check(thing, name_of(thing))
 
     def resolve_call(self, thing: Any, folders: Iterable[str | Path] = ()) -> tuple[Call, T]:
-        """Return a component, and how it was called: for a text such as `name(0.3)`, or the object itself.
+        """Return a component and its parsed call, given a text such as `name(0.3)` or the object itself.
 
         Args:
-            thing: The text, or the class, function or instance.
+            thing: Text, class, function or instance.
             folders: As for `find`.
         """
         if not isinstance(thing, str):
@@ -202,7 +201,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return call, self.find(call.name, folders)
 
     def source(self, name: str, folders: Iterable[str | Path] = ()) -> Source:
-        """Return where the component of a name comes from; takes what `find` takes."""
+        """Return the origin of a component; arguments as of `find`."""
         _, module, entry = self._load(name, folders)
         if entry is None and module.split(".")[0] == OWN:
             return Source(name, module, distribution=OWN, version=_version(OWN))
@@ -212,15 +211,15 @@ class Registry(Mapping[str, T], Generic[T]):
         return Source(name, module, str(file or module), digest, owner, _version(owner) if owner else None)
 
     def known(self, name: str) -> bool:
-        """Return whether a name is registered or an entry point's, without importing the entry point's code."""
+        """Return whether a name is registered or an entry point, without importing the entry point."""
         return name in self or bool(self._entry_points(name))
 
     def permits(self, name: str, allow: Iterable[str]) -> bool:
-        """Return whether a name is built in or its code is allowed, without importing that code.
+        """Return whether a component is built in or its code is allowed, without importing the code.
 
         Args:
             name: As for `find`.
-            allow: Modules and packages (`mypkg.fed`, `mypkg`) and files, as names write them (`mine.py`).
+            allow: Allowed modules and packages (`mypkg.fed`, `mypkg`) and files (`mine.py`).
         """
         allow = set(allow)
         if ":" in name:
@@ -231,7 +230,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return all(_allowed(module, allow) for module in modules)
 
     def listed(self) -> list[Listed]:
-        """Return all names, registered ones first, with where each comes from."""
+        """Return all components, registered ones first, with their origins."""
         names = dict.fromkeys([*sorted(self), *sorted(entry.name for entry in self._entry_points())])
         return [self._list(name) for name in names]
 
@@ -243,7 +242,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return Listed(name, "", None, str(error))
 
     def _load(self, name: str, folders: Iterable[str | Path]) -> tuple[Any, str, EntryPoint | None]:
-        """Return the object of a name, its module, and its entry point if it has one."""
+        """Return an object by its name, its module, and its entry point, if any."""
         collection, colon, rest = name.partition(":")
         if colon and collection in self._collections:
             make, module = load_object(self._collections[collection], f"{self.kind} {name!r}")
@@ -251,9 +250,9 @@ class Registry(Mapping[str, T], Generic[T]):
         if colon:
             return *load_object(name, f"{self.kind} {name!r}", folders), None
         self._import_home()
-        held = self._held.get(name)
-        entries = [entry for entry in self._entry_points(name) if held is None or entry.value != _place(held)]
-        claims = [f"{_place(held)} ({_owner(held)})"] if held is not None else []
+        existing = self._held.get(name)
+        entries = [entry for entry in self._entry_points(name) if existing is None or entry.value != _place(existing)]
+        claims = [f"{_place(existing)} ({_owner(existing)})"] if existing is not None else []
         claims += [f"{entry.value} ({entry.dist.name if entry.dist else 'unknown package'})" for entry in entries]
         require(
             len(claims) <= 1,
@@ -266,10 +265,10 @@ class Registry(Mapping[str, T], Generic[T]):
                 return *load_object(value, f"{self.kind} {value!r}"), entries[0]
             except BadInput as error:
                 raise BadInput(f"{claims[0]}, entry point {name!r}: {error}") from error
-        if held is None:
+        if existing is None:
             require(not name.endswith(".py"), f"{self.kind} {name!r}: say what the file holds, as in {name}:Name")
             raise unknown(self.kind, name, [*self._held, *(entry.name for entry in self._entry_points())])
-        return held, _module_of(held), None
+        return existing, _module_of(existing), None
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
         return [entry for entry in _declared(self.group, tuple(sys.path)) if name in (None, entry.name)]
@@ -279,21 +278,21 @@ def instance(registry: Registry[type[C]], asked: Any, base: type[C], folders: It
     """Return an instance of a component.
 
     Args:
-        registry: Where its class is found.
-        asked: A text such as `name(0.3)` or `file.py:Name`, a class, or an instance, which is returned as it is.
-        base: The class of all instances.
+        registry: Registry of the component.
+        asked: Text such as `name(0.3)` or `file.py:Name`, a class, or an instance, which is returned unchanged.
+        base: Base class of the instances.
         folders: As for `Registry.find`.
 
     Returns:
-        The instance.
+        Instance of the component.
 
     Raises:
-        BadInput: If there is no such component, or its parameters do not fit.
+        BadInput: If the component is unknown or its parameters are invalid.
     """
     if isinstance(asked, base):
         return asked
-    call, found = registry.resolve_call(asked, list(folders))
-    return found(**call.arguments(registry.kind, parameters(found)))
+    call, kind = registry.resolve_call(asked, list(folders))
+    return kind(**call.arguments(registry.kind, parameters(kind)))
 
 
 def _allowed(where: str, allow: set[str]) -> bool:
@@ -308,12 +307,12 @@ def _module_of(component: object) -> str:
 
 
 def _place(component: object) -> str:
-    """Return the module and the name of a component."""
+    """Return a component's reference, `module:Name`."""
     return f"{_module_of(component)}:{getattr(component, '__qualname__', type(component).__qualname__)}"
 
 
-def _same(held: object, component: object) -> bool:
-    return held is component or (hasattr(component, "__qualname__") and _place(held) == _place(component))
+def _same(existing: object, component: object) -> bool:
+    return existing is component or (hasattr(component, "__qualname__") and _place(existing) == _place(component))
 
 
 def _owner(component: object) -> str:
@@ -334,7 +333,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-# These read the files of installed packages: once for each sys.path is enough.
+# Cached per sys.path, since they read the files of installed packages.
 @cache
 def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
     return metadata.entry_points(group=group)

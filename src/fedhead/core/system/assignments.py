@@ -1,4 +1,4 @@
-"""KEY=VALUE words, as commands and deployments take them."""
+"""KEY=VALUE arguments of commands and deployments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedhead.core.system.errors import BadInput
 
 
 def refuse_repeated(texts: Sequence[str]) -> None:
-    """Refuse KEY=VALUE words that name a key twice: one of the values would be lost without a word.
+    """Refuse duplicate keys in KEY=VALUE arguments: one of the values would be lost silently.
 
     Raises:
-        BadInput: A key is given twice.
+        BadInput: If a key is given twice.
     """
     first: dict[str, str] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Files that are replaced atomically."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     ...     _ = draft.write_text("hello")
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # a device such as /dev/null would be replaced for the whole machine
+    if path.exists() and not path.is_file():  # never replace a device such as /dev/null
         raise BadInput(f"{path}: not a regular file; leave it out or give another one")
     draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}{path.suffix}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -31,7 +31,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.close(descriptor)
         yield draft
         _flush(draft)
-        draft.chmod(mode)  # a writer such as safetensors may have put another file in its place
+        draft.chmod(mode)  # a writer such as safetensors may have replaced the file
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Errors that a user can fix: each message states what is wrong, where, and what to do."""
+"""Errors that a user can fix; each message states the problem, its location and the fix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST = 2000  # characters of a message
 
 
 class FedheadError(Exception):
-    """The base class of all errors that are not bugs; the message is one line for the user.
+    """Base class of all errors that are not bugs; the message is one line for the user.
 
     Args:
-        text: The message. It may quote what a file holds, so it is cut and control characters are escaped.
+        text: Message. It may quote the content of a file, so it is truncated and control characters are escaped.
     """
 
     def __init__(self, text: object = ""):
@@ -24,24 +24,24 @@ class FedheadError(Exception):
 
 
 class BadInput(FedheadError, ValueError):
-    """An invalid request by the user; the command line exits with code 2."""
+    """Invalid request by the user; the command line exits with code 2."""
 
 
 class Unreadable(BadInput):
-    """A file that is missing, cut or damaged, in contrast to one that can be read and holds something wrong."""
+    """Missing, truncated or damaged file, in contrast to a readable file with invalid content."""
 
 
-# What the operating system says of the machine; anything else (a path that is not there, a folder without
-# permission) is for the user to correct.
+# Errors of the operating system that are faults of the machine. All others, such as a missing path or permission, are
+# for the user to correct.
 _MACHINE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOLCK),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
 }
-_NO_MEMORY = ("t allocate memory", "not enough memory", "out of memory")  # torch's words: twice a CPU's, and a GPU's
+_NO_MEMORY = ("t allocate memory", "not enough memory", "out of memory")  # torch's messages: two on a CPU, one on a GPU
 
 
 class Diverged(FedheadError, ArithmeticError):
-    """Training produced non-finite numbers; the command line exits with code 1."""
+    """Error of training with non-finite numbers; the command line exits with code 1."""
 
 
 def require(condition: object, message: str) -> None:
@@ -66,7 +66,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
 
 
 def require_known(kind: str, name: str, names: Iterable[str]) -> str:
-    """Return a name, or raise the error of `unknown` if it is not among those that there are."""
+    """Check that a name is known, and return it."""
     names = list(names)
     if name not in names:
         raise unknown(kind, name, names)
@@ -74,18 +74,18 @@ def require_known(kind: str, name: str, names: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its text, if it has one.
+    r"""Return an error's type and the first line of its message, if any.
 
-    >>> first_line(ValueError("one\\ntwo")), first_line(AssertionError())
+    >>> first_line(ValueError("one\ntwo")), first_line(AssertionError())
     ('ValueError: one', 'AssertionError')
     """
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def machine_fault(error: BaseException | None) -> str | None:
-    """Return what is wrong with the machine if that is why an error was raised: a full disk, no memory left, a GPU's.
+    """Return the machine's fault behind an error (full disk, out of memory, GPU error), or None.
 
-    After an error of a GPU that is not about its memory, the process can't compute on it any more.
+    After a GPU error other than out of memory, the process can't use the GPU any more.
 
     >>> machine_fault(OSError(errno.ENOSPC, "No space left on device", "runs/a"))
     "[Errno 28] No space left on device: 'runs/a'"
@@ -99,7 +99,7 @@ def machine_fault(error: BaseException | None) -> str | None:
             return "out of memory"
         if isinstance(error, OSError) and error.errno in _MACHINE:
             return str(error)
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _NO_MEMORY):
             return "out of memory"
         if isinstance(error, RuntimeError) and str(error).startswith("CUDA error"):
             return str(error).splitlines()[0]
@@ -109,10 +109,10 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 @contextmanager
 def user_code(title: str) -> Iterator[None]:
-    """Turn whatever a user's own function raises into one line that names the function.
+    """Convert any error of a user's function to `BadInput` that names the function.
 
     Args:
-        title: What the function is, such as `metric mine.py:recall`.
+        title: Name of the function, such as `metric mine.py:recall`.
     """
     try:
         yield

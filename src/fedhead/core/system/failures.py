@@ -1,4 +1,4 @@
-"""Errors of single runs and trials: which of them end everything, and how the others are recorded."""
+"""Errors of single runs and trials: fatal ones, and descriptions of the others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from fedhead.core.system.user_line import user_line
 
 
 def raise_if_fatal(error: Exception) -> None:
-    """Raise what no other run would survive; a run that finds too little memory is only too large itself."""
+    """Raise an error that affects all runs; out of memory affects only its own run."""
     if (fault := machine_fault(error)) is not None and fault != "out of memory":
         raise error
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with the line of the user's own code that raised it."""
+    """Describe an error in one line, with the line of the user's code that raised it."""
     if isinstance(error, FedheadError):
         return str(error)
     where = user_line(error)

@@ -1,7 +1,7 @@
-"""The library's logger, for warnings about deviations from what was asked.
+"""Logger of the library, for warnings about deviations from the user's request.
 
-Everything is logged under the name `fedhead`, so `logging.getLogger("fedhead").setLevel(logging.ERROR)` silences the
-warnings. Without any configuration Python itself prints them to the standard error.
+The logger is called `fedhead`, so `logging.getLogger("fedhead").setLevel(logging.ERROR)` silences the warnings. By
+default Python prints them to standard error.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 
 logger = logging.getLogger("fedhead")
-Log = Callable[[str], None]  # where a command's progress lines go
+Log = Callable[[str], None]  # receives the progress lines of a command
 
 
-@functools.cache  # the same text again is answered from the cache, and nothing is logged
+@functools.cache  # a repeated text hits the cache and is not logged
 def warn_once(text: str) -> None:
-    """Log a warning the first time that this process has a reason for it.
+    """Log a warning once per process.
 
     Args:
-        text: The warning, one line.
+        text: Warning of one line.
     """
     logger.warning(text)

@@ -1,21 +1,20 @@
-"""Settings of the C library's memory allocator."""
+"""Configuration of the C library's memory allocator."""
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
 
 def tune_malloc() -> bool:
-    """Make this process keep freed blocks of up to 256 MiB, and up to 1 GiB of them, for training on the CPU.
+    """Keep freed memory in the process: blocks of up to 256 MiB, and up to 1 GiB in total. Speeds up training on a CPU.
 
-    By default the C library hands large blocks back to the kernel, which fills them with zeros again a millisecond
-    later. The setting concerns the whole process and can't be undone, so `fedhead.run` leaves it alone; the command
-    line makes it for its own process.
+    By default the C library returns large blocks to the kernel, which has to clear them when they are allocated again.
+    The setting affects the whole process and can't be undone, so only the command line uses it, not `fedhead.run`.
 
     Returns:
-        Whether the setting was made: False where the C library is not glibc (macOS, Windows, musl).
+        False if the C library is not glibc (macOS, Windows, musl).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -25,9 +24,9 @@ def tune_malloc() -> bool:
 
 
 def hand_back_memory() -> None:
-    """Hand freed blocks back to the kernel, where small ones that are still in use lie between them.
+    """Return freed memory to the kernel, also between blocks in use.
 
-    Large tensors that come and go beside small ones that stay would otherwise leave more and more gaps.
+    Prevents fragmentation by large short-lived tensors between small long-lived ones.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)

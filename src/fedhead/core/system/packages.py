@@ -1,4 +1,4 @@
-"""Packages that an extra of fedhead brings: their folders, and one line where they are missing."""
+"""Folders of optional packages, which extras of fedhead install."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def package_folder(package: str, extra: str) -> Path:
 
     Args:
         package: Name of the package.
-        extra: The extra of fedhead that brings it.
+        extra: Extra of fedhead that installs it.
 
     Raises:
         BadInput: If it is not installed.
     """
-    found = util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise BadInput(f"the package {package} is not installed: pip install 'fedhead[{extra}]'")
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])

@@ -1,4 +1,4 @@
-"""Processes that end with others, and on request; a process is identified by its pid and its start time."""
+"""Process lifetimes: identity by pid and start time, exit together with another process, SIGTERM as an exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, identified by its pid and its start time."""
+    """Identity of a process: its pid and start time."""
 
     pid: int
     started: str
@@ -32,35 +32,35 @@ class ProcessIdentity:
         return cls(int(entry["pid"]), str(entry["started"]))
 
     def alive(self) -> bool:
-        """Whether this process is still running."""
+        """Return whether the process is still running."""
         return bool(self.started) and _started(self.pid) == self.started
 
 
 def exit_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:
-    """Let this process end, whatever it is doing, as soon as another one has gone.
+    """Exit this process when another one has ended.
 
     Args:
-        other: The process without which this one is of no use.
-        first: Called before this process ends.
-        seconds: Between two looks.
+        other: Process to watch.
+        first: Callback before the exit.
+        seconds: Polling interval.
     """
-    if other.started:  # where the system does not tell when a process was started, nobody can watch it
+    if other.started:  # some systems don't report start times
         _exit_after(other.alive, first, seconds)
 
 
 def exit_with_parent(parent: int, seconds: float = 1.0) -> None:
-    """Let this process end, whatever it is doing, soon after its parent has, however that came to its end.
+    """Exit this process when its parent has ended, even if the parent was killed.
 
     Args:
-        parent: The pid that the parent has told this process: it may be gone before this process can ask for it.
-        seconds: Between two looks.
+        parent: Pid of the parent, passed by the parent itself, since it may end before `os.getppid` is called.
+        seconds: Polling interval.
     """
     _exit_after(lambda: os.getppid() == parent, lambda: None, seconds)
 
 
-def _exit_after(goes_on: Callable[[], bool], first: Callable[[], object], seconds: float) -> None:
+def _exit_after(is_alive: Callable[[], bool], first: Callable[[], object], seconds: float) -> None:
     def watch() -> None:
-        while goes_on():
+        while is_alive():
             time.sleep(seconds)
         first()
         os._exit(1)
@@ -70,19 +70,19 @@ def _exit_after(goes_on: Callable[[], bool], first: Callable[[], object], second
 
 @contextmanager
 def raising_on_term(error: BaseException) -> Iterator[None]:
-    """Turn a request to terminate (SIGTERM) into an exception, so that `finally` blocks end what was started.
+    """Raise an exception on SIGTERM, so that `finally` blocks clean up.
 
-    Where a handler answers the signal already, that one does.
+    An existing handler of the signal is kept.
 
     Args:
-        error: The exception, which the main thread raises.
+        error: Exception to raise in the main thread.
     """
     if threading.current_thread() is not threading.main_thread() or callable(signal.getsignal(signal.SIGTERM)):
-        yield  # signals reach the main thread only
+        yield  # only the main thread receives signals
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: a second one must not break off the ending
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise error
 
     before = signal.signal(signal.SIGTERM, leave)

@@ -1,4 +1,4 @@
-"""Readers of regular files: a pipe or a device is refused before it is opened, as reading may never end."""
+"""Readers of regular files; pipes and devices are refused, since reading them may never end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fedhead.core.system.errors import Unreadable
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse a path that leads to no regular file; a symbolic link is followed.
+    """Check that a path is a regular file; symbolic links are followed.
 
     Args:
-        path: What is about to be read.
+        path: File to read.
 
     Raises:
-        Unreadable: If it is not there, can't be reached, or is a folder, pipe, device or socket.
+        Unreadable: If it does not exist, is not accessible, or is a folder, pipe, device or socket.
     """
     if not os.path.isfile(path):
         fix = "leave it out or give another one"
@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        Unreadable: If it is no regular file of UTF-8 text.
+        Unreadable: If it is not a regular file of UTF-8 text.
     """
     refuse_special(path)
     try:

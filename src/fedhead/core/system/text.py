@@ -1,20 +1,20 @@
-"""Text from elsewhere, made safe to show: one line, no control characters, not too long."""
+"""Escaping of untrusted text for output: one short line without control characters."""
 
 from __future__ import annotations
 
 
 def printable(text: object, limit: int = 500) -> str:
-    """Return a text of unknown origin as one short line without control characters.
+    r"""Escape untrusted text as one short line without control characters.
 
-    Newlines, terminal codes and invisible characters are shown as their escapes, so that a text can neither forge a
-    line of a log nor act on the terminal that shows it.
+    Newlines, terminal codes and invisible characters are escaped, so that a text can neither forge a line of a log nor
+    control the terminal.
 
     Args:
-        text: What is shown; anything but a text is converted to one.
-        limit: The most characters that are shown.
+        text: Text, or an object that is converted with `str`.
+        limit: Maximum number of characters.
 
-    >>> printable("red \\x1b[31m\\nalert")
-    'red \\\\x1b[31m\\\\nalert'
+    >>> printable("red \x1b[31m\nalert")
+    'red \\x1b[31m\\nalert'
     >>> printable("abcdef", limit=3)
     'abc …'
     """

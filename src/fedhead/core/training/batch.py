@@ -8,21 +8,21 @@ from torch import Tensor
 
 from fedhead.core.tree.inputs import Inputs
 
-PARTS = ("extractor", "projection", "classifier")  # the named parts of every model, in order
-"""The parts of a model, as methods name them."""
+PARTS = ("extractor", "projection", "classifier")
+"""Names of the parts of every model, in order."""
 
 
 class Batch(NamedTuple):
-    """One batch of samples of one client.
+    """Batch of samples of one client.
 
-    All batches have the same size: the last batch of an epoch is padded with rows of weight 0.
+    All batches have the same size: the last batch of an epoch is padded with samples of weight 0.
 
     Attributes:
         x: Inputs, augmented and normalized, [B, ...]: a tensor, or named tensors.
         y: Labels, [B].
         weight: 1 for a sample, 0 for padding, [B].
         rows: Indices of the samples in the pool, [B].
-        key: One random key per sample, to draw further views, [B].
+        key: One random key per sample, for additional views, [B].
     """
 
     x: Inputs
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The outputs of a model for a batch of B samples.
+    """Outputs of a model for a batch of B samples.
 
     Attributes:
         h: Features of the extractor, [B, ...].

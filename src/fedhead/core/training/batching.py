@@ -1,7 +1,7 @@
-"""The batch schedule of local training: which samples a client uses at which step.
+"""Batch schedule of local training: the samples of each step of a client.
 
-Everything is derived from (seed, round, phase, client), so that every executor, every chunk size and every machine
-trains on the same batches in the same order.
+It is derived from (seed, round, phase, client), so all executors, chunk sizes and machines train on the same batches in
+the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedhead.core.training import random
 
 
 class DrawArguments(NamedTuple):
-    """Source of the batches of one client in one phase.
+    """Parameters of the batches of one client in one phase.
 
     Attributes:
         n: Number of samples of the client.
@@ -26,7 +26,7 @@ class DrawArguments(NamedTuple):
         epochs: Number of passes over the samples.
         drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
         key: Random key, see `phase_key`.
-        most: The largest number of steps; None: as many as the epochs take.
+        most: Maximum number of steps; None: no limit.
     """
 
     n: int
@@ -39,9 +39,9 @@ class DrawArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batches of one client in one phase."""
+    """Batches of one client in one phase."""
 
-    positions: NDArray[np.int64]  # [steps, batch], indices into the client's own list of samples
+    positions: NDArray[np.int64]  # [steps, batch], indices into the client's list of samples
     weight: NDArray[np.float32]  # [steps, batch], 1 for a sample, 0 for padding
     key: int  # random key for augmentation and dropout
 
@@ -50,7 +50,7 @@ class BatchSchedule:
 
 
 def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[BatchSchedule]:
-    """Yield batches epoch by epoch, so that the first can be used while others are drawn.
+    """Yield batches epoch by epoch, so that the first can be used before the others are drawn.
 
     Args:
         n: Number of samples.
@@ -71,31 +71,31 @@ def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[Batc
 
 
 def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
-    """Shuffle clients' samples for each epoch and cut them into batches of equal size.
+    """Shuffle the clients' samples for each epoch and split them into batches of equal size.
 
-    The last batch of an epoch is padded with the client's own samples at weight 0. Clients with as many samples are
-    drawn at once.
+    The last batch of an epoch is padded with the client's samples at weight 0. Clients with equal numbers of samples
+    are drawn together.
 
     Args:
-        draws: What the batches of each client are drawn from.
+        draws: Parameters of each client's batches.
 
     Returns:
-        The schedule of each client, with `positions` and `weight` of shape [epochs * steps, batch_size].
+        Schedule of each client, with `positions` and `weight` of shape [epochs * steps, batch_size].
 
     >>> draw_all([DrawArguments(5, 2, 1, False, key=0)])[0].weight.tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
-    alike: dict[DrawArguments, list[int]] = {}
+    groups: dict[DrawArguments, list[int]] = {}
     for place, draw in enumerate(draws):
-        alike.setdefault(draw._replace(key=0), []).append(place)
-    found: dict[int, BatchSchedule] = {}
-    for draw, places in alike.items():
-        found.update(zip(places, _draw_alike(draw, [draws[place].key for place in places]), strict=True))
-    return [found[place] for place in range(len(draws))]
+        groups.setdefault(draw._replace(key=0), []).append(place)
+    schedules: dict[int, BatchSchedule] = {}
+    for draw, places in groups.items():
+        schedules.update(zip(places, _draw_group(draw, [draws[place].key for place in places]), strict=True))
+    return [schedules[place] for place in range(len(draws))]
 
 
-def _draw_alike(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]:
-    """Draw the batches of several clients that differ in their keys alone."""
+def _draw_group(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]:
+    """Draw the batches of clients that differ only in their keys."""
     n, batch_size, epochs, drop_last, _, most = draw
     steps = steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
@@ -107,17 +107,17 @@ def _draw_alike(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]
     shape = (epochs * steps, batch_size)
     positions = order[:, inside % max(n, 1)].reshape(len(keys), *shape)
     weight = np.broadcast_to((inside < n).astype(np.float32), (epochs, size)).reshape(shape)
-    weight = weight[:most]  # one table for all of them
-    return [BatchSchedule(own[:most], weight, key) for own, key in zip(positions, keys, strict=True)]
+    weight = weight[:most]  # shared by all clients
+    return [BatchSchedule(each[:most], weight, key) for each, key in zip(positions, keys, strict=True)]
 
 
 def batch_tables(
     clients: Sequence[tuple[BatchSchedule, NDArray[np.int64]]],
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int64]]:
-    """Return the rows and the weights of clients' batches, both [steps, clients, batch], and each client's steps.
+    """Return the sample indices and weights of batches, both [steps, clients, batch], and the steps per client.
 
     Args:
-        clients: The schedule of each client, and the rows in the pool of samples that its positions point to.
+        clients: Schedule of each client, and the indices of its samples in the pool.
 
     >>> schedule = BatchSchedule(np.array([[1, 0]]), np.ones((1, 2), np.float32), key=0)
     >>> batch_tables([(schedule, np.array([4, 6])), (schedule, np.array([5, 9]))])[0].tolist()
@@ -126,23 +126,23 @@ def batch_tables(
     lengths = np.array([len(schedule) for schedule, _ in clients])
     first = clients[0][0].weight
     steps = int(lengths.max())
-    index = np.empty((steps, len(clients), first.shape[1]), np.int32)  # half as many bytes to copy to a GPU
+    index = np.empty((steps, len(clients), first.shape[1]), np.int32)  # int32 halves the copy to a GPU
     weight = np.empty(index.shape, np.float32)
-    same_weight = all(schedule.weight is first for schedule, _ in clients)  # as where clients have as many samples
+    same_weight = all(schedule.weight is first for schedule, _ in clients)  # with equal numbers of samples
     if same_weight:
         weight[:] = first[:, None]
     for i, (schedule, rows) in enumerate(clients):
-        own = len(schedule)
-        index[:own, i] = rows.take(schedule.positions)  # one client after another is faster than all at once
-        index[own:, i] = 0
+        length = len(schedule)
+        index[:length, i] = rows.take(schedule.positions)  # faster client by client than all at once
+        index[length:, i] = 0
         if not same_weight:
-            weight[:own, i] = schedule.weight
-            weight[own:, i] = 0
+            weight[:length, i] = schedule.weight
+            weight[length:, i] = 0
     return index, weight, lengths
 
 
 def empty_batches(draw: DrawArguments) -> BatchSchedule:
-    """Return a schedule as long as that of `draw_all`, without drawing any samples.
+    """Return a schedule of the same length as that of `draw_all`, without drawing samples.
 
     >>> len(empty_batches(DrawArguments(5, 2, epochs=3, drop_last=False, key=0)))
     9
@@ -152,14 +152,14 @@ def empty_batches(draw: DrawArguments) -> BatchSchedule:
 
 
 def steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
-    """Return how many steps a pass over the samples takes."""
+    """Return the number of steps per epoch."""
     if n == 0:
         return 0
     return max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
 
 
 def count_steps(draw: DrawArguments) -> int:
-    """Return how many steps a schedule of `draw_all` has, without drawing them.
+    """Return the number of steps of a schedule of `draw_all`, without drawing it.
 
     >>> count_steps(DrawArguments(5, 2, epochs=2, drop_last=False, key=0, most=4))
     4
@@ -173,7 +173,7 @@ def phase_key(seed: int, round: int, algorithm: str, phase: int, client: int) ->
 
     Args:
         seed: Seed of the run.
-        round: Number of the round.
+        round: Round number.
         algorithm: Name of the method or stage, so that training rounds and later stages draw independently.
         phase: Index of the phase.
         client: Index of the client.

@@ -1,4 +1,4 @@
-"""The generators that everyone shares: torch's, numpy's and Python's, from which users' code may draw.
+"""Global random generators of torch, numpy and Python, from which users' code may draw.
 
 fedhead itself draws by key (`fedhead.core.training.random`).
 """
@@ -18,33 +18,33 @@ _lock = threading.RLock()
 
 
 def states(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the states of the generators by whose each is, in a form that can be compared.
+    """Return the comparable states of the generators, keyed by library.
 
     Args:
-        device: A GPU whose generator is one of them.
+        device: GPU whose generator is included.
     """
-    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (it is watched, not used)
-    found = {
+    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (read only)
+    by_library = {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
         "numpy": (np.asarray(words).tobytes(), *rest),
         "random": random.getstate(),
     }
     if device is not None and device.type == "cuda":
-        found["torch.cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    return found
+        by_library["torch.cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return by_library
 
 
 @contextmanager
 def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the generators inside this context, and put them back afterwards; one thread at a time may enter.
+    """Seed the generators in this context and restore them afterwards; locks out other threads.
 
     Args:
-        key: What they are seeded with.
-        device: A GPU whose generator is one of them.
+        key: Seed of the generators.
+        device: GPU whose generator is included.
     """
     on_gpu = device is not None and device.type == "cuda"
     with _lock, torch.random.fork_rng(devices=[device] if on_gpu else []):
-        of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002 (whose state is put back)
+        of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002 (to restore it)
         try:
             torch.default_generator.manual_seed(key)
             if on_gpu:
@@ -54,5 +54,5 @@ def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
             random.seed(key)
             yield
         finally:
-            np.random.set_state(of_numpy)  # noqa: NPY002 (whose state is put back)
+            np.random.set_state(of_numpy)  # noqa: NPY002 (to restore it)
             random.setstate(of_python)

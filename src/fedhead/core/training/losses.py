@@ -1,4 +1,4 @@
-"""Loss functions: each is a mean over the samples of a batch, weighted by the samples' weights (0 for padding)."""
+"""Loss functions: weighted means over the samples of a batch (weight 0 for padding)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
-    """Compute the softmax cross entropy of each sample, as `F.cross_entropy(…, reduction="none")` to the last bit.
+    """Compute the softmax cross entropy of each sample, bit-identical to `F.cross_entropy(…, reduction="none")`.
 
-    Under vmap torch's own takes a third longer on a CPU, and its first call imports torch's symbolic shapes, for about
-    a second.
+    Under vmap torch's function takes a third longer on a CPU, and its first call imports torch's symbolic shapes, which
+    takes about a second.
 
     Args:
         logits: [B, C].
@@ -74,7 +74,7 @@ def supervised_contrastive(
     """
     z, label, present = torch.cat([first, second]), torch.cat([y, y]), torch.cat([weight, weight]).to(first.dtype)
     similarity = z @ z.T / temperature
-    # mask out the anchor itself and padding; with a finite number, since an infinite one has no gradient
+    # mask the anchor itself and padding with a finite number, since an infinite one has no gradient
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     others = present.unsqueeze(0).expand_as(similarity).masked_fill(itself, 0.0)
     log_probability = similarity.masked_fill(others == 0, -1e30).log_softmax(dim=-1)
@@ -86,8 +86,7 @@ def supervised_contrastive(
 def distillation(logits: Tensor, target: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """Compute KL(target ‖ softmax(logits / T)).
 
-    There is no factor T²: it only rescales the step, and the papers implemented here set their learning rates without
-    it.
+    There is no factor T²: it only rescales the step, and the implemented papers set their learning rates without it.
 
     Args:
         logits: [B, C].

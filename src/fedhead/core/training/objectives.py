@@ -24,7 +24,7 @@ from fedhead.core.training.losses import cross_entropies, mean
 
 ObjectiveName = Literal["multiclass", "binary", "multilabel", "regression"]
 NAMES: tuple[str, ...] = get_args(ObjectiveName)
-PER_CLIENT: Literal["balanced_per_client"] = "balanced_per_client"  # class weights from each client's own counts
+PER_CLIENT: Literal["balanced_per_client"] = "balanced_per_client"  # class weights from each client's counts
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Objective(ABC):
     """Objective of training; one of the four in `OBJECTIVES`.
 
     Args:
-        label_smoothing: ε: the share of each target that is spread over all classes, as in
+        label_smoothing: ε, the share of each target that is spread over all classes, as in
             `torch.nn.functional.cross_entropy`.
-        class_weights: Weight of each class; "balanced_per_client": from each client's own counts; None: all alike.
-        weights: The same as a tensor on the device, where they are numbers.
+        class_weights: Weight of each class; "balanced_per_client": from each client's counts; None: equal weights.
+        weights: Class weights as a tensor on the device, unless they are per client.
 
     Attributes:
         name: Name in recipes and records.
-        has_classes: Whether each sample is of one class, so that y holds class indices.
+        has_classes: Whether each sample has one class, so that y holds class indices.
     """
 
     label_smoothing: float = 0.0
@@ -51,64 +51,64 @@ class Objective(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the loss is the cross entropy, as methods with another loss assume."""
+        """True if the loss is the plain cross entropy, as methods with their own loss assume."""
         return self.name == "multiclass" and self.adjusted is None
 
     @property
     def adjusted(self) -> str | None:
-        """The setting that changes the loss: `label_smoothing`, `class_weights` or None."""
+        """Option that changes the loss: `label_smoothing`, `class_weights` or None."""
         if self.class_weights is not None:
             return "class_weights"
         return "label_smoothing" if self.label_smoothing else None
 
     @staticmethod
     def outputs(classes: int) -> int:
-        """Return how many outputs a model needs for so many classes, labels or numbers."""
+        """Return the number of model outputs for a number of classes, labels or targets."""
         return classes
 
     @abstractmethod
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """Compute the loss of local training, the weighted mean over a batch, for one client and pure.
+        """Compute the loss of local training, the weighted mean over a batch of one client; a pure function.
 
         Args:
             logits: Outputs of the model, [B, outputs].
             y: Targets, [B, …].
             weight: Weight of each sample, [B]; 0 for padding.
-            counts: The client's samples per class, [C].
+            counts: Samples per class of the client, [C].
         """
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return the scores of classes, labels or numbers, from which metrics are computed; the outputs by default."""
+        """Return the scores from which metrics are computed; by default the outputs."""
         return outputs
 
     @abstractmethod
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss of each test sample in double precision, from `scores`, [..., C] to [...]."""
+        """Compute the loss of each test sample from `scores` in double precision, [..., C] to [...]."""
 
     @abstractmethod
     def predictions(self, scores: Tensor) -> Tensor:
-        """Return what is predicted from `scores`: classes [...], labels [..., L] or numbers [..., T]."""
+        """Return predictions from `scores`: classes [...], labels [..., L] or numbers [..., T]."""
 
 
 class Multiclass(Objective):
-    """One of C classes by C logits: the cross entropy of their softmax."""
+    """Classification into C classes with C logits: softmax cross entropy."""
 
     name = "multiclass"
     has_classes = True
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         """Compute the cross entropy; with class weights w it is Σ w_y ℓ / Σ w_y, as in `F.cross_entropy`."""
-        own = balanced(counts) if self.class_weights == PER_CLIENT else self.weights
+        of_class = balanced(counts) if self.class_weights == PER_CLIENT else self.weights
         weight, smoothing = weight.to(logits.dtype), self.label_smoothing
-        if own is None and not smoothing:
+        if of_class is None and not smoothing:
             return mean(cross_entropies(logits, y), weight)
-        if own is None:
+        if of_class is None:
             return mean(F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing), weight)
-        # written out, since vmap does not map torch's over clients with different weights
-        own, log_p = own.to(logits.dtype), F.log_softmax(logits, dim=-1)
-        of_sample = own[y]
+        # written out, since torch's function under vmap does not support different weights per client
+        of_class, log_p = of_class.to(logits.dtype), F.log_softmax(logits, dim=-1)
+        of_sample = of_class[y]
         hit = -log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1) * of_sample
-        values = (1 - smoothing) * hit - smoothing / logits.shape[-1] * (log_p * own).sum(-1)
+        values = (1 - smoothing) * hit - smoothing / logits.shape[-1] * (log_p * of_class).sum(-1)
         return (values * weight).sum() / (of_sample * weight).sum().clamp_min(1e-12)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -122,20 +122,20 @@ class Multiclass(Objective):
 
 
 class Binary(Multiclass):
-    """One of 2 classes by the logit of the second: the binary cross entropy.
+    """Classification into 2 classes with the logit of the second: binary cross entropy.
 
-    It equals that of two classes with the logits 0 and z, by which all else is defined.
+    It equals the softmax cross entropy of two classes with the logits 0 and z.
     """
 
     name = "binary"
 
     @staticmethod
     def outputs(classes: int) -> int:
-        """Return 1: there is one logit."""
+        """Return 1, for one logit."""
         return 1
 
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-        """Compute the binary cross entropy; weights and smoothing are those of two classes."""
+        """Compute the binary cross entropy; class weights and label smoothing apply to both classes."""
         return super().loss(two_scores(logits), y, weight, counts)
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Binary(Multiclass):
 
 
 class Multilabel(Objective):
-    """Any of L labels by L logits: the binary cross entropy, the mean over the labels."""
+    """Classification with any of L labels and L logits: binary cross entropy, averaged over the labels."""
 
     name = "multilabel"
     has_classes = False
@@ -152,9 +152,9 @@ class Multilabel(Objective):
     def loss(self, logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         """Compute the binary cross entropy; class weights are `pos_weight` of `binary_cross_entropy_with_logits`."""
         target = y * (1 - self.label_smoothing) + self.label_smoothing / 2
-        own = None if self.weights is None else self.weights.to(logits.dtype)
+        positive = None if self.weights is None else self.weights.to(logits.dtype)
         values = F.binary_cross_entropy_with_logits(
-            logits, target.to(logits.dtype), pos_weight=own, reduction="none"
+            logits, target.to(logits.dtype), pos_weight=positive, reduction="none"
         ).mean(-1)
         return mean(values, weight.to(logits.dtype))
 
@@ -168,7 +168,7 @@ class Multilabel(Objective):
 
 
 class Regression(Objective):
-    """T numbers by T outputs: the squared error, the mean over the numbers."""
+    """Regression of T numbers with T outputs: squared error, averaged over the numbers."""
 
     name = "regression"
     has_classes = False
@@ -182,7 +182,7 @@ class Regression(Objective):
         return (scores.double() - y.double()).square().mean(-1)
 
     def predictions(self, scores: Tensor) -> Tensor:
-        """Return the outputs themselves."""
+        """Return the outputs unchanged."""
         return scores
 
 
@@ -197,13 +197,13 @@ def two_scores(logit: Tensor) -> Tensor:
 
 
 def balanced(counts: Tensor) -> Tensor:
-    """Return class weights by which all classes that are there count alike, [C].
+    """Return class weights that balance the classes with samples, [C].
 
-    They are scikit-learn's "balanced": n / (K n_c) with K the number of classes that have samples; 0 for the others.
+    As scikit-learn's "balanced": n / (K n_c) with K the number of classes with samples; 0 for the others.
 
     >>> balanced(torch.tensor([6.0, 2.0, 0.0]))
     tensor([0.6667, 2.0000, 0.0000])
     """
-    there = counts > 0
-    weights = counts.sum() / (there.sum().clamp_min(1) * counts.clamp_min(1))
-    return torch.where(there, weights, 0.0)
+    present = counts > 0
+    weights = counts.sum() / (present.sum().clamp_min(1) * counts.clamp_min(1))
+    return torch.where(present, weights, 0.0)

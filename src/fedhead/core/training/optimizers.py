@@ -1,8 +1,7 @@
 """Optimizers as pure functions: parameters, gradients and state in, new parameters and state out.
 
-The update rules are those of `torch.optim` up to rounding, which the tests verify. `step_in_place` is the same step
-for callers that own the tensors: one pass over each tensor instead of four or more, and on a GPU one kernel for many
-tensors of dtype float32.
+The update rules equal those of `torch.optim` up to rounding, as the tests verify. `step_in_place` is the same step in
+place: one pass over each tensor instead of four or more, and on a GPU one kernel for many float32 tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fedhead.core.components.ranges import Above, AtLeast, Below
 from fedhead.core.system.errors import BadInput, require_known
 from fedhead.core.tree.tree import Tree
 
-Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
+Decay = Annotated[float, AtLeast(0), Below(1)]  # decay rate of a moving average
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class SGD(Checked):
             params: Parameters.
 
         Returns:
-            The state.
+            Optimizer state.
         """
         return Tree(velocity=params.zeros()) if self.momentum else Tree()
 
@@ -53,7 +52,7 @@ class SGD(Checked):
 
         Args:
             params: Parameters.
-            grads: Their gradients, under the same names.
+            grads: Gradients with the same names.
             state: Optimizer state, from `init` or the previous step.
             lr: Learning rate of this step.
 
@@ -72,11 +71,11 @@ class SGD(Checked):
         return params.replace(dict(zip(params, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
-        """Take one step that overwrites `params` and `state`.
+        """Take one step that updates `params` and `state` in place.
 
         Args:
             params: Parameters, from `clone_for_in_place`.
-            grads: Their gradients, under the same names.
+            grads: Gradients with the same names.
             state: Optimizer state, from `clone_for_in_place`.
             lr: Learning rate of this step.
         """
@@ -110,7 +109,7 @@ class Adam(Checked):
     eps: Annotated[float, AtLeast(0)] = 1e-8
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
 
-    decoupled: ClassVar[bool] = False  # whether the decay shrinks the weights instead of changing their gradients
+    decoupled: ClassVar[bool] = False  # whether weight decay is applied to the weights instead of the gradients
 
     def init(self, params: Tree) -> Tree:
         """Return the optimizer state before the first step.
@@ -119,7 +118,7 @@ class Adam(Checked):
             params: Parameters.
 
         Returns:
-            The state.
+            Optimizer state.
         """
         first = next(iter(params.values()))
         return Tree(step=first.new_zeros(()), mean=params.zeros(), square=params.zeros())
@@ -129,7 +128,7 @@ class Adam(Checked):
 
         Args:
             params: Parameters.
-            grads: Their gradients, under the same names.
+            grads: Gradients with the same names.
             state: Optimizer state, from `init` or the previous step.
             lr: Learning rate of this step.
 
@@ -147,7 +146,7 @@ class Adam(Checked):
         torch._foreach_add_(m, g, alpha=1 - b1)
         s = list(torch._foreach_mul(list(state["square"].values()), b2))
         torch._foreach_addcmul_(s, g, g, value=1 - b2)
-        # in a stack there is one step counter per client: append axes so that it broadcasts over the parameter
+        # a stack has one step counter per client: append axes so that it broadcasts over the parameter
         size = lr / (1 - torch.pow(b1, t))
         root = torch.sqrt(1 - torch.pow(b2, t))
         w = [
@@ -159,11 +158,11 @@ class Adam(Checked):
         return params.replace(dict(zip(names, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
-        """Take one step that overwrites `params` and `state`.
+        """Take one step that updates `params` and `state` in place.
 
         Args:
             params: Parameters, from `clone_for_in_place`.
-            grads: Their gradients, under the same names.
+            grads: Gradients with the same names.
             state: Optimizer state, from `clone_for_in_place`.
             lr: Learning rate of this step.
         """
@@ -194,7 +193,7 @@ class AdamW(Adam):
         lr: Learning rate.
         betas: Decay rates of the running means of the gradient and of its square.
         eps: Term added to the denominator.
-        weight_decay: The share of the weights, times the learning rate, that each step takes away.
+        weight_decay: Decay rate: each step multiplies the weights by 1 - lr * weight_decay.
     """
 
     weight_decay: Annotated[float, AtLeast(0)] = 1e-2
@@ -207,10 +206,10 @@ def clip_norm(grads: Tree, limit: float) -> Tree:
 
     Args:
         grads: Gradients of one client.
-        limit: Largest norm of all of them together.
+        limit: Maximum norm of all gradients together.
 
     Returns:
-        The gradients, scaled if their norm is larger.
+        Gradients, scaled if their norm exceeds the limit.
     """
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
     scale = (limit / (norm + 1e-6)).clamp_max(1.0)
@@ -218,20 +217,20 @@ def clip_norm(grads: Tree, limit: float) -> Tree:
 
 
 def clone_for_in_place(params: Tree, state: Tree) -> tuple[Tree, Tree]:
-    """Copy parameters and optimizer state, with equal strides, so that `step_in_place` may overwrite them."""
-    own = params.clone()
-    return own, _lay_out_state(Tree({n: t.clone() for n, t in state.items()}), own)
+    """Copy parameters and optimizer state, with equal strides, for `step_in_place`."""
+    copy = params.clone()
+    return copy, _lay_out_state(Tree({n: t.clone() for n, t in state.items()}), copy)
 
 
 def _lay_out_state(state: Tree, like: Tree) -> Tree:
-    """Return an optimizer's state, of which trees have one tensor per parameter, with the strides of these."""
+    """Return an optimizer state whose trees have the strides of the parameters."""
     return Tree(
         {n: Tree(zip(t, _match_strides(t, like), strict=True)) if isinstance(t, Tree) else t for n, t in state.items()}
     )
 
 
 def _match_strides(tree: Tree, like: Tree) -> list[Tensor]:
-    """Return the tensors with the strides of those in `like`: the fused kernels walk memory in storage order."""
+    """Return tensors with the strides of `like`, since fused kernels traverse memory in storage order."""
     return [_with_strides(t, other) for t, other in zip(tree.values(), like.values(), strict=True)]
 
 
@@ -239,7 +238,7 @@ def _with_strides(t: Tensor, like: Tensor) -> Tensor:
     if t.stride() == like.stride():
         return t
     same = all(a == b for a, b, size in zip(t.stride(), like.stride(), t.shape, strict=True) if size > 1)
-    if same:  # the stride of a dimension of size 1 says nothing
+    if same:  # the stride of a dimension of size 1 is irrelevant
         return t.as_strided(like.shape, like.stride())
     return torch.empty_like(like).copy_(t)
 
@@ -265,21 +264,21 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     nesterov: bool = False,
 ) -> Optimizer:
-    """Make an optimizer by its name.
+    """Create an optimizer by its name.
 
     Args:
         name: `sgd`, `adam` or `adamw`.
-        lr: The learning rate.
-        momentum: SGD's; Adam has none, its averages are set by `betas`.
-        weight_decay: The weight of the L2 penalty; AdamW's decay is decoupled.
-        betas: Adam's, the decay of its averages of gradients and of their squares.
+        lr: Learning rate.
+        momentum: Momentum of SGD; Adam uses `betas` instead.
+        weight_decay: L2 penalty; decoupled for AdamW.
+        betas: Decay rates of Adam's running means of the gradient and of its square.
         nesterov: Whether SGD uses Nesterov momentum.
 
     Returns:
-        The optimizer with these settings.
+        Optimizer with these parameters.
 
     Raises:
-        BadInput: There is no such optimizer, or it has no momentum.
+        BadInput: If the optimizer is unknown or has no momentum.
 
     >>> make_optimizer("sgd", 0.1, momentum=0.9)
     SGD(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
@@ -290,6 +289,6 @@ def make_optimizer(
             raise BadInput("nesterov: it needs momentum, such as momentum=0.9")
         return SGD(lr, momentum, weight_decay, nesterov)
     if nesterov or momentum:
-        what = "nesterov" if nesterov else f"momentum: {momentum}"
-        raise BadInput(f"{what} is for sgd; {name}'s averages are set by betas, leave momentum at 0")
+        option = "nesterov" if nesterov else f"momentum: {momentum}"
+        raise BadInput(f"{option} is for sgd; {name}'s averages are set by betas, leave momentum at 0")
     return (AdamW if name == "adamw" else Adam)(lr, betas, weight_decay=weight_decay)

@@ -1,4 +1,4 @@
-"""Amounts of local work: how many epochs, or steps, each client trains in a round."""
+"""Amounts of local work: numbers of epochs or steps of each client in a round."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Count = Annotated[int, AtLeast(1)]
 
 @dataclass(frozen=True)
 class Uniform(Checked):
-    """An amount that is drawn for each client, from `low` to `high` with the same probability.
+    """Amount drawn uniformly from `low` to `high` for each client.
 
     Args:
-        low: The smallest amount.
-        high: The largest.
-        per: `client`: drawn once, so that a client does the same in every round; `round`: anew in every round, as in
-            FedNova's experiments (Wang et al., 2020, section 6).
-        seed: What is drawn from; None: the run's seed.
+        low: Smallest amount.
+        high: Largest amount.
+        per: `client`: drawn once, the same in every round; `round`: drawn in every round, as in FedNova's experiments
+            (Wang et al., 2020, section 6).
+        seed: Seed of the draw; None: the run's seed.
     """
 
     low: Count
@@ -32,7 +32,7 @@ class Uniform(Checked):
     seed: Annotated[int, AtLeast(0)] | None = None
 
     def __post_init__(self) -> None:
-        """Check every value, and that there is something between the two."""
+        """Validate every field, and that `low` is at most `high`."""
         super().__post_init__()
         if self.low > self.high:
             raise BadInput(f"uniform({self.low}, {self.high}): the first number must be at most the second")
@@ -44,18 +44,18 @@ class Uniform(Checked):
         return self.low + int(drawn[0] * (self.high - self.low + 1))
 
 
-Amount = Count | tuple[Count, ...] | Uniform  # the same for all, one per client, or drawn
+Amount = Count | tuple[Count, ...] | Uniform  # equal for all clients, one per client, or drawn
 
 
 def read(value: int | tuple[int, ...] | str, name: str) -> int | tuple[int, ...] | Uniform:
-    """Return an amount as recipes write it: a number, a list with one per client, or `uniform(1, 5)`.
+    """Parse an amount of a recipe: a number, a list with one per client, or `uniform(1, 5)`.
 
     Args:
-        value: What the recipe says.
-        name: The recipe's key.
+        value: Value in the recipe.
+        name: Key of the recipe.
 
     Raises:
-        BadInput: It is none of these.
+        BadInput: If it is none of these.
 
     >>> read("uniform(1, 5, per=round)", "local_epochs")
     Uniform(low=1, high=5, per='round', seed=None)
@@ -68,7 +68,7 @@ def read(value: int | tuple[int, ...] | str, name: str) -> int | tuple[int, ...]
 
 
 def amount_of(amount: Amount, client: int, round: int, seed: int) -> int:
-    """Return what one client does in a round.
+    """Return the amount of one client in a round.
 
     >>> amount_of(3, client=1, round=1, seed=0), amount_of((3, 5), client=1, round=1, seed=0)
     (3, 5)
@@ -79,13 +79,13 @@ def amount_of(amount: Amount, client: int, round: int, seed: int) -> int:
 
 
 def mean(amount: Amount) -> float:
-    """Return what clients do on average."""
+    """Return the mean amount of clients."""
     if isinstance(amount, Uniform):
         return (amount.low + amount.high) / 2
     return sum(amount) / len(amount) if isinstance(amount, tuple) else float(amount)
 
 
 def check_clients(amount: Amount, clients: int, name: str) -> None:
-    """Refuse a list that is not as long as there are clients."""
+    """Check that a list has one entry per client."""
     if isinstance(amount, tuple) and len(amount) != clients:
         raise BadInput(f"{name} lists {len(amount)} numbers for {clients} clients: give one per client")

@@ -1,8 +1,7 @@
 """Random numbers by key: a hash instead of a generator, so that every executor and machine draws the same numbers.
 
-A number depends only on its key and its position, never on what was drawn before. The same splitmix64 finalizer is
-implemented for numpy (batch orders, on the host) and for torch (augmentation and dropout, inside a captured or
-vectorized step).
+A number depends only on its key and its position, never on earlier draws. The same splitmix64 finalizer is implemented
+for numpy (batch orders, on the host) and for torch (augmentation and dropout, inside a captured or vectorized step).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def permutation(key: int, n: int) -> NDArray[np.int64]:
 
 
 def permutations(keys: Sequence[int], n: int) -> NDArray[np.int64]:
-    """Return a random permutation of 0 … n-1 for each key, [len(keys), n]."""
+    """Return one random permutation of 0 … n-1 per key, [len(keys), n]."""
     return np.argsort(_hashes(np.array(keys, np.uint64).reshape(-1, 1), n), axis=1, kind="stable")
 
 
@@ -48,7 +47,7 @@ def uniforms(key: int, n: int) -> NDArray[np.float64]:
 
 
 def _hashes(key: np.uint64 | NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """Return n random 64-bit numbers, for a column of keys a row for each."""
+    """Return n random 64-bit numbers per key; a column of keys gives one row per key."""
     with np.errstate(over="ignore"):
         z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + key
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_M1)
@@ -57,7 +56,7 @@ def _hashes(key: np.uint64 | NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
 
 
 def generator(key: int) -> torch.Generator:
-    """Return a torch generator on the CPU seeded with the key (for initial weights and the like)."""
+    """Return a torch generator on the CPU, seeded with the key; used for initial weights."""
     return torch.Generator().manual_seed(key)
 
 
@@ -78,7 +77,7 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
     for side in shape:
         count *= side
     index = torch.arange(1, count + 1, device=key.device).reshape(shape)
-    # The key joins before the product: a compiler would treat a plain multiple of the index as a 32-bit index.
+    # Add the key before the product: the compiler would treat a plain multiple of the index as a 32-bit index.
     z = (key.reshape(key.shape + (1,) * len(shape)) + index) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_M1)
     z = (z ^ _shift(z, 27)) * _signed(_M2)
@@ -86,7 +85,7 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
 
 
 def fold_in(key: Tensor, number: int | Tensor) -> Tensor:
-    """Derive new keys from keys and a number: fold_in(key, 0), fold_in(key, 1), … are independent streams."""
+    """Derive new keys from keys and a number; different numbers give independent streams."""
     z = (key + (number + 1)) * _signed(_M2)
     z = (z ^ _shift(z, 30)) * _signed(_M1)
     return z ^ _shift(z, 27)
@@ -97,5 +96,5 @@ def _signed(constant: int) -> int:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right logically; torch's own shift keeps the sign."""
+    """Shift right logically; torch's shift keeps the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,6 +1,6 @@
-"""Schedules of the learning rate over the rounds, as factors of the optimizer's own rate.
+"""Learning rate schedules over the rounds, as factors of the optimizer's rate.
 
-They are those of `torch.optim.lr_scheduler`, with a round in place of an epoch, which the tests verify.
+They equal those of `torch.optim.lr_scheduler` with rounds instead of epochs, as the tests verify.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from fedhead.core.system.errors import require_known
 
 @dataclass(frozen=True)
 class LRSchedule(Checked):
-    """A constant learning rate; the base of the others."""
+    """Constant learning rate; base class of the other schedules."""
 
-    needs_rounds = False  # whether the factor depends on how many rounds there are
+    needs_rounds = False  # whether the factor depends on the number of rounds
 
     def factor(self, round: int, rounds: int) -> float:
         """Return the factor of the learning rate.
 
         Args:
-            round: Number of the round, from 0.
-            rounds: How many rounds there are.
+            round: Round number, counted from 0.
+            rounds: Number of rounds.
         """
         return 1.0
 
 
 @dataclass(frozen=True)
 class Cosine(LRSchedule):
-    """Half a cosine from 1 down to `end`, as `CosineAnnealingLR` with `T_max` the number of rounds."""
+    """Cosine decay from 1 to `end`, as `CosineAnnealingLR` with `T_max` the number of rounds."""
 
     end: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     needs_rounds = True
@@ -47,7 +47,7 @@ class Cosine(LRSchedule):
 
 @dataclass(frozen=True)
 class Step(LRSchedule):
-    """Multiplied by `gamma` every `size` rounds, as `StepLR`."""
+    """Multiplication by `gamma` every `size` rounds, as `StepLR`."""
 
     size: Annotated[int, AtLeast(1)]
     gamma: Annotated[float, Above(0), AtMost(1)] = 0.1
@@ -61,16 +61,16 @@ SCHEDULES: Mapping[str, type[LRSchedule]] = MappingProxyType({"constant": LRSche
 
 
 def make_schedule(text: str | None) -> LRSchedule:
-    """Make a schedule of a text.
+    """Parse a schedule.
 
     Args:
-        text: `constant` (as None), `cosine`, `cosine(0.01)` (which ends at a hundredth) or `step(30, 0.1)`.
+        text: `constant` (or None), `cosine`, `cosine(0.01)` (final factor 0.01) or `step(30, 0.1)`.
 
     Returns:
-        The schedule.
+        Learning rate schedule.
 
     Raises:
-        BadInput: There is no such schedule, or its arguments don't fit.
+        BadInput: If the schedule is unknown or its arguments are invalid.
 
     >>> make_schedule("step(30)")
     Step(size=30, gamma=0.1)
@@ -82,16 +82,16 @@ def make_schedule(text: str | None) -> LRSchedule:
 
 
 def learning_rate_factor(schedule: LRSchedule, warmup: int, round: int, rounds: int) -> float:
-    """Return the factor of a round: rising evenly for `warmup` rounds, then as the schedule for those that are left.
+    """Return the factor of a round: linear warm-up for `warmup` rounds, then the schedule.
 
     As `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the schedule. Stages, which
-    come after the rounds, train at the full rate.
+    run after the rounds, train at the full rate.
 
     Args:
-        schedule: The schedule after the warm-up.
-        warmup: Rounds of the warm-up.
-        round: Number of the round, from 0.
-        rounds: How many rounds there are.
+        schedule: Schedule after the warm-up.
+        warmup: Number of warm-up rounds.
+        round: Round number, counted from 0.
+        rounds: Number of rounds.
 
     >>> [round(learning_rate_factor(LRSchedule(), 3, r, 10), 2) for r in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]

@@ -15,14 +15,14 @@ def digest_text(text: str, size: int = 8) -> str:
     """Return a digest of a text.
 
     Args:
-        text: The text.
+        text: Text to digest.
         size: Bytes of the digest.
     """
     return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def digest_json(value: Any, size: int = 8) -> str:
-    """Return a digest of a value as JSON, in whatever order its keys come; what JSON can't hold counts as its text.
+    """Return a digest of a value as JSON, independent of the order of keys; other objects are converted with `str`.
 
     >>> digest_json({"a": 1, "b": 2}) == digest_json({"b": 2, "a": 1})
     True
@@ -31,7 +31,7 @@ def digest_json(value: Any, size: int = 8) -> str:
 
 
 def digest_of(tensors: Mapping[str, Tensor], size: int = 8) -> str:
-    """Return a digest of names, shapes, types and numbers, in whatever order the tensors come.
+    """Return a digest of names, shapes, dtypes and values of tensors, independent of their order.
 
     Args:
         tensors: Tensors by name.

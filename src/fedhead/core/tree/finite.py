@@ -14,18 +14,18 @@ Kinds = dict[tuple[torch.dtype, torch.device], list[Tensor]]
 
 
 def all_finite(trees: Iterable[Tree]) -> bool:
-    """Return whether all numbers of all trees are finite: the largest of each tensor decides."""
+    """Return whether all numbers of all trees are finite, by the maximum of each tensor."""
     return FiniteCheck(trees).result()
 
 
 class FiniteCheck:
     """Asynchronous check that all numbers of trees are finite; `result` synchronizes.
 
-    What a stack of clients has computed is looked at as a whole first, since thousands of small tensors take a GPU's
-    host much longer; on a CPU only where it has no clients of other runs. A GPU is waited for once per dtype.
+    Rows of a stack are checked through the whole stack first, since launching kernels for thousands of small tensors is
+    slow. On a CPU only if the stack has no rows of other runs. A GPU is synchronized once per dtype.
 
     Args:
-        trees: The trees, whose tensors must not change until `result` was asked for.
+        trees: Trees whose tensors must not change before `result` is called.
     """
 
     def __init__(self, trees: Iterable[Tree]):
@@ -33,23 +33,23 @@ class FiniteCheck:
         parts_of = (t if t._base is None or t._base.dtype != t.dtype else t._base for t in self._tensors)
         wholes = {id(whole): whole for whole in parts_of}
         all_of_cpu = sum(t.numel() for t in wholes.values() if t.device.type == "cpu")
-        ours = sum(t.numel() for t in self._tensors) >= all_of_cpu
-        self._joined = len(wholes) < len(self._tensors) and ours
+        complete = sum(t.numel() for t in self._tensors) >= all_of_cpu
+        self._joined = len(wholes) < len(self._tensors) and complete
         self._kinds = _by_kind(wholes.values() if self._joined else self._tensors)
         self._largest = {kind: _norms(same, math.inf) for kind, same in self._kinds.items() if kind[1].type != "cpu"}
         self._result: bool | None = None
 
     def result(self) -> bool:
-        """Return whether all numbers are finite; the first time, a GPU is waited for."""
+        """Return whether all numbers are finite; the first call synchronizes with the GPU."""
         if self._result is None:
-            found = all(
+            finite = all(
                 _are_finite(self._largest[kind]) if kind in self._largest else _finite_on_cpu(same)
                 for kind, same in self._kinds.items()
             )
-            if not found and self._joined:  # what a tensor is a part of may hold other numbers, which do not count
+            if not finite and self._joined:  # the non-finite numbers may be in other rows of the stack
                 kinds = _by_kind(self._tensors)
-                found = all(_are_finite(_norms(same, math.inf)) for same in kinds.values())
-            self._result = found
+                finite = all(_are_finite(_norms(same, math.inf)) for same in kinds.values())
+            self._result = finite
             self._tensors, self._kinds, self._largest = [], {}, {}
         return self._result
 
@@ -66,7 +66,7 @@ def _by_kind(tensors: Iterable[Tensor]) -> Kinds:
 
 
 def _finite_on_cpu(tensors: list[Tensor]) -> bool:
-    """On a CPU squares take a sixth of the time; their sum may overflow, then the largest numbers decide."""
+    """Check the sum of squares, six times as fast on a CPU; if it overflows, check the maximum."""
     return _are_finite(_norms(tensors, 2)) or _are_finite(_norms(tensors, math.inf))
 
 

@@ -1,6 +1,6 @@
-"""Inputs of a model: one tensor, or a dictionary of named tensors, all with the samples along their first axis.
+"""Inputs of a model: one tensor, or a dictionary of named tensors, with samples along the first axis.
 
-Whatever indexes, moves, pads or concatenates inputs does it through `map_inputs`, so that both kinds take one path.
+All code that indexes, moves, pads or concatenates inputs uses `map_inputs`, which handles both kinds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 Inputs = Tensor | dict[str, Tensor]
-Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # of one sample
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # shape of one sample
 
 
 def map_inputs(fn: Callable[..., Any], x: Any, *others: Any) -> Any:
     """Apply a function to the tensor, or to each of the named tensors.
 
     Args:
-        fn: Called with a tensor and the corresponding ones of `others`.
+        fn: Function of a tensor and the corresponding tensors of `others`.
         x: Inputs.
         *others: Inputs with the same names.
 
@@ -35,7 +35,7 @@ def map_inputs(fn: Callable[..., Any], x: Any, *others: Any) -> Any:
 
 
 def channels_last(t: Tensor) -> Tensor:
-    """Return images and filters with their channels innermost, which is what convolutions like best; others as is."""
+    """Convert images and filters to channels last, the fastest format of convolutions; others are unchanged."""
     return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
@@ -50,36 +50,36 @@ def device_of(x: Inputs) -> torch.device:
 
 
 def shape_of(x: Inputs) -> Any:
-    """Return the shape of one sample: a tuple, or a tuple by name."""
+    """Return the shape of one sample, or a dictionary of shapes for named inputs."""
     return {name: tuple(t.shape[1:]) for name, t in x.items()} if isinstance(x, dict) else tuple(x.shape[1:])
 
 
 def type_of(x: Inputs) -> Any:
-    """Return the dtype of inputs, by name where they have names."""
+    """Return the dtype of inputs, or a dictionary of dtypes for named inputs."""
     return {name: t.dtype for name, t in x.items()} if isinstance(x, dict) else x.dtype
 
 
 def model_types(x: Inputs) -> Any:
-    """Return the dtype of a model's inputs from stored ones, by name likewise: tokens and masks keep theirs."""
+    """Return the dtype in which a model receives stored inputs; integers (tokens) and masks keep theirs."""
     if isinstance(x, dict):
         return {name: model_types(t) for name, t in x.items()}
     return x.dtype if x.dtype in (torch.int64, torch.bool) else torch.float32
 
 
 def blank(shape: Any, types: Any) -> Inputs:
-    """Return one input of zeros, for trying a model.
+    """Return one sample of zeros, to test a model.
 
     Args:
-        shape: Shape of one sample, by name where inputs have names.
-        types: Its dtype, by name likewise.
+        shape: Result of `shape_of`.
+        types: Result of `type_of` or `model_types`.
     """
     if isinstance(shape, dict):
-        return {name: torch.zeros(1, *own, dtype=types[name]) for name, own in shape.items()}
+        return {name: torch.zeros(1, *sides, dtype=types[name]) for name, sides in shape.items()}
     return torch.zeros(1, *shape, dtype=types)
 
 
 def describe(x: Inputs) -> str:
-    """Return shape and type of one sample, in words for error messages.
+    """Describe shape and dtype of one sample for error messages.
 
     >>> describe({"ids": torch.zeros(2, 8, dtype=torch.int64), "age": torch.zeros(2, 1)})
     'ids (8,) int64 and age (1,) float32'
@@ -90,5 +90,5 @@ def describe(x: Inputs) -> str:
 
 
 def to_dtype(x: Inputs, dtype: torch.dtype) -> Any:
-    """Return inputs with floating-point tensors of a dtype; tokens and masks stay as they are."""
+    """Convert floating-point inputs to a dtype; tokens and masks are unchanged."""
     return map_inputs(lambda t: t.to(dtype) if t.is_floating_point() else t, x)

@@ -1,4 +1,4 @@
-"""Check that hooks have left alone what they were given."""
+"""Detection of in-place changes that hooks make to their inputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedhead.core.tree.tree import Tree
 
 
 class Unchanged:
-    """Remembers which tensors trees hold, and how often each was written to.
+    """Snapshot of trees that detects later changes, by tensor identities, version counters and copies.
 
-    Copies are compared as well, since torch does not count what is written through `tensor.data` or a numpy array.
+    Copies are needed since torch does not count writes through `tensor.data` or a numpy array.
 
     Args:
-        trees: The trees, or single tensors, by how a hook's code would write them.
+        trees: Trees or tensors, keyed by their expression in the hook's code.
 
     >>> import torch
     >>> server = Tree(model=Tree(w=torch.zeros(2)))
@@ -32,7 +32,7 @@ class Unchanged:
         self._before = {name: (t, _writes(t), t.detach().clone()) for name, t in self._named()}
 
     def changed(self) -> str | None:
-        """Return the first entry that was written to, replaced, added or removed since; None if there is none."""
+        """Return the first entry that was modified, replaced, added or removed, or None."""
         now = dict(self._named())
         for name, t in now.items():
             before, writes, copy = self._before.get(name, (None, 0, t))
@@ -46,7 +46,7 @@ class Unchanged:
 
 
 def _entries(path: str, value: Tree | Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a tree, by how a hook's code would write them."""
+    """Yield the tensors of a tree with their expressions in the hook's code."""
     if not isinstance(value, Tree):
         yield path, value
         return
@@ -55,10 +55,10 @@ def _entries(path: str, value: Tree | Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _equal(t: Tensor, copy: Tensor) -> bool:
-    """Return whether a tensor holds what its copy does; what is not a number is equal to itself."""
+    """Return whether a tensor equals its copy; NaN equals NaN."""
     return t.shape == copy.shape and bool(((t == copy) | ((t != t) & (copy != copy))).all())
 
 
 def _writes(t: Tensor) -> int:
-    """Return how often a tensor was written to; one that was made in inference mode does not count it."""
+    """Return the version counter of a tensor; 0 for inference tensors, which have none."""
     return 0 if t.is_inference() else t._version

@@ -1,4 +1,4 @@
-"""Tensors of one dtype packed into one buffer: one copy between host and device instead of thousands."""
+"""Packing of tensors into one buffer per dtype: one copy between host and device instead of thousands."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Buffers = dict[torch.dtype, Tensor]
 
 
 class PackedTree(NamedTuple):
-    """A tree whose numbers lie in buffers.
+    """Tree stored in buffers.
 
     Args:
-        buffers: One per dtype.
-        form: A tree of the same names, shapes and dtypes; what its tensors hold does not matter.
+        buffers: One buffer per dtype.
+        form: Tree of the same names, shapes and dtypes; its values are ignored.
     """
 
     buffers: Buffers
     form: Tree
 
     def tree(self) -> Tree:
-        """Return the tree, whose tensors are views of the buffers."""
+        """Return the tree; its tensors are views of the buffers."""
         tensors = unpack(self.buffers, self.form.tensors())
         return self.form.map(lambda t: next(tensors))
 
 
 def pack_tree(tree: Tree) -> PackedTree:
-    """Return a tree's numbers in buffers; that of a single tensor may share its memory."""
+    """Pack a tree into buffers; the buffer of a single tensor may share its memory."""
     return PackedTree(pack(tree.tensors()), tree.map(lambda t: _form(t.shape, t.dtype)))
 
 
 def pack_rows(trees: StackedTrees) -> list[PackedTree]:
-    """Return each tree's numbers in buffers, which are rows of one buffer for all of them.
+    """Pack each tree into buffers that are rows of one shared buffer.
 
     Args:
         trees: Trees with at least one tensor.
@@ -57,12 +57,12 @@ def pack_rows(trees: StackedTrees) -> list[PackedTree]:
 
 
 def _form(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor that takes no memory."""
+    """Return a meta tensor, which takes no memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def pack(tensors: Iterable[Tensor]) -> Buffers:
-    """Return the numbers of tensors, one buffer per dtype; that of a single tensor may share its memory.
+    """Pack tensors into one buffer per dtype; the buffer of a single tensor may share its memory.
 
     Args:
         tensors: Tensors on one device.
@@ -71,11 +71,11 @@ def pack(tensors: Iterable[Tensor]) -> Buffers:
 
 
 def unpack(buffers: Buffers, like: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Return the tensors whose numbers lie in buffers, as views of them.
+    """Return views of the packed tensors.
 
     Args:
-        buffers: What `pack` returned, or a copy of it.
-        like: Tensors of the shapes and dtypes that were packed, in the same order.
+        buffers: Result of `pack`, or a copy of it.
+        like: Tensors of the packed shapes and dtypes, in the same order.
 
     >>> a, b = torch.arange(4.0).reshape(2, 2), torch.tensor(True)
     >>> list(unpack(pack([a, b]), [a, b]))
@@ -83,9 +83,9 @@ def unpack(buffers: Buffers, like: Iterable[Tensor]) -> Iterator[Tensor]:
             [2., 3.]]), tensor(True)]
     """
     like = list(like)
-    # one call for all tensors: there are thousands of them in a round
+    # one call for all tensors, since a round has thousands of them
     views = {
         kind: iter(torch._C._nn.unflatten_dense_tensors(buffers[kind], parts)) for kind, parts in by_dtype(like).items()
     }
-    # torch does not keep the shape of a tensor without elements
+    # torch loses the shape of a tensor without elements
     return (next(views[t.dtype]) if t.numel() else next(views[t.dtype]).reshape(t.shape) for t in like)

@@ -1,4 +1,4 @@
-"""Schemas: the names, shapes and dtypes of a tree's tensors."""
+"""Schemas: names, shapes and dtypes of the tensors of a tree."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def schema(tree: Tree) -> Schema:
-    """Return the shape and dtype of every tensor of a tree, by full name."""
+    """Return the shape and dtype of every tensor of a tree, keyed by full name."""
     return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}

@@ -1,7 +1,7 @@
-"""Numbers of the host, copied to a device without waiting for it.
+"""Asynchronous copies from the host to a device.
 
-`torch.tensor(numbers, device="cuda")` returns when the copy is done, and the copy begins when the GPU is done with all
-that it was told before: in the middle of a round the host would wait for the training.
+`torch.tensor(numbers, device="cuda")` waits for the copy, and the copy waits for all queued work of the GPU. In the
+middle of a round, the host would wait for the training.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch import Tensor
 
 
 def to_device(numbers: NDArray[Any] | Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers as a tensor on a device; a GPU reads them from page-locked memory in the order of its work.
+    """Copy numbers to a device asynchronously, through pinned memory.
 
     Args:
-        numbers: An array, or a list of numbers or of such lists. On a CPU the tensor shares the memory of an array.
-        device: Where the tensor lies.
-        dtype: Its dtype; None: that of the array, or torch's for such numbers.
+        numbers: Array, or (nested) list of numbers. On a CPU the tensor shares the memory of an array.
+        device: Target device.
+        dtype: Target dtype; None: that of the array, or torch's default.
 
     >>> to_device([1, 2], torch.device("cpu"))
     tensor([1, 2])
     """
-    here = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=dtype)
-    here = here if dtype is None else here.to(dtype)
+    host = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=dtype)
+    host = host if dtype is None else host.to(dtype)
     if device.type == "cpu":
-        return here
-    return _page_locked(here).to(device, non_blocking=True)
+        return host
+    return _page_locked(host).to(device, non_blocking=True)
 
 
 def _page_locked(t: Tensor) -> Tensor:
-    """Return a copy in page-locked memory, made by this thread alone: torch's threads at times took 20 ms to begin."""
-    if t.dtype is torch.bfloat16:  # which numpy does not have
+    """Copy to pinned memory in this thread: torch's threads sometimes took 20 ms to start."""
+    if t.dtype is torch.bfloat16:  # not supported by numpy
         return t.pin_memory()
     locked = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
     np.copyto(locked.numpy(), t.numpy())

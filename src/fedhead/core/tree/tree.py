@@ -1,4 +1,4 @@
-"""Trees: named tensors that add, subtract and scale; everything that is sent or stored is a tree."""
+"""Trees: named tensors with vector arithmetic; everything that is sent or stored is a tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedhead.core.tree.foreach import clone_all, zeros_like_all
 
 
 class Tree(dict[str, Any]):
-    """A dictionary of tensors (or of nested trees) with vector arithmetic.
+    """Dictionary of tensors or nested trees, with vector arithmetic.
 
     >>> a = Tree(w=torch.tensor([1.0, 2.0]), b=torch.tensor(3.0))
     >>> (a + 2 * a).sq()
@@ -26,11 +26,11 @@ class Tree(dict[str, Any]):
         """Apply a function to every tensor.
 
         Args:
-            fn: Called with a tensor and the corresponding entries of `others`.
+            fn: Function of a tensor and the corresponding entries of `others`.
             *others: Trees with the same names, or numbers.
 
         Returns:
-            A tree with the same names.
+            Tree with the same names.
 
         Raises:
             KeyError: If a tree in `others` has other names.
@@ -65,21 +65,21 @@ class Tree(dict[str, Any]):
 
     def zeros(self) -> Self:
         """Return a tree with the same names and shapes, filled with zeros."""
-        made = iter(zeros_like_all(list(self.tensors())))
-        return self.map(lambda t: next(made))
+        zeros = iter(zeros_like_all(list(self.tensors())))
+        return self.map(lambda t: next(zeros))
 
     def detach(self) -> Self:
         """Detach every tensor from the autograd graph."""
         return self.map(torch.Tensor.detach)
 
     def copy(self) -> Self:
-        """Return a tree of the same tensors, whose entries (and those of its trees) may be replaced alone."""
+        """Return a copy of the nested dictionaries that shares the tensors."""
         return self._like({n: value.copy() if isinstance(value, Tree) else value for n, value in self.items()})
 
     def clone(self) -> Self:
         """Return a copy that shares no memory."""
-        made = iter(clone_all(list(self.tensors())))
-        return self.map(lambda t: next(made))
+        clones = iter(clone_all(list(self.tensors())))
+        return self.map(lambda t: next(clones))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Apply `Tensor.to` to every tensor.
@@ -89,7 +89,7 @@ class Tree(dict[str, Any]):
             **kwargs: Arguments of `Tensor.to`.
 
         Returns:
-            A tree with the same names.
+            Tree with the same names.
         """
         return self.map(lambda t: t.to(*args, **kwargs))
 
@@ -97,10 +97,10 @@ class Tree(dict[str, Any]):
         """Return the inner product with another tree.
 
         Args:
-            other: A tree with the same names.
+            other: Tree with the same names.
 
         Returns:
-            A number.
+            Scalar tensor.
 
         Raises:
             KeyError: If the names differ.
@@ -119,28 +119,28 @@ class Tree(dict[str, Any]):
 
     # -- names ------------------------------------------------------------------------------------
     def __missing__(self, name: object) -> Any:
-        there = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
-        raise KeyError(f"no entry {name!r}; the entries are {there or 'none'}")
+        entries = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
+        raise KeyError(f"no entry {name!r}; the entries are {entries or 'none'}")
 
     def part(self, *prefixes: str) -> Self:
-        """Return the entries under dotted prefixes.
+        """Return the entries with dotted prefixes.
 
         Args:
-            *prefixes: Such as "classifier", for "classifier.weight" and "classifier.bias".
+            *prefixes: Prefixes such as "classifier", for "classifier.weight" and "classifier.bias".
 
         Returns:
-            The entries whose names start with one of the prefixes.
+            Entries whose names start with one of the prefixes.
         """
         return self._like({n: t for n, t in self.items() if under(n, prefixes)})
 
     def without(self, *prefixes: str) -> Self:
-        """Return the entries under none of the dotted prefixes.
+        """Return the entries without dotted prefixes.
 
         Args:
-            *prefixes: Such as "classifier".
+            *prefixes: Prefixes such as "classifier".
 
         Returns:
-            The entries whose names start with none of the prefixes.
+            Entries whose names start with none of the prefixes.
         """
         return self._like({n: t for n, t in self.items() if not under(n, prefixes)})
 
@@ -152,12 +152,12 @@ class Tree(dict[str, Any]):
             **entries: Further entries.
 
         Returns:
-            The copy.
+            Copy with the new entries.
         """
         return self._like({**self, **(other or {}), **entries})
 
     def leaves(self) -> dict[str, Tensor]:
-        """Return every tensor under its full name, with the levels joined by '/'.
+        """Return all tensors keyed by full name, with levels joined by '/'.
 
         >>> list(Tree(model=Tree(w=torch.zeros(1))).leaves())
         ['model/w']
@@ -165,7 +165,7 @@ class Tree(dict[str, Any]):
         return dict(self._walk(""))
 
     def tensors(self) -> Iterator[Tensor]:
-        """Return all tensors, those of nested trees included."""
+        """Yield all tensors, including those of nested trees."""
         for value in self.values():
             if isinstance(value, Tree):
                 yield from value.tensors()
@@ -197,10 +197,10 @@ class Tree(dict[str, Any]):
 
 
 class Weights(Tree):
-    """The weights of a model: its parameters together with its buffers (running statistics).
+    """Weights of a model: parameters and buffers (running statistics).
 
-    Sums and means cover both, so that an average of models also averages BatchNorm's statistics; norms, inner products
-    and gradients cover the parameters only.
+    Sums and means include both, so that an average of models also averages BatchNorm's statistics. Norms, inner
+    products and gradients include only the parameters.
 
     Args:
         entries: Tensors by name.
@@ -215,18 +215,18 @@ class Weights(Tree):
 
     @property
     def params(self) -> Tree:
-        """The trained parameters."""
+        """Parameters, without buffers."""
         return Tree({n: t for n, t in self.items() if n not in self.buffers})
 
     @property
     def stats(self) -> Tree:
-        """The buffers, such as running means and variances."""
+        """Buffers, such as running means and variances."""
         return Tree({n: t for n, t in self.items() if n in self.buffers})
 
     def replace(self, other: Mapping[str, Any] | None = None, /, **entries: Any) -> Self:
         """Return a copy with the given entries replaced or added; buffers of `other` stay buffers."""
-        more = other.buffers if isinstance(other, Weights) else frozenset()
-        return type(self)({**self, **(other or {}), **entries}, self.buffers | more)
+        buffers = other.buffers if isinstance(other, Weights) else frozenset()
+        return type(self)({**self, **(other or {}), **entries}, self.buffers | buffers)
 
     def _vector(self) -> dict[str, Tensor]:
         return {n: t for n, t in self.items() if n not in self.buffers}
@@ -236,7 +236,7 @@ class Weights(Tree):
 
 
 def under(name: str, prefixes: tuple[str, ...]) -> bool:
-    """Return whether a dotted name is one of the prefixes or begins with one of them."""
+    """Return whether a dotted name equals or starts with one of the prefixes."""
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
@@ -246,7 +246,7 @@ def stack(trees: list[Tree]) -> Tree:
 
 
 def cat(trees: Sequence[Tree]) -> Tree:
-    """Join trees along the leading axis of their tensors.
+    """Concatenate trees along the leading axis of their tensors.
 
     >>> cat([Tree(a=torch.tensor([1.0, 2.0])), Tree(a=torch.tensor([3.0]))])["a"]
     tensor([1., 2., 3.])
@@ -256,15 +256,15 @@ def cat(trees: Sequence[Tree]) -> Tree:
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
     """Split a stacked tree into its first `count` rows."""
-    rows = tree.map(Tensor.unbind)  # a tuple of rows in place of each tensor: faster than one row at a time
+    rows = tree.map(Tensor.unbind)  # each tensor becomes a tuple of rows: faster than indexing
     return [rows.map(itemgetter(i)) for i in range(count)]
 
 
 def total(trees: list[Tree]) -> Tree:
-    """Return the sum of trees, added in their order.
+    """Return the sum of trees, added in order.
 
     Args:
-        trees: Trees with the same names, shapes and types.
+        trees: Trees with the same names, shapes and dtypes.
 
     Raises:
         KeyError: If the names differ.
@@ -273,17 +273,17 @@ def total(trees: list[Tree]) -> Tree:
     tensor([4., 6.])
     """
     out = trees[0].clone()
-    mine = out.leaves()
+    sums = out.leaves()
     for tree in trees[1:]:
-        theirs = tree.leaves()
-        if theirs.keys() != mine.keys():
-            odd = sorted(theirs.keys() ^ mine.keys())
+        terms = tree.leaves()
+        if terms.keys() != sums.keys():
+            odd = sorted(terms.keys() ^ sums.keys())
             raise KeyError(f"trees with different names: {', '.join(odd[:4])} are in only one of them")
-        torch._foreach_add_(list(mine.values()), [theirs[name] for name in mine])  # one kernel instead of many
+        torch._foreach_add_(list(sums.values()), [terms[name] for name in sums])  # one kernel instead of many
     return out
 
 
-# Let torch.func (vmap, grad) treat trees as containers; no other place uses pytree's internals.
+# Register trees as containers of torch.func (vmap, grad).
 pytree.register_pytree_node(
     Tree,
     lambda t: (list(t.values()), tuple(t.keys())),
@@ -292,7 +292,7 @@ pytree.register_pytree_node(
 )
 pytree.register_pytree_node(
     Weights,
-    # a tuple: equal sets may print their names in different orders, and what is compiled is found by the printed form
+    # a tuple, since the repr is part of the compiler's cache key and the order of a set is not deterministic
     lambda t: (list(t.values()), (tuple(t.keys()), tuple(n for n in t if n in t.buffers))),
     lambda values, context: Weights(zip(context[0], values, strict=True), context[1]),
     serialized_type_name="fedhead.Weights",

@@ -1,4 +1,4 @@
-"""Checks of the results of users' hooks, which name the hook before the result fails somewhere inside."""
+"""Validation of the results of users' hooks; errors name the hook."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedhead.core.tree.tree import Tree, Weights
 
 
 def checked_tree(found: Any, hook: str) -> Tree:
-    """Check that a hook has returned a tree of tensors.
+    """Check that a hook returned a tree of tensors, and return it.
 
     Args:
-        found: What it returned.
-        hook: The hook as its author calls it, such as FedMine.init_client.
+        found: Return value of the hook.
+        hook: Qualified name of the hook, such as FedMine.init_client.
 
     Raises:
-        BadInput: If it is something else.
+        BadInput: If it is not a tree of tensors.
     """
     if not isinstance(found, Tree):
         raise BadInput(f"{hook} returned {_kind(found)}: return fh.Tree(name=tensor, …), or fh.Tree() for nothing")
@@ -34,15 +34,15 @@ def checked_tree(found: Any, hook: str) -> Tree:
 
 
 def check_weights(new: Tree, old: Tree, hook: str) -> None:
-    """Refuse plain trees in place of a model's weights, whose buffers they do not tell from its parameters.
+    """Check that weights are replaced by weights, since a plain tree does not distinguish buffers from parameters.
 
     Args:
-        new: What a hook returned.
-        old: What it takes the place of.
-        hook: The hook as its author calls it.
+        new: Return value of the hook.
+        old: Tree that it replaces.
+        hook: Qualified name of the hook.
 
     Raises:
-        BadInput: If there is one.
+        BadInput: If a plain tree replaces weights.
     """
     for name, value in new.items():
         if isinstance(old.get(name), Weights) and not isinstance(value, Weights):
@@ -53,36 +53,36 @@ def check_weights(new: Tree, old: Tree, hook: str) -> None:
 
 
 def check_broadcast(new: Tree, old: Tree, broadcast: Sequence[str], hook: str) -> None:
-    """Refuse a server's state that lacks what the clients of the next round are to receive.
+    """Check that a new server state has all entries of the broadcast.
 
     Args:
-        new: What a hook returned.
-        old: What it takes the place of.
-        broadcast: The entries that every client receives, where the state has them.
-        hook: The hook as its author calls it.
+        new: Return value of the hook.
+        old: Server state that it replaces.
+        broadcast: Entries that every client receives, if the state has them.
+        hook: Qualified name of the hook.
 
     Raises:
         BadInput: If an entry of the old state is missing.
     """
     for name in broadcast:
         if name in old and name not in new:
-            there = ", ".join(map(repr, new)) or "nothing"
+            entries = ", ".join(map(repr, new)) or "nothing"
             raise BadInput(
                 f"{hook} returned a server state without {name!r}, which every client receives by `broadcast`; it has "
-                f"{there}: return server.replace(…), which keeps the other entries"
+                f"{entries}: return server.replace(…), which keeps the other entries"
             )
 
 
 def check_rows(scores: Tensor, x: Inputs, who: str) -> Tensor:
-    """Return the scores of a batch, if there is one row for each sample.
+    """Check that scores have one row per sample, and return them.
 
     Args:
-        scores: What a method made of a model's outputs.
-        x: The batch.
-        who: The method.
+        scores: Scores of a batch, computed by the method.
+        x: Inputs of the batch.
+        who: Name of the method.
 
     Raises:
-        BadInput: If there are other rows.
+        BadInput: If the number of rows differs.
     """
     count = len(tensors_of(x)[0])
     if scores.dim() and len(scores) == count:

@@ -1,6 +1,6 @@
-"""The trees of several clients: a list of them, or rows of one stacked tree.
+"""Trees of several clients: a list, or rows of one stacked tree.
 
-A mean over clients that were trained in one stack is one operation per tensor, and takes no stack apart.
+The mean over a stack of clients is one operation per tensor, without unstacking.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fedhead.core.tree.tree import Tree, unstack
 
 
 class TreeRows(Sequence[Tree]):
-    """Trees of several clients, one by one.
+    """List of the trees of several clients.
 
     Args:
-        trees: The trees.
+        trees: One tree per client.
 
     >>> trees = TreeRows([Tree(w=torch.tensor([1.0])), Tree(w=torch.tensor([4.0]))])
     >>> trees.mean([1.0, 2.0])
@@ -51,15 +51,15 @@ class TreeRows(Sequence[Tree]):
         """Return some of the trees.
 
         Args:
-            places: Their places among these.
+            places: Positions of the trees.
         """
         return TreeRows([self._trees[place] for place in places])
 
     def under(self, name: str) -> TreeRows:
-        """Return the trees that these have under a name; a tensor becomes a tree with the one entry `value`.
+        """Return one entry of every tree; a tensor becomes a tree with the single entry `value`.
 
         Raises:
-            KeyError: With the place of the first tree that has no such entry.
+            KeyError: With the position of the first tree without this entry.
         """
         for place, tree in enumerate(self._trees):
             if name not in tree:
@@ -67,28 +67,28 @@ class TreeRows(Sequence[Tree]):
         return TreeRows([_as_tree(tree[name]) for tree in self._trees])
 
     def holds_tensor(self, name: str) -> bool:
-        """Return whether an entry is a tensor, and no tree."""
+        """Return whether an entry is a tensor, not a tree."""
         return isinstance(self._trees[0][name], Tensor)
 
     def mean(self, weights: Sequence[float]) -> Tree:
-        """Return the weighted mean; trees of one stack give the same bit for bit as single ones.
+        """Return the weighted mean; bit-identical for stacked and single trees.
 
         Args:
-            weights: One weight per tree, with a positive sum; they need not sum to 1.
+            weights: One weight per tree; they are normalized by their sum.
 
         Raises:
-            ValueError: If the weights do not have a positive sum.
+            ValueError: If the sum of the weights is not positive.
         """
         average = _row_average(weights)
         return self._trees[0].map(lambda *rows: average(torch.stack(rows)), *self._trees[1:])
 
     def schema(self) -> Schema | None:
-        """Return the shape and dtype of every tensor of a single tree, by full name; None where trees differ."""
+        """Return the schema of a single tree; None if the trees differ."""
         first, *others = map(schema, self._trees)
         return first if all(other == first for other in others) else None
 
     def numbers(self, name: str) -> dict[int, float]:
-        """Return the numbers under a name by the place of their tree, where it has one; waits once for a GPU."""
+        """Return the scalars of an entry, keyed by the position of their tree, with a single device synchronization."""
         tensors = {place: tree[name] for place, tree in enumerate(self._trees) if name in tree}
         return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)) if tensors else {}
 
@@ -99,7 +99,7 @@ class TreeRows(Sequence[Tree]):
 
 
 def as_rows(trees: Sequence[Tree]) -> TreeRows:
-    """Return trees as `TreeRows`."""
+    """Convert trees to `TreeRows`."""
     return trees if isinstance(trees, TreeRows) else TreeRows(trees)
 
 
@@ -113,13 +113,13 @@ def _as_tree(value: Tree | Tensor) -> Tree:
 
 
 class StackedTrees(TreeRows):
-    """Trees of one form, of which single ones are only made when they are asked for.
+    """Trees of one schema, stored stacked and unstacked lazily.
 
-    Whoever asks for single ones may replace their entries: from then on these count, not the stack.
+    Callers may replace entries of the unstacked trees, so once unstacked, these are used instead of the stack.
 
     Args:
-        stacked: Their tensors, with a leading axis.
-        rows: The row of each tree along that axis.
+        stacked: Tree of tensors with a leading axis.
+        rows: Row of each tree along that axis.
 
     >>> trees = StackedTrees(Tree(w=torch.tensor([[1.0], [2.0], [4.0]])), rows=[0, 2])
     >>> trees[1], trees.mean([1.0, 1.0])
@@ -135,12 +135,12 @@ class StackedTrees(TreeRows):
         count = max(self.rows, default=-1) + 1
         if 2 * len(self.rows) < count:
             return [self.stacked.map(itemgetter(row)) for row in self.rows]
-        each = unstack(self.stacked, count)
-        return [each[row] for row in self.rows]
+        trees = unstack(self.stacked, count)
+        return [trees[row] for row in self.rows]
 
     @property
     def is_whole(self) -> bool:
-        """Whether nobody has asked for single trees yet."""
+        """True until the trees are unstacked."""
         return "_trees" not in vars(self)
 
     def __len__(self) -> int:
@@ -151,11 +151,11 @@ class StackedTrees(TreeRows):
         return StackedTrees(self.stacked, [self.rows[place] for place in places])
 
     def copied_rows(self) -> Tree:
-        """Return all trees stacked in their order, with their own memory."""
+        """Return a copy of the stack in the order of the trees."""
         return self.stacked.map(self._selector())
 
     def under(self, name: str) -> TreeRows:
-        """Return the trees that these have under a name, as rows of one stack."""
+        """Return one entry of every tree, as rows of one stack."""
         if not self.is_whole:
             return super().under(name)
         if name not in self.stacked:
@@ -163,7 +163,7 @@ class StackedTrees(TreeRows):
         return StackedTrees(_as_tree(self.stacked[name]), self.rows)
 
     def holds_tensor(self, name: str) -> bool:
-        """Return whether an entry is a tensor, and no tree."""
+        """Return whether an entry is a tensor, not a tree."""
         return isinstance(self.stacked[name], Tensor) if self.is_whole else super().holds_tensor(name)
 
     def mean(self, weights: Sequence[float]) -> Tree:
@@ -185,11 +185,11 @@ class StackedTrees(TreeRows):
         return select
 
     def schema(self) -> Schema | None:
-        """Return the shape and dtype of every tensor of a single tree, by full name."""
+        """Return the schema of a single tree."""
         return {name: (tuple(t.shape[1:]), t.dtype) for name, t in self.stacked.leaves().items()}
 
     def numbers(self, name: str) -> dict[int, float]:
-        """Return the numbers under a name by the place of their tree; waits once for a GPU."""
+        """Return the scalars of an entry, keyed by the position of their tree, with a single device synchronization."""
         if name not in self.stacked:
             return {}
         values = self.stacked[name].tolist()
@@ -202,16 +202,16 @@ class StackedTrees(TreeRows):
 
 
 def with_own_rows(stacked: Tree) -> Tree:
-    """Return a stacked tree whose rows share memory neither with each other nor with what was there before.
+    """Return a stacked tree whose rows share no memory with each other or with the inputs of vmap.
 
-    What is the same for all clients, such as the model that they have received, comes out of vmap as a single row that
-    stands for all of them, and out of a stack of one client as the very tensor.
+    A tensor that is equal for all clients, such as the received model, is returned by vmap as one expanded row; with a
+    stack of one client, as the input tensor itself.
 
     Args:
-        stacked: What vmap has returned.
+        stacked: Result of vmap.
 
-    >>> one = Tree(w=torch.zeros(2).expand(3, 2))
-    >>> with_own_rows(one)["w"].stride()
+    >>> expanded = Tree(w=torch.zeros(2).expand(3, 2))
+    >>> with_own_rows(expanded)["w"].stride()
     (2, 1)
     """
     return stacked.map(lambda t: t.clone(memory_format=torch.contiguous_format) if _is_one_row(t) else t)
@@ -222,18 +222,18 @@ def _is_one_row(t: Tensor) -> bool:
 
 
 def _row_average(weights: Sequence[float]) -> Callable[[Tensor], Tensor]:
-    """Return the function that computes the weighted mean of the rows of a tensor."""
+    """Return a function that computes the weighted mean of the rows of a tensor."""
     total = math.fsum(weights)
     if not total > 0:
         raise ValueError(f"a weighted mean needs weights with a positive sum, not {total}")
 
-    shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
+    shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # cache, to copy to a GPU once
 
     def average(rows: Tensor) -> Tensor:
         kind = (rows.dtype, rows.device)
         if kind not in shares:
             shares[kind] = to_device([w / total for w in weights], rows.device, rows.dtype)
-        # as torch.tensordot computes it, with fewer calls
+        # same computation as torch.tensordot, with fewer calls
         if rows.numel() == len(rows):
             return torch.dot(shares[kind], rows.reshape(-1)).reshape(rows.shape[1:])
         return torch.mm(shares[kind][None], rows.reshape(len(rows), -1)).reshape(rows.shape[1:])

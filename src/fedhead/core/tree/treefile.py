@@ -1,4 +1,4 @@
-"""Trees on disk: safetensors files without pickle, written so that a crash leaves the old file or the new one."""
+"""Trees on disk: safetensors files without pickle, written atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
     Args:
         path: File to write.
         tree: Tree to save; names must not contain '/'.
-        metadata: Anything that JSON can represent.
+        metadata: JSON-serializable dictionary.
 
     Raises:
         OSError: If the file can't be written.
@@ -44,7 +44,7 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
     with atomic(path) as draft:
         try:
             save_file(_unshared(tensors), draft, metadata=header)
-        except SafetensorError as error:  # of a full disk, say: "... (os error 28)"
+        except SafetensorError as error:  # such as a full disk: "... (os error 28)"
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
@@ -58,7 +58,7 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
         BadInput: If the file is missing, corrupt or was not written by fedhead.
     """
     with _opened(path) as (file, header):
-        # copies, as the file's own tensors are windows on the disk: whoever cuts the file would crash this process
+        # copies: the file's tensors are memory-mapped, and truncating the file would crash this process
         tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         tree = rebuild(json.loads(header["tree"]), tensors, "")
         if len(tree.leaves()) != len(tensors) or header["digest"] != _digest(header, tree.leaves()):
@@ -67,18 +67,18 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
 
 
 def load_metadata(path: str | Path) -> dict[str, Any]:
-    """Read only the metadata of a file written by `save_tree`, which takes no time however large the file is.
+    """Read only the metadata of a file written by `save_tree`; fast for any file size.
 
     Raises:
         BadInput: If the file is missing, corrupt or was not written by fedhead.
     """
     with _opened(path) as (_, header):
-        return json.loads(header["metadata"])  # type: ignore[no-any-return]  # an object: its digest was checked
+        return json.loads(header["metadata"])  # type: ignore[no-any-return]  # a JSON object, by its digest
 
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Open a file written by `save_tree` and check its header; errors on the way are raised as `BadInput`."""
+    """Open a file written by `save_tree` and check its header; all errors become `BadInput`."""
     try:
         refuse_special(Path(path))
         with safe_open(path, framework="pt") as file:
@@ -98,7 +98,7 @@ def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def describe(tree: Tree) -> dict[str, Any]:
-    """Return the structure of a tree as JSON data; as lists, since safetensors files don't keep the order."""
+    """Return the structure of a tree as JSON data; entries are lists, since safetensors does not keep their order."""
     entries = [[name, describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]
     if isinstance(tree, Weights):
         return {"kind": "Weights", "buffers": sorted(tree.buffers), "entries": entries}
@@ -106,7 +106,7 @@ def describe(tree: Tree) -> dict[str, Any]:
 
 
 def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str = "") -> Tree:
-    """Rebuild the tree that `describe` described from its tensors by full name."""
+    """Rebuild a tree from the result of `describe` and its tensors, keyed by full name."""
     entries: dict[str, Any] = {}
     for name, inner in description["entries"]:
         full = before + name
@@ -117,7 +117,7 @@ def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clone tensors that share memory (rows of a stack do), which safetensors refuses."""
+    """Clone tensors that share memory, such as rows of a stack, which safetensors refuses."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -128,5 +128,5 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor] | None = None) -> str:
-    """Return a hash of a file's header, and of its tensors with their names, types and shapes."""
+    """Return a digest of a file's header and of its tensors with their names, dtypes and shapes."""
     return digest_json([*(header[name] for name in ("format", "tree", "metadata")), digest_of(tensors or {}, 16)], 16)
