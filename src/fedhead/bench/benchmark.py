@@ -1,8 +1,8 @@
-"""Benchmark of training: client-steps per second by workload, executor and precision, in one run.
+"""Benchmark of training: client steps per second by workload, executor and precision.
 
-A client-step is one optimization step of one client. The plain loop (eager PyTorch, one client after another, data on
-the device) is taken in the same run and is the 1x that the others are measured against: the faster of fedhead's own
-loop and, where it does the same work, a textbook loop with `torch.optim`.
+A client step is one optimization step of one client. The baseline (1x) is the plain loop, measured in the same run:
+eager PyTorch, one client after another, data on the device. It is the faster of fedhead's loop and, for workloads with
+plain cross entropy, a textbook loop with `torch.optim`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
 
 @dataclass(frozen=True)
 class Workload:
-    """Workload of a benchmark: the architectures, one per client in turn, and the method."""
+    """Workload of a benchmark: a method and architectures, which are assigned to clients in turn."""
 
     name: str
     models: tuple[str, ...]
     method: str
     feature_layer: int | None = None
-    plain: bool = False  # whether a textbook loop with cross entropy does the same work
+    plain: bool = False  # whether a textbook loop with cross entropy is equivalent
 
     def simulation(self, clients: int, steps: int, device: torch.device, precision: str = "fp32") -> Simulation:
-        """Return a federation of random CIFAR-sized images, the same number at every client."""
+        """Return a simulation with random CIFAR-sized images, equally many per client."""
         rng = np.random.RandomState(0)
         x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE), dtype=np.uint8)
         y = rng.randint(0, CLASSES, len(x))
@@ -77,17 +77,17 @@ WORKLOADS = {
 
 @dataclass
 class BenchmarkResult:
-    """The speed of one workload with one number of clients, executor and precision."""
+    """Speed of one workload with a number of clients, an executor and a precision."""
 
     workload: str
     clients: int
     executor: str
     precision: str
     steps_per_s: float
-    ratio: float  # to the plain loop of the same workload in the same run
-    floor_share: float  # of what the memory bandwidth would allow
-    peak_gib: float  # beyond the data set, on a GPU
-    preparing_s: float  # compiling and capturing
+    ratio: float  # relative to the plain loop of the same workload
+    floor_share: float  # share of the speed that the memory bandwidth allows
+    peak_gib: float  # peak GPU memory without the data set
+    preparing_s: float  # seconds of compiling and capturing
 
 
 def bench(
@@ -99,23 +99,23 @@ def bench(
     steps: int | None = None,
     repeats: int = 3,
     on_result: Callable[[BenchmarkResult], None] = lambda result: None,
-    on_begin: Callable[[str], None] = lambda what: None,
+    on_begin: Callable[[str], None] = lambda name: None,
 ) -> list[BenchmarkResult]:
-    """Measure every combination; the plain loop comes first for each workload, in fp32.
+    """Measure all combinations; each workload starts with the plain loop in fp32.
 
     Args:
         workloads: Names in `WORKLOADS`.
-        clients: How many clients train at once, one measurement for each number.
+        clients: Numbers of clients to measure.
         executors: Names of executors.
-        precisions: Among fp32, tf32 and bf16.
+        precisions: Any of fp32, tf32 and bf16.
         device: cpu, cuda or auto.
-        steps: Local steps per client; None: those of `default_steps`.
-        repeats: How often each is measured at most; the fastest counts.
-        on_result: Called with each result as soon as it is known.
-        on_begin: Called with what is measured next: a slow CPU takes minutes for some of it.
+        steps: Local steps per client; None: `default_steps`.
+        repeats: Maximum number of repetitions; the fastest counts.
+        on_result: Callback with each result.
+        on_begin: Callback with the name of the next measurement, which may take minutes on a slow CPU.
 
     Returns:
-        All results, in the order of measuring.
+        Results in the order of measurement.
 
     Raises:
         BadInput: For an unknown name.
@@ -133,9 +133,9 @@ def bench(
 
     for name in workloads:
         workload = WORKLOADS[name]
-        few = max(loop_clients(where), len(workload.models))
-        on_begin(describe(workload.name, few, "loop", "fp32"))
-        base = measure(workload, few, "loop", "fp32", where, steps, repeats, bandwidth)
+        baseline_clients = max(loop_clients(where), len(workload.models))
+        on_begin(describe(workload.name, baseline_clients, "loop", "fp32"))
+        base = measure(workload, baseline_clients, "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:
             base.steps_per_s = max(base.steps_per_s, plain_steps_per_s(workload, where, steps, repeats))
         enter(base, base)
@@ -146,15 +146,15 @@ def bench(
 
 
 def default_steps(where: torch.device) -> int:
-    """Return how many local steps a client is measured with.
+    """Return the number of local steps per client.
 
-    What a round begins and ends with counts too, and should not weigh more than in a real run; a CPU is slower.
+    The start and end of a round are measured too; enough steps keep their share realistic. A CPU is slower.
     """
     return 100 if where.type == "cuda" else 20
 
 
 def loop_clients(where: torch.device) -> int:
-    """Return how many clients show the loop's speed: a GPU's train one after another, a CPU's one on each thread."""
+    """Return the number of clients to measure the loop with: one per CPU thread; on a GPU they train serially."""
     return max(2, torch.get_num_threads()) if where.type == "cpu" else 2
 
 
@@ -164,7 +164,7 @@ def describe(workload: str, clients: int, executor: str, precision: str) -> str:
 
 
 def check_names(workloads: Sequence[str], executors: Sequence[str], precisions: Sequence[str]) -> None:
-    """Refuse unknown names.
+    """Check that all names are known.
 
     Args:
         workloads: Names in `WORKLOADS`.
@@ -172,7 +172,7 @@ def check_names(workloads: Sequence[str], executors: Sequence[str], precisions: 
         precisions: Names of precisions.
 
     Raises:
-        BadInput: For an unknown one.
+        BadInput: For an unknown name.
     """
     for name in workloads:
         require_known("workload", name, WORKLOADS)
@@ -192,41 +192,41 @@ def measure(
     repeats: int,
     bandwidth: float,
 ) -> BenchmarkResult:
-    """Measure one workload; the result has no ratio yet.
+    """Measure one workload; the ratio of the result is not set.
 
-    The time is what the clients' part of a round takes in a run: their work is put together, and they train. On a GPU
-    batches are drawn, and their tables made, before that, as in a run while the GPU trains the round before; a CPU does
-    so in the round itself. The server's part is not in it.
+    Measures the clients' part of a round: creation of the jobs and training. On a GPU the batches and their index
+    tables are precomputed and not measured, as in a run, where this overlaps with the previous round. On a CPU they are
+    measured. The server's part is not measured.
 
     Args:
-        workload: What is trained.
-        clients: How many clients train at once.
-        executor: Name of the executor, or one that has trained nothing yet.
+        workload: Workload to train.
+        clients: Number of clients that train at once.
+        executor: Name of an executor, or a new executor.
         precision: fp32, tf32 or bf16.
-        where: The device.
+        where: Device of the training.
         steps: Local steps per client.
-        repeats: How often it is measured at most; the fastest counts.
-        bandwidth: Bytes that the device moves per second.
+        repeats: Maximum number of repetitions; the fastest counts.
+        bandwidth: Memory bandwidth of the device in bytes per second.
     """
     gc.collect()
     if where.type == "cuda":
         torch.cuda.empty_cache()
     simulation = workload.simulation(clients, steps, where, precision)
-    held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
+    data_bytes = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation, compile=True)
     cohort = simulation.clients.holders
     if worker.name == "loop":
-        few = loop_clients(where)
-        cohort = [k for k in cohort if simulation.clients.assign[:k].count(simulation.clients.assign[k]) < few]
+        most = loop_clients(where)  # per architecture
+        cohort = [k for k in cohort if simulation.clients.assign[:k].count(simulation.clients.assign[k]) < most]
 
     def train() -> ReplySet:
         return worker.run(
             simulation.jobs(simulation.experiment.method, simulation.server, simulation.states, cohort, 1)
         )
 
-    tables = train().whole_stacks  # the first time warms up, compiles and captures
+    tables = train().whole_stacks  # the first call warms up, compiles and captures
 
     def train_timed() -> float:
         if where.type == "cuda":
@@ -234,7 +234,7 @@ def measure(
         return seconds(train, where)
 
     best = fastest(train_timed, repeats)
-    peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
+    peak = (torch.cuda.max_memory_reserved() - data_bytes) / 2**30 if where.type == "cuda" else 0.0
     width = 2 if precision == "bf16" else 4
     moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.clients.tasks]
     rate = len(cohort) * steps / best
@@ -244,19 +244,19 @@ def measure(
 
 
 def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> None:
-    """Draw the batches of the first round, and make the tables of them, before it begins.
+    """Precompute the batches of the first round, and their index tables.
 
     Args:
-        simulation: The simulation.
-        cohort: The clients that take part in it.
-        tables: Whether a stack takes them all at once, from tables.
+        simulation: Simulation to train.
+        cohort: Clients of the round.
+        tables: Whether to build index tables, for a stack of all clients.
     """
     simulation.clients.draw_ahead(cohort, 1, tables)
     simulation.clients.batches.wait()
 
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:
-    """Textbook training loop: a module, `torch.optim`, cross entropy, data on the device."""
+    """Measure a textbook training loop: a module, `torch.optim`, cross entropy, data on the device."""
     simulation = workload.simulation(2, steps, where)
     model, pool = copy.deepcopy(simulation.task.model).train(), simulation.clients.pool
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -269,5 +269,5 @@ def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repea
             torch.autograd.backward(loss)
             optimizer.step()
 
-    train()  # warms up
+    train()  # warm-up
     return steps / fastest(lambda: seconds(train, where), repeats)

@@ -1,4 +1,4 @@
-"""The memory floor of a step: how fast it could be if nothing but moving its bytes took time."""
+"""Memory floor of a step: its speed if it were limited by memory bandwidth alone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedhead.models.split_model import SplitModel
 
 
 def floor_bytes(model: SplitModel, shape: Sequence[int], batch: int, width: int) -> float:
-    """Return the bytes that a step must move at least.
+    """Return the minimum number of bytes that a step reads and writes.
 
-    Every layer's output is written and read once going forward; going back it is read again, and its gradient is
-    written and read once. Of the parameters, in float32: read twice, gradient written and read, momentum read and
-    written, parameter written.
+    The forward pass writes and reads every layer's output once. The backward pass reads it again, and writes and reads
+    its gradient once. For each parameter, in float32: two reads, gradient written and read, momentum read and written,
+    parameter written.
 
     Args:
-        model: The model.
+        model: Model to train.
         shape: Shape of a sample.
         batch: Samples per step.
-        width: Bytes per number of the activations.
+        width: Bytes per element of the activations.
     """
     sizes: list[int] = []
     model = copy.deepcopy(model).to("cpu", torch.float32).eval()
@@ -38,7 +38,7 @@ def floor_bytes(model: SplitModel, shape: Sequence[int], batch: int, width: int)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return the bytes that a large copy reads and writes per second."""
+    """Return the bytes per second that a large copy reads and writes."""
     a = torch.empty(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
     return 2 * a.numel() / fastest(lambda: seconds(lambda: b.copy_(a), device), repeats=5)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import torch
 
-ENOUGH_S = 10.0  # seconds of measuring after which nothing is repeated
+ENOUGH_S = 10.0  # no repetitions after this many seconds
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was told."""
+    """Synchronize with a device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Do a piece of work and return how long it takes, without what the device was told before."""
+    """Return the duration of a function, without previously queued work of the device."""
     wait_for(device)
     begin = time.perf_counter()
     work()
@@ -26,7 +26,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def fastest(timed: Callable[[], float], repeats: int) -> float:
-    """Return the least of several times, of fewer where these are long: they vary less, and someone waits."""
+    """Return the shortest of several times; long measurements vary less and are repeated less often."""
     times: list[float] = []
     while len(times) < repeats and sum(times) < ENOUGH_S:
         times.append(timed())
