@@ -1,4 +1,4 @@
-"""Models: any module in named parts, and the papers' architectures by name."""
+"""Models in named parts, and the registries of architectures and heads."""
 
 from fedhead.models.heads import HEADS
 from fedhead.models.registry import MODELS, Architecture, build, register

@@ -1,4 +1,4 @@
-"""A limit on what building a model may allocate, for models that another party names."""
+"""Memory limit for building models that another party specifies."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhead.core.system.errors import require
 
-_LENGTHS = ("size", "n", "m", "end", "steps")  # what torch calls the lengths of a new tensor
+_LENGTHS = ("size", "n", "m", "end", "steps")  # torch's argument names for the lengths of a new tensor
 
 
 class AllocationLimit(TorchDispatchMode):
-    """Context that refuses tensors beyond a total size, before they are allocated.
+    """Context manager that limits the total size of new tensors, before they are allocated.
 
-    Counted are all tensors that are made from a shape (weights and buffers are), whether or not they are freed again.
+    It counts all tensors created from a shape, such as weights and buffers, even if they are freed again.
 
     Args:
-        nbytes: The most bytes that may be allocated in this context.
-        fix: What the user can do about it, the end of the error's text.
+        nbytes: Maximum number of bytes allocated in this context.
+        fix: Advice to the user, the end of the error message.
 
     Raises:
-        BadInput: As soon as more is asked for.
+        BadInput: If an allocation exceeds the limit.
 
     >>> with AllocationLimit(1000, "take fewer"):
     ...     torch.nn.Linear(10**9, 10**9)
@@ -37,7 +37,7 @@ class AllocationLimit(TorchDispatchMode):
         self._left, self._problem = nbytes, f"more than {nbytes} bytes are needed: {fix}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count what a call allocates."""
+        """Count the bytes that a call allocates."""
         kwargs = kwargs or {}
         self._left -= _bytes(func, args, kwargs)
         require(self._left >= 0, self._problem)
@@ -45,10 +45,11 @@ class AllocationLimit(TorchDispatchMode):
 
 
 def _bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """Return the bytes of the tensor that a call makes from a shape, 0 for all other calls."""
-    given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
-    if any(isinstance(value, Tensor) for value in given.values()) and not func._schema.name.startswith("aten::new_"):
+    """Return the bytes of the tensor that a call creates from a shape, 0 for other calls."""
+    arguments = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+    from_tensor = any(isinstance(value, Tensor) for value in arguments.values())
+    if from_tensor and not func._schema.name.startswith("aten::new_"):
         return 0
-    lengths = [given[name] for name in _LENGTHS if given.get(name) is not None]
+    lengths = [arguments[name] for name in _LENGTHS if arguments.get(name) is not None]
     elements = math.prod(math.prod(length) if isinstance(length, list | tuple) else int(length) for length in lengths)
-    return elements * (given.get("dtype") or torch.get_default_dtype()).itemsize if lengths else 0
+    return elements * (arguments.get("dtype") or torch.get_default_dtype()).itemsize if lengths else 0

@@ -1,6 +1,6 @@
-"""Batch normalization by the samples of a batch alone: padding rows enter no statistic.
+"""Batch normalization that masks padding rows.
 
-Batches have one size, and the last one of an epoch is filled up with rows of weight 0. While a model trains on such a
+All batches have the same size; the last one of an epoch is padded with rows of weight 0. While a model trains on such a
 batch, `F.batch_norm`, which every `nn.BatchNorm` layer calls, is redirected (`MaskedBatchNorm`), so that outputs,
 gradients and running statistics are those of plain PyTorch on the samples without padding.
 """
@@ -28,10 +28,10 @@ def batch_norm(
     eps: float = 1e-5,
     samples: Tensor | None = None,
 ) -> Tensor:
-    """Compute `nn.functional.batch_norm` in at least float32, and return the dtype of `x`.
+    """Compute `nn.functional.batch_norm` in at least float32, and return it in the dtype of `x`.
 
-    Running statistics are updated in place. Plain operations, which a compiler fuses with those around them: under
-    `vmap` torch's own function would copy its input to another memory format, and it has no backward pass in bfloat16.
+    Running statistics are updated in place. It consists of plain operations, which a compiler can fuse. Under `vmap`,
+    torch's own function would copy its input to another memory format, and it has no backward pass in bfloat16.
 
     Args:
         x: Inputs, [B, C, ...].
@@ -42,11 +42,11 @@ def batch_norm(
         training: Whether to normalize by the batch and to update the running statistics.
         momentum: Share of the batch in the new running statistics.
         eps: Added to the variance.
-        samples: Which rows of `x` are samples and not padding, [B]; None: all of them. A batch with fewer than two
-            values per channel has no variance: it is normalized by the running statistics, which stay as they are.
+        samples: Mask of the rows of `x` that are not padding, [B]; None: no padding. A batch with fewer than two values
+            per channel has no variance: it is normalized by the running statistics, which are not updated.
 
     Returns:
-        The normalized inputs, those of padding rows too.
+        Normalized inputs, padding rows included.
     """
     kind = torch.promote_types(x.dtype, torch.float32)
     weight = x.new_ones(x.shape[1], dtype=kind) if weight is None else weight
@@ -56,7 +56,7 @@ def batch_norm(
         return (x.to(kind) * _per_channel(scale, x) + _per_channel(bias - running_mean * scale, x)).to(x.dtype)
     positions = x.numel() // (x.shape[0] * x.shape[1])
     count: Any = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).to(kind) * positions
-    with torch.no_grad():  # the backward pass of the normalization is that of the statistics, too
+    with torch.no_grad():  # the backward pass of `normalize` includes that of the statistics
         mean, var = batch_statistics(x, samples, running_mean, running_var, count)
     min_count = 1 if running_mean is None else 2
     y = normalize(x, weight, bias, mean, var, samples, count, eps, min_count)
@@ -84,31 +84,31 @@ def normalize(
     eps: float,
     min_count: int,
 ) -> Tensor:
-    """Normalize a batch by its own statistics; an executor may replace this by a kernel.
+    """Normalize a batch by its own statistics; executors may replace this with a kernel.
 
     Args:
         x: Inputs, [B, C, ...].
         weight: Scale, [C].
         bias: Shift, [C].
-        mean: What `batch_statistics` finds for x, [C].
-        var: Likewise.
-        samples: As for `batch_statistics`.
-        count: Likewise.
+        mean: Mean from `batch_statistics`, [C].
+        var: Variance from `batch_statistics`, [C].
+        samples: Mask of samples, as for `batch_statistics`.
+        count: Number of values per channel, as for `batch_statistics`.
         eps: Added to the variance.
-        min_count: Batches with fewer values per channel have other statistics than their own.
+        min_count: Minimum number of values per channel; smaller batches use the running statistics.
     """
     arguments = (x, weight, bias, mean, var, samples, count, eps, min_count)
     if has_torch_function_unary(x):
-        found: Tensor = handle_torch_function(normalize, (x,), *arguments)
-        return found
+        y: Tensor = handle_torch_function(normalize, (x,), *arguments)
+        return y
     return BatchStatisticsNorm.apply(*arguments)  # type: ignore[no-untyped-call,no-any-return]  # torch leaves it untyped
 
 
 class BatchStatisticsNorm(torch.autograd.Function):
-    """Normalization by the batch's own statistics, as a function of the input from which they were computed.
+    """Normalization by the batch's own statistics, whose gradient includes that of the statistics.
 
-    Besides them it saves only its input for the backward pass. Gradients of gradients are exact: the backward pass
-    computes the statistics anew from the input where it is itself differentiated.
+    Only the input and the statistics are saved for the backward pass. Second derivatives are exact: a differentiated
+    backward pass recomputes the statistics from the input.
     """
 
     generate_vmap_rule = True
@@ -132,16 +132,16 @@ class BatchStatisticsNorm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save what the backward pass needs."""
+        """Save tensors for the backward pass."""
         x, weight, _, mean, var, samples, count, ctx.eps, ctx.min_count = inputs
         ctx.count = None if isinstance(count, Tensor) else count
         ctx.save_for_backward(x, weight, mean, var, *(() if samples is None else (samples, count)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input, weight and bias; with `create_graph`, such that they have derivatives too."""
+        """Return the gradients of input, weight and bias; differentiable with `create_graph`."""
         x, weight, mean, var, *masked = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
+        if torch.is_grad_enabled():  # recompute: the saved statistics are constants to autograd
             samples, count = masked or (None, ctx.count)
             running_mean, running_var = (mean, var) if ctx.min_count > 1 else (None, None)
             mean, var = _statistics(x, samples, running_mean, running_var, count)
@@ -152,7 +152,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
         weight_grad = (grad * normal).sum(_reduced_axes(x))
         count = _at_least_one(masked[1]) if masked else ctx.count
         dx = grad - _per_channel(bias_grad / count, x) - normal * _per_channel(weight_grad / count, x)
-        if masked:  # mean and variance depend on the samples alone
+        if masked:  # mean and variance depend only on samples
             dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.min_count), x), dx, grad)
         return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, *[None] * 6
 
@@ -160,23 +160,23 @@ class BatchStatisticsNorm(torch.autograd.Function):
 def batch_statistics(
     x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, count: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and biased variance of each channel of a batch; an executor may replace this by a kernel.
+    """Compute mean and biased variance of each channel of a batch; executors may replace this with a kernel.
 
     Args:
         x: Inputs, [B, C, ...].
-        samples: Which rows are samples and not padding, [B]; None: all of them.
-        running_mean: What stands for the mean of a batch without a variance, [C]; None: the mean itself.
-        running_var: Likewise for the variance.
-        count: Number of values of samples per channel.
+        samples: Mask of the rows that are not padding, [B]; None: no padding.
+        running_mean: Fallback mean for a batch without variance, [C]; None: no fallback.
+        running_var: Fallback variance, [C].
+        count: Number of values per channel, without padding.
 
     Returns:
         Mean and variance in at least float32, both [C].
     """
     if has_torch_function_unary(x):
-        found: tuple[Tensor, Tensor] = handle_torch_function(
+        statistics: tuple[Tensor, Tensor] = handle_torch_function(
             batch_statistics, (x,), x, samples, running_mean, running_var, count
         )
-        return found
+        return statistics
     return _statistics(x, samples, running_mean, running_var, count)
 
 
@@ -196,9 +196,9 @@ def _statistics(
 def _masked_statistics(x: Tensor, samples: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel over the samples, in one pass over the data.
 
-    The values are shifted by one of them, a, and padding is set to 0. From mean m' and variance v' of these N numbers
-    follow those of the n values of samples: m = a + m' N/n and v = v' N/n - (m - a)²(N - n)/N. Since a is near the
-    mean, little cancels.
+    All values are shifted by one of them, a, and padding is set to 0. The mean m' and variance v' of these N numbers
+    give those of the n sample values: m = a + m' N/n and v = v' N/n - (m - a)²(N - n)/N. Since a is near the mean,
+    there is little cancellation.
     """
     middle: tuple[Any, ...] = (0, slice(None), *(size // 2 for size in x.shape[2:]))
     a = x[middle]
@@ -211,7 +211,7 @@ def _masked_statistics(x: Tensor, samples: Tensor, count: Tensor) -> tuple[Tenso
 
 
 def _reduced_axes(x: Tensor) -> tuple[int, ...]:
-    """Return all axes but that of the channels."""
+    """Return all axes except the channel axis."""
     return (0, *range(2, x.dim()))
 
 
@@ -226,11 +226,11 @@ def _per_row(t: Tensor, x: Tensor) -> Tensor:
 
 
 class MaskedBatchNorm(TorchFunctionMode):
-    """Lets `F.batch_norm` in training, and so every BatchNorm layer, leave padding rows out of its statistics.
+    """Context manager that makes `F.batch_norm`, and so every BatchNorm layer, ignore padding in training.
 
     Args:
-        samples: Which rows of the model's inputs are samples and not padding, [B].
-        rows: How many rows the model's inputs have.
+        samples: Mask of the rows of the model's inputs that are not padding, [B].
+        rows: Number of rows of the model's inputs.
     """
 
     def __init__(self, samples: Tensor, rows: int):
@@ -238,7 +238,7 @@ class MaskedBatchNorm(TorchFunctionMode):
         self.samples, self.rows = samples, rows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Redirect batch normalization; everything else is called as it is."""
+        """Redirect batch normalization; call other functions unchanged."""
         return self._redirected(*args, **(kwargs or {})) if func is F.batch_norm else func(*args, **(kwargs or {}))
 
     def _redirected(
@@ -252,14 +252,14 @@ class MaskedBatchNorm(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """Take the arguments of `F.batch_norm`."""
+        """Compute masked batch normalization with the arguments of `F.batch_norm`."""
         arguments = (running_mean, running_var, weight, bias, training, momentum, eps)
         if not training:
             return F.batch_norm(input, *arguments)
         return batch_norm(input, *arguments, samples=self._samples_of(input))
 
     def _samples_of(self, x: Tensor) -> Tensor:
-        """Return which rows of a layer's inputs come from samples; a model may make several rows of one sample."""
+        """Return the mask of a layer's input rows; a model may create several rows per sample."""
         size, rows = len(self.samples), x.shape[0]
         if self.rows != size:
             raise BadInput(
@@ -275,7 +275,7 @@ class MaskedBatchNorm(TorchFunctionMode):
 
 
 def may_normalize_batches(model: nn.Module) -> bool:
-    """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or modules with the user's code."""
+    """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or user-defined modules."""
     return any(
         isinstance(module, nn.modules.batchnorm._BatchNorm)
         or not type(module).__module__.startswith(("torch.", "fedhead."))

@@ -1,4 +1,4 @@
-"""Models for one federation with several architectures."""
+"""Construction of several architectures for one federation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedhead.core.components.component_syntax import read_call
 from fedhead.models.registry import ModelLike, Shape, build
 from fedhead.models.split_model import SplitModel
 
-FEATURES = 512  # width of the feature layer that lets all architectures share one classifier (FedClassAvg)
+FEATURES = 512  # width of the feature layer for a classifier shared by all architectures (FedClassAvg)
 
 
 def build_many(
@@ -22,14 +22,14 @@ def build_many(
 ) -> list[SplitModel]:
     """Build several models, all with the same initial classifier.
 
-    If the models differ in feature dimension and no feature layer was requested, each gets one of 512 features.
+    If the models differ in feature dimension and no feature layer was requested, each gets one of width 512.
 
     Args:
-        specs: What `build` takes as a name, and the parameters of each model.
+        specs: Name (as for `build`) and parameters of each model.
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes.
         seed: Seed of the initial weights.
-        folders: Where `file.py:Name` is looked for, before the working directory.
+        folders: Folders in which `file.py:Name` is searched before the working directory.
 
     Returns:
         The models, in the order of `specs`.
@@ -37,13 +37,13 @@ def build_many(
     >>> [m.features for m in build_many([("mlp", {}), ("digitscnn", {})], (1, 8, 8), classes=10, seed=0)]
     [512, 512]
     """
-    settings: dict[str, Any] = {"seed": seed, "folders": list(folders)}
-    models = [build(name, input_shape, classes, **settings, **params) for name, params in specs]
+    options: dict[str, Any] = {"seed": seed, "folders": list(folders)}
+    models = [build(name, input_shape, classes, **options, **params) for name, params in specs]
     requested = any(_asks_for_feature_layer(name, params) for name, params in specs)
     if requested or len({model.features for model in models}) == 1:
         return models
-    settings["feature_layer"] = FEATURES
-    return [build(name, input_shape, classes, **settings, **params) for name, params in specs]
+    options["feature_layer"] = FEATURES
+    return [build(name, input_shape, classes, **options, **params) for name, params in specs]
 
 
 def _asks_for_feature_layer(name: ModelLike, params: Mapping[str, Any]) -> bool:

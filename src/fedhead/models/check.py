@@ -1,4 +1,4 @@
-"""Checks that a model can be trained functionally; what a stack can't vectorize is refused where it is vectorized."""
+"""Checks that a model can be trained functionally, by a trial batch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fedhead.models.split_model import Placeholder, SplitModel
 def require_runnable(
     model: SplitModel, input_shape: Any, classes: int, name: str = "the model", largest_token: Any = None
 ) -> None:
-    """Raise an error if a model can't be trained.
+    """Check that a model can be trained.
 
     Args:
         model: The model.
-        input_shape: Shape of one input, by name where inputs have names.
+        input_shape: Shape of one input, or a dictionary of shapes for named inputs.
         classes: Number of outputs that the data needs.
-        name: How error messages call the model.
-        largest_token: Largest token of the data, by name likewise; True for a mask, None for numbers.
+        name: Name of the model in error messages.
+        largest_token: Largest token of the data, or a dictionary for named inputs; True for a mask, None for numbers.
 
     Raises:
         BadInput: If no executor can train it; the message names the problem and the fix.
@@ -45,7 +45,7 @@ def require_runnable(
 
 
 def _problems(model: SplitModel, shape: Any, classes: int, largest_token: Any) -> Iterator[str]:
-    """Yield the reasons why a model can't be trained, each with a remedy."""
+    """Yield the reasons why a model can't be trained, each with a fix."""
     if model.classes != classes:
         outputs = f"it has {model.classes} outputs, the data needs {classes}"
         yield f"classifier: {outputs}; build it with {classes} outputs"
@@ -59,8 +59,8 @@ def _problems(model: SplitModel, shape: Any, classes: int, largest_token: Any) -
     try:
         out, calls = _apply(model, x)
     except Exception as error:  # the user's forward may raise any exception
-        given = _words(shape, largest_token)
-        yield f"model: it does not take {given} ({_reason(error)}); name a model and data that fit"
+        inputs = _describe(shape, largest_token)
+        yield f"model: it does not take {inputs} ({_reason(error)}); name a model and data that fit"
         return
     yield from _wrong_outputs(model, out)
     if any(len(inputs) != 1 or not torch.equal(inputs[0], out.h) for inputs in calls):
@@ -75,25 +75,25 @@ def _problems(model: SplitModel, shape: Any, classes: int, largest_token: Any) -
 
 
 def _example(shape: Any, largest: Any, like: Tensor, *name: str) -> Any:
-    """Return two inputs of a shape: random numbers, the largest token, which an embedding may lack, or a full mask."""
+    """Return two inputs: random numbers, the largest token (to test an embedding's size), or a full mask."""
     if isinstance(shape, dict):
-        return {key: _example(own, (largest or {}).get(key), like, key) for key, own in shape.items()}
+        return {key: _example(part, (largest or {}).get(key), like, key) for key, part in shape.items()}
     x = random.uniform(torch.tensor(random.key("check", *name)), 2, *shape)
     if largest is None:
         return x.to(like)
     return torch.full_like(x, largest, dtype=torch.bool if largest is True else torch.int64).to(like.device)
 
 
-def _words(shape: Any, largest: Any) -> str:
-    """Return a description of the inputs of a trial."""
+def _describe(shape: Any, largest: Any) -> str:
+    """Describe inputs for error messages."""
     if isinstance(shape, dict):
-        return " and ".join(f"{name}: {_words(own, (largest or {}).get(name))}" for name, own in shape.items())
+        return " and ".join(f"{name}: {_describe(part, (largest or {}).get(name))}" for name, part in shape.items())
     kind = "a mask" if largest is True else "inputs" if largest is None else f"tokens 0 … {largest}"
     return f"{kind} of shape {tuple(shape)}"
 
 
 def _apply(model: SplitModel, x: Inputs) -> tuple[Output, list[list[Tensor]]]:
-    """Return the outputs, and the inputs of each part that was taken out of a user's module."""
+    """Return the outputs, and the inputs of each placeholder of a user's module."""
     calls: list[list[Tensor]] = []
     hooks = []
     for module in model.extractor.modules():
@@ -118,7 +118,7 @@ def _reason(error: Exception) -> str:
 
 
 def _wrong_outputs(model: SplitModel, out: Output) -> Iterator[str]:
-    """Check that features and logits have one row per sample."""
+    """Yield problems of features or logits that don't have one row per sample."""
     for where, value, width in (("extractor", out.h, None), ("projection", out.z, model.features)):
         shape = tuple(value.shape)
         if len(shape) != 2 or shape[0] != 2 or (width is not None and shape[1] != width):

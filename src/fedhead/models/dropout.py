@@ -1,7 +1,7 @@
-"""Dropout whose masks come from a key, so that a loop, a stack of clients and a CUDA graph drop the same units.
+"""Dropout with masks drawn by key, so that a loop, a stack of clients and a CUDA graph drop the same units.
 
-`nn.Dropout` layers are replaced by `Dropout` when a model is split or built. Calls of `F.dropout` in a user's own
-`forward` are redirected while it runs (`KeyedDropout`), for the models that make such calls (`calls_dropout`).
+`nn.Dropout` layers are replaced by `Dropout` when a model is split or built. Calls of `F.dropout` in a user's `forward`
+are redirected (`KeyedDropout`) for models that make such calls (`calls_dropout`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedhead.core.tree.inputs import Inputs, device_of
 
 
 class _KeyStream:
-    """A key and the number of masks drawn from it."""
+    """Key and number of masks drawn from it."""
 
     def __init__(self, key: Tensor):
         self.key, self.calls = key, 0
 
 
 class _ActiveKeys(threading.local):
-    """The active keys, the innermost last; per thread, since clients may run in several threads."""
+    """Thread-local stack of active keys, since clients may run in several threads."""
 
     def __init__(self) -> None:
         self.streams: list[_KeyStream] = []
@@ -42,13 +42,13 @@ _active = _ActiveKeys()
 
 @contextmanager
 def dropout_key(key: Tensor) -> Iterator[None]:
-    """Let every `Dropout` inside this context draw its masks from `key`.
+    """Draw the masks of every `Dropout` in this context from `key`.
 
     The n-th dropout call of a forward pass draws from the n-th stream of the key.
 
     Args:
-        key: One int64 for the whole batch (a scalar tensor), or one per sample ([B]), by which a sample keeps its mask
-            in any batch. Inside `torch.func.vmap` it may be batched over clients.
+        key: One int64 for the whole batch (a scalar tensor), or one per sample ([B]), so that a sample's mask does not
+            depend on its batch. Inside `torch.func.vmap` it may be batched over clients.
     """
     _active.streams.append(_KeyStream(key))
     try:
@@ -58,13 +58,13 @@ def dropout_key(key: Tensor) -> Iterator[None]:
 
 
 class Dropout(nn.Module):
-    """Zero each unit with probability p in training and scale the others by 1/(1-p).
+    """Dropout layer: zeroes each unit with probability p in training and scales the others by 1/(1-p).
 
     The masks are drawn from the active `dropout_key`.
 
     Args:
         p: Probability that a unit is zeroed.
-        channels: Whether to zero whole channels, as `nn.Dropout2d` does: one draw per entry of the first two axes.
+        channels: Whether to zero whole channels, as in `nn.Dropout2d`: one draw per entry of the first two axes.
 
     Raises:
         BadInput: If p is not in [0, 1).
@@ -76,7 +76,7 @@ class Dropout(nn.Module):
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input with some units zeroed; in evaluation mode the input itself."""
+        """Return the input with some units zeroed; in evaluation mode the unchanged input."""
         if not self.training or self.p == 0:
             return x
         if not _active.streams:
@@ -85,7 +85,7 @@ class Dropout(nn.Module):
 
 
 def _drop(x: Tensor, p: float, channels: bool) -> Tensor:
-    """Zero units, or whole channels, by the next mask of the active key."""
+    """Zero units or channels with the next mask of the active key."""
     stream = _active.streams[-1]
     key = random.fold_in(stream.key, stream.calls)
     stream.calls += 1
@@ -98,15 +98,15 @@ def _drop(x: Tensor, p: float, channels: bool) -> Tensor:
     return torch.where(chance < p, 0.0, x / (1 - p))
 
 
-# The functions, and whether they zero whole channels.
+# Dropout functions, and whether they zero whole channels.
 _FUNCTIONS: dict[Any, bool] = {F.dropout: False, F.dropout1d: True, F.dropout2d: True, F.dropout3d: True}
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Lets `F.dropout` and its kin draw from the active `dropout_key`, as the layers do.
+    """Context manager that makes `F.dropout` and its variants draw from the active `dropout_key`.
 
     Attributes:
-        calls: How many calls were redirected.
+        calls: Number of redirected calls.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class KeyedDropout(TorchFunctionMode):
         self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Redirect dropout in training; everything else is called as it is."""
+        """Redirect dropout in training; call other functions unchanged."""
         kwargs = kwargs or {}
         if func not in _FUNCTIONS or not _active.streams:
             return func(*args, **kwargs)
@@ -123,7 +123,7 @@ class KeyedDropout(TorchFunctionMode):
     def _redirected(
         self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Take the arguments of `F.dropout`; a new tensor is returned also where `inplace` allows another."""
+        """Apply keyed dropout with the arguments of `F.dropout`; ignores `inplace`."""
         check("F.dropout: p", p, Annotated[float, AtLeast(0), Below(1)])
         if not training or p == 0:
             return input
@@ -132,10 +132,10 @@ class KeyedDropout(TorchFunctionMode):
 
 
 def calls_dropout(model: nn.Module, x: Inputs) -> bool:
-    """Return whether a model's own code calls `F.dropout` in training; one batch is run through it to see.
+    """Return whether a model's code calls `F.dropout` in training, tested by running one batch.
 
     Args:
-        model: Any module; one of torch's and fedhead's layers alone is not tried, it makes no such calls.
+        model: Any module; modules with only torch's and fedhead's layers make no such calls and are not run.
         x: Two or more inputs.
     """
     if all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules()):
@@ -146,7 +146,7 @@ def calls_dropout(model: nn.Module, x: Inputs) -> bool:
     try:
         with torch.no_grad(), global_generators.seeded(0), dropout_key(key), mode:
             torch.func.functional_call(model.train(), buffers, (x,))
-    except Exception:  # what is wrong with the model shows when it is trained, with a better message
+    except Exception:  # training reports the problem with a better message
         return False
     finally:
         model.train(training)

@@ -1,7 +1,7 @@
-"""Functional calls of modules: a module applied with other tensors in place of its own.
+"""Functional calls of modules with given weights.
 
-`torch.func.functional_call` does the same, with checks that cost one or two milliseconds per call: more than a
-training step of a small model. Here the tensors' locations are looked up once.
+`torch.func.functional_call` does the same, with checks that take one or two milliseconds per call: more than a
+training step of a small model. Here the tensors' locations are looked up once and cached.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-KEPT_AS = "_functional"  # attribute of a module that keeps its `Functional`
+KEPT_AS = "_functional"  # module attribute that caches its `Functional`
 Slot = tuple[dict[str, Any], str, str]  # dictionary of a module, key in it, full name
 
 
 class Functional:
-    """A module as a function of its weights: `Functional(module)(weights, x)`.
+    """Module as a function of its weights: `Functional(module)(weights, x)`.
 
     Args:
         module: Any module.
@@ -30,32 +30,32 @@ class Functional:
     def __init__(self, module: nn.Module):
         self.module = module
         self._slots: list[Slot] = []
-        first: dict[int, str] = {}  # tied tensors are known by their first name
+        first: dict[int, str] = {}  # tied tensors have the name of their first occurrence
         for path, child in module.named_modules(remove_duplicate=False):
-            for place in (child._parameters, child._buffers):
-                for key, value in place.items():
+            for tensors in (child._parameters, child._buffers):
+                for key, value in tensors.items():
                     if value is not None:
                         name = first.setdefault(id(value), f"{path}.{key}" if path else key)
-                        self._slots.append((place, key, name))
+                        self._slots.append((tensors, key, name))
 
     def __call__(self, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-        """Apply the module with these weights; entries that are missing keep the module's own values."""
+        """Apply the module with these weights; missing entries keep the module's values."""
         if torch.compiler.is_compiling():  # the compiler supports functional_call, not the code below
             return torch.func.functional_call(self.module, dict(weights), inputs)
-        slots = [(place, key, weights[name]) for place, key, name in self._slots if name in weights]
-        own = [place[key] for place, key, _ in slots]
+        slots = [(tensors, key, weights[name]) for tensors, key, name in self._slots if name in weights]
+        originals = [tensors[key] for tensors, key, _ in slots]
         try:
-            for place, key, value in slots:
-                place[key] = value
+            for tensors, key, value in slots:
+                tensors[key] = value
             return self.module(*inputs)
         finally:
-            for (place, key, _), value in zip(slots, own, strict=True):
-                place[key] = value
+            for (tensors, key, _), value in zip(slots, originals, strict=True):
+                tensors[key] = value
 
 
 def call(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-    """Compute `Functional(module)(weights, *inputs)`, keeping the `Functional` with the module for later calls."""
-    found = module.__dict__.get(KEPT_AS)
-    if found is None:
-        found = module.__dict__[KEPT_AS] = Functional(module)
-    return found(weights, *inputs)
+    """Compute `Functional(module)(weights, *inputs)`; the `Functional` is cached on the module."""
+    function = module.__dict__.get(KEPT_AS)
+    if function is None:
+        function = module.__dict__[KEPT_AS] = Functional(module)
+    return function(weights, *inputs)

@@ -1,4 +1,4 @@
-"""Classifier heads: a linear one, and those whose geometry a paper fixes (normalized, simplex ETF, prototypes)."""
+"""Classifier heads: linear, normalized, simplex ETF and prototypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training import random
 
-HeadLike = str | Callable[..., nn.Module]  # what names a head in Python: its text, class or function
+HeadLike = str | Callable[..., nn.Module]  # text, class or function that specifies a head
 CALLED_WITH = ("features", "classes")
 HEADS = Registry[Callable[..., nn.Module]](
     "head",
@@ -26,68 +26,68 @@ HEADS = Registry[Callable[..., nn.Module]](
         found, name, "head", CALLED_WITH, "a torch module", filled_in=("key", "scale"), base=nn.Module
     ),
 )
-"""The heads by name."""
+"""Registry of heads."""
 head = HEADS.decorator
-"""Register a head under a name: a class of `nn.Module` or a function, called with (features, classes)."""
-# One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers; further
-# parameters have defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
+"""Decorator that registers a head under a name: an `nn.Module` class or a function (features, classes)."""
+# A head with a parameter `scale` gets the initial temperature, one with `key` the key of its random numbers. Other
+# parameters need defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
 
 
 class ChosenHead(NamedTuple):
-    """A head as it was asked for."""
+    """Head as specified by the user."""
 
     name: str
     builder: Callable[..., nn.Module]
-    parameters: Mapping[str, Any]  # its own, as given with it
+    parameters: Mapping[str, Any]  # parameters given by the user
 
     def make(self, features: int, classes: int, key: int, scale: float) -> nn.Module:
-        """Return the head for features of a dimension.
+        """Build the head.
 
         Args:
             features: Dimension of the features.
             classes: Number of classes.
-            key: Key of its random numbers, if it takes one.
-            scale: Initial temperature, if it takes one and was not given its own.
+            key: Key of its random numbers, if it has this parameter.
+            scale: Initial temperature, if it has this parameter and the user did not set it.
         """
         known = parameters(self.builder)
-        given = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
+        defaults = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
         with user_code(f"head {self.name}"):
-            made = self.builder(features, classes, **{**given, **self.parameters})
-        require(isinstance(made, nn.Module), f"head {self.name} made {type(made).__name__}, not a torch module")
-        outputs = getattr(made, "out_features", classes)
+            head = self.builder(features, classes, **{**defaults, **self.parameters})
+        require(isinstance(head, nn.Module), f"head {self.name} made {type(head).__name__}, not a torch module")
+        outputs = getattr(head, "out_features", classes)
         if outputs != classes:
             raise BadInput(f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
-            if not hasattr(made, word):
-                setattr(made, word, value)
-        return made
+            if not hasattr(head, word):
+                setattr(head, word, value)
+        return head
 
 
 def choose_head(head: HeadLike, folders: Iterable[str | Path] = ()) -> ChosenHead:
-    """Return the head of a text such as `etf` or `mine.py:Cosine(0.2)`, or of a class or function.
+    """Resolve a head from a text such as `etf` or `mine.py:Cosine(0.2)`, or from a class or function.
 
     Args:
         head: The text, class or function.
-        folders: Where `file.py:Name` is looked for, before the working directory.
+        folders: Folders in which `file.py:Name` is searched before the working directory.
 
     Raises:
-        BadInput: If there is no such head, or its parameters do not fit.
+        BadInput: If the head is unknown, or its parameters are invalid.
     """
     call, builder = HEADS.resolve_call(head, folders)
-    own = dict(list(parameters(builder).items())[len(CALLED_WITH) :])
-    own.pop("key", None)
-    return ChosenHead(call.name, builder, call.arguments("head", own))
+    known = dict(list(parameters(builder).items())[len(CALLED_WITH) :])
+    known.pop("key", None)
+    return ChosenHead(call.name, builder, call.arguments("head", known))
 
 
 @head("linear")
 def linear(features: int, classes: int) -> nn.Linear:
-    """Return a linear layer with bias."""
+    """Build a linear layer with bias."""
     return nn.Linear(features, classes)
 
 
 @head("normalized")
 class NormalizedLinear(nn.Linear):
-    """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
+    """Linear classifier with weight vectors of unit norm, so that no class is favoured by its norm (clsnorm)."""
 
     kind = "normalized"
 
@@ -100,11 +100,11 @@ class NormalizedLinear(nn.Linear):
 
 
 def etf(classes: int, dim: int, key: int) -> Tensor:
-    """Return a randomly rotated simplex equiangular tight frame: unit vectors as far apart as possible, [C, d].
+    """Return a randomly rotated simplex equiangular tight frame: C maximally separated unit vectors, [C, d].
 
     FedETF's Eq. 3 is V = √(C/(C−1)) U (I − 11ᵀ/C) with orthonormal columns in U ∈ R^{d×C}, which needs d ≥ C. With B
     an orthonormal basis of the space orthogonal to 1, I − 11ᵀ/C = BBᵀ and V = √(C/(C−1)) (UB) Bᵀ, where UB has C−1
-    orthonormal columns: drawing those directly gives the same frames and serves d = C−1 as well.
+    orthonormal columns. Drawing UB directly gives the same frames and also supports d = C−1.
     """
     require(classes >= 2, f"a simplex ETF needs at least 2 classes, not {classes}")
     require(
@@ -114,7 +114,7 @@ def etf(classes: int, dim: int, key: int) -> Tensor:
     )
     draw = torch.randn(dim, classes - 1, generator=random.generator(key), dtype=torch.float64)
     q, r = torch.linalg.qr(draw)
-    q = q * r.diagonal().sign()  # QR leaves the columns' signs to the library: fix them
+    q = q * r.diagonal().sign()  # make the columns' signs independent of the QR library
     vectors: Tensor = math.sqrt(classes / (classes - 1)) * _simplex_basis(classes) @ q.T
     return vectors.to(torch.get_default_dtype())
 
@@ -129,10 +129,10 @@ def _simplex_basis(classes: int) -> Tensor:
 
 @head("etf")
 class ETFHead(nn.Module):
-    """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
+    """Fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
 
     kind = "etf"
-    fixed = frozenset({"weight"})  # V stays as it is in federated training; personalization may tune it
+    fixed = frozenset({"weight"})  # V is fixed in federated training; personalization may tune it
 
     def __init__(self, features: int, classes: int, key: int = 0, scale: float = 1.0):
         super().__init__()
@@ -147,9 +147,9 @@ class ETFHead(nn.Module):
 
 @head("prototype")
 class PrototypeHead(nn.Module):
-    """Cosines between a feature and one prototype per class, times a learnable scale (FedNH).
+    """Cosine classifier with one prototype per class and a learnable scale (FedNH).
 
-    The prototypes start orthogonal and are moved by the method's own rule, never by gradients.
+    Prototypes start orthogonal and are updated by the method's rule, not by gradients.
     """
 
     kind = "prototype"
@@ -159,7 +159,7 @@ class PrototypeHead(nn.Module):
         super().__init__()
         self.in_features, self.out_features = features, classes
         start = nn.init.orthogonal_(torch.empty(classes, features))
-        self.weight = nn.Parameter(F.normalize(start, dim=1))  # rows of C > d prototypes are not unit by themselves
+        self.weight = nn.Parameter(F.normalize(start, dim=1))  # with C > d, `orthogonal_` gives no unit rows
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def forward(self, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The layers of a model by name, and their activations."""
+"""Names and activations of a model's layers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedhead.models.split_model import SplitModel
 
 
 def names(model: SplitModel) -> list[str]:
-    """List the layers of a model: the direct children of its parts that have parameters, and the classifier.
+    """List the layers of a model: the direct children of its parts with parameters, and the classifier.
 
     >>> from fedhead.models import build
     >>> names(build("simplecnn", (3, 32, 32), 10))[-3:]
     ['projection.0', 'projection.1', 'classifier']
     """
-    found: list[str] = []
+    layers: list[str] = []
     for part in PARTS[:2]:
         module = model.get_submodule(part)
         if isinstance(module, nn.Linear):
-            found.append(part)
-        found += [f"{part}.{name}" for name, child in module.named_children() if list(child.parameters())]
-    return [*found, PARTS[2]]
+            layers.append(part)
+        layers += [f"{part}.{name}" for name, child in module.named_children() if list(child.parameters())]
+    return [*layers, PARTS[2]]
 
 
 def activations(model: SplitModel, x: Inputs, weights: Tree | None = None) -> dict[str, Tensor]:
-    """Compute the outputs of the layers of `names` in evaluation mode.
+    """Compute the outputs of all layers listed by `names`, in evaluation mode.
 
     Args:
         model: The model.
@@ -38,7 +38,7 @@ def activations(model: SplitModel, x: Inputs, weights: Tree | None = None) -> di
         weights: Weights to use instead of the model's own.
 
     Returns:
-        The output of each layer, in the order of the calls.
+        Output of each layer, in the order of the calls.
     """
     out: dict[str, Tensor] = {}
 

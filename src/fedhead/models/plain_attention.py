@@ -1,7 +1,7 @@
-"""Hugging Face's models: their attention in a form that runs alike on every executor.
+"""Attention for Hugging Face models that runs on every executor.
 
-The library's attention draws its dropout inside a fused kernel, and skips masks by looking at their values, neither of
-which can be done for many clients at once. It lets others register their own attention, which is what happens here.
+The library's attention draws dropout inside a fused kernel and skips masks depending on their values. Neither works
+under `vmap` over clients. This module registers another implementation through the library's interface.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from fedhead.core.system.log import logger
 
-NAME = "fedhead"  # of the attention among those of transformers
+NAME = "fedhead"  # name of the implementation in transformers
 
 
 def use_plain_attention(model: nn.Module) -> None:
-    """Let a model of Hugging Face's compute its attention by `plain_attention`, in place; others stay as they are."""
+    """Switch a Hugging Face model to `plain_attention`, in place; other models are unchanged."""
     if getattr(getattr(model, "config", None), "_attn_implementation", None) is None:
         return
-    transformers: Any = import_module("transformers")  # it is there, the model is of its making
+    transformers: Any = import_module("transformers")  # installed, since the model comes from it
     transformers.AttentionInterface.register(NAME, plain_attention)
     transformers.AttentionMaskInterface.register(NAME, plain_mask)
     try:
@@ -40,17 +40,17 @@ def plain_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(QKᵀ·scaling + mask)·V as it is written (Vaswani et al., 2017, Eq. 1), with dropout by key.
+    """Compute softmax(QKᵀ·scaling + mask)·V (Vaswani et al., 2017, Eq. 1) with dropout by key.
 
     Args:
         module: The layer.
-        query: [B, heads, T, d].
-        key: [B, heads or a divisor of it, S, d].
-        value: Like `key`.
-        attention_mask: Added to the products; 0 where there is something to attend to.
-        scaling: By default 1/√d.
-        dropout: Share of the weights that are zeroed in training.
-        **others: What other implementations take.
+        query: Queries, [B, heads, T, d].
+        key: Keys, [B, heads or a divisor of it, S, d].
+        value: Values, shaped like `key`.
+        attention_mask: Mask added to the products: 0 for positions to attend to.
+        scaling: Scale of the products; 1/√d by default.
+        dropout: Share of the attention weights that are zeroed in training.
+        **others: Ignored arguments of other implementations.
 
     Returns:
         The output, [B, T, heads, d], and the weights.
@@ -66,6 +66,6 @@ def plain_attention(
 
 
 def plain_mask(*args: Any, **kwargs: Any) -> Any:
-    """Return the mask of plain attention; it is never left out, since that would depend on its values."""
+    """Return the mask of plain attention, never skipped, since that would depend on its values."""
     masks: Any = import_module("transformers.masking_utils")
     return masks.eager_mask(*args, **{**kwargs, "allow_is_bidirectional_skip": False, "allow_is_causal_skip": False})

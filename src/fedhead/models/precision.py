@@ -13,24 +13,24 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def check_precision(name: str) -> None:
-    """Refuse an unknown precision.
+    """Check the name of a precision.
 
     Raises:
-        BadInput: The name is none of `PRECISIONS`.
+        BadInput: If the name is not in `PRECISIONS`.
     """
     require_known("precision", name, PRECISIONS)
 
 
 def set_precision(name: str, where: torch.device | None = None) -> bool:
-    """Set the precision of float32 matrix products on a GPU, for the whole process.
+    """Set the precision of float32 matrix products on GPUs for the whole process.
 
     Args:
         name: "fp32" is plain float32; "tf32" lets tensor cores round the factors to ten bits; "bf16" computes in
             bfloat16 with float32 weights, optimizer state and statistics.
-        where: The device, if it is known; on a CPU tf32 is fp32, and a warning says so.
+        where: Device, if known; tf32 on a CPU is fp32 and logs a warning.
 
     Returns:
-        Whether models are to compute in bfloat16.
+        Whether models compute in bfloat16.
 
     Raises:
         BadInput: If the name is unknown.
@@ -44,16 +44,16 @@ def set_precision(name: str, where: torch.device | None = None) -> bool:
 
 
 def has_bf16(where: torch.device) -> bool:
-    """Return whether a device has instructions for bfloat16; torch emulates them where it has not."""
+    """Return whether a device has bfloat16 instructions; otherwise torch emulates them."""
     if where.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types there
-        return True  # there is no one to ask
+        return True  # unknown: no warning
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def warn_if_emulated(where: torch.device) -> None:
-    """Warn that models will compute in bfloat16 on a device that has no instructions for it."""
+    """Warn if a device emulates bfloat16."""
     if has_bf16(where):
         return
     name = f"the GPU {torch.cuda.get_device_name(where)}" if where.type == "cuda" else "this CPU"
@@ -61,5 +61,5 @@ def warn_if_emulated(where: torch.device) -> None:
         f"precision bf16: {name} has no instructions for bfloat16, so torch emulates them and is many times slower "
         "than in fp32; use fp32, or a device that has them"
     )
-    # torch says so itself on some CPUs, in forty lines with its C++ stack
+    # on some CPUs torch repeats this warning with forty lines of C++ stack
     warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)

@@ -1,4 +1,4 @@
-"""A classifier that is quadratic in the features, as quadratic discriminant analysis gives it."""
+"""Quadratic classifier of quadratic discriminant analysis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class QuadraticHead(nn.Module):
-    """Scores b_c − ‖A_c(z − μ_c)‖²/2; its parameters come from a stage such as `qda`.
+    """Classifier with scores b_c − ‖A_c(z − μ_c)‖²/2; a stage such as `qda` sets its parameters.
 
     Args:
         features: Dimension of the features d.
@@ -24,14 +24,14 @@ class QuadraticHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(classes))  # b_c
 
     def forward(self, z: Tensor) -> Tensor:
-        """Compute the scores of the classes."""
+        """Compute class scores."""
         return quadratic_scores(z, self.weight, self.mean, self.bias)
 
 
 def quadratic_scores(z: Tensor, weight: Tensor, mean: Tensor, bias: Tensor) -> Tensor:
     """Return b_c − ‖A_c(z − μ_c)‖²/2 for features z [B, d], as [B, C].
 
-    The difference is taken before the product: expanded, the squares of large means would cancel.
+    The difference is computed before the product: in the expanded form, squares of large means would cancel.
     """
-    off = torch.einsum("cde,bce->bcd", weight, z[:, None, :] - mean)
-    return bias - 0.5 * off.square().sum(-1)
+    scaled = torch.einsum("cde,bce->bcd", weight, z[:, None, :] - mean)
+    return bias - 0.5 * scaled.square().sum(-1)

@@ -1,4 +1,4 @@
-"""The registry of models, and how they are built: architecture, feature layer, head, initial weights."""
+"""Registry of models, and their construction: architecture, feature layer, head, initial weights."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
 from fedhead.models.repair import fix
 from fedhead.models.split_model import SplitModel
 
-Shape = Sequence[int]  # of one input, without the batch axis
-Width = Annotated[int, AtLeast(1)]  # a number of channels, units or blocks
-DropRate = Annotated[float, AtLeast(0), Below(1)]  # dropout's probability
-RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # of what `build` takes
+Shape = Sequence[int]  # shape of one input, without the batch axis
+Width = Annotated[int, AtLeast(1)]  # number of channels, units or blocks
+DropRate = Annotated[float, AtLeast(0), Below(1)]  # probability of dropout
+RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # arguments of `build` that a run sets
 
 
 class FeatureExtractor(NamedTuple):
-    """The parts of an architecture except its classifier.
+    """Parts of an architecture except its classifier.
 
     Attributes:
         extractor: Maps inputs to features h.
@@ -50,8 +50,8 @@ class Preprocessing(NamedTuple):
 
     Attributes:
         resize: Height and width of images.
-        mean: Mean per channel that is subtracted.
-        std: Deviation per channel that is divided by.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
         encode: Encoder of texts.
     """
 
@@ -62,7 +62,7 @@ class Preprocessing(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """An architecture by name."""
+    """Named architecture with its builder."""
 
     name: str
     description: str
@@ -70,44 +70,44 @@ class Architecture(NamedTuple):
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of a pretrained model's inputs; None: it is not pretrained, or does not state any."""
+        """Preprocessing of a pretrained model's inputs; None: not pretrained, or not specified."""
         return getattr(self.builder, "preprocessing", None)
 
     def parameters(self) -> dict[str, Any]:
-        """Return all parameters of the model with their types and ranges: the head's, and its own."""
+        """Return all parameters with their types and ranges: the architecture's and those of `build`."""
         return self.own_parameters() | {w: hint for w, hint in parameters(build).items() if w not in RUN_DECIDES}
 
     def own_parameters(self) -> dict[str, Any]:
-        """Return the parameters of the architecture alone, in order."""
-        own = list(parameters(self.builder).items())[1:]  # the first is the input shape
-        return {word: hint for word, hint in own if word != "classes"}
+        """Return the parameters of the architecture, in order."""
+        hints = list(parameters(self.builder).items())[1:]  # the first is the input shape
+        return {word: hint for word, hint in hints if word != "classes"}
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """Return the checked arguments of a text such as `protocnn(18, head=etf)`; unnamed ones are its own."""
+        """Return the checked arguments of a call such as `protocnn(18, head=etf)`; positional ones are its own."""
         return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
     def make(
         self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]
     ) -> FeatureExtractor | SplitModel:
         """Call the builder."""
-        own = str(self.builder.__module__).startswith("fedhead.") and not getattr(self.builder, "takes_names", False)
-        if isinstance(shape, Mapping) and own:
+        built_in = str(self.builder.__module__).startswith("fedhead.")
+        if isinstance(shape, Mapping) and built_in and not getattr(self.builder, "takes_names", False):
             raise BadInput(
                 f"model {self.name} takes one array, the samples have the inputs {', '.join(shape)}: give your own "
                 "module with arguments of these names, fedhead.split(module, classifier='…')"
             )
-        more = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
+        extra = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
         with user_code(f"model {self.name}"):
-            made = self.builder(shape if isinstance(shape, Mapping) else tuple(shape), **more, **params)
-        if isinstance(made, FeatureExtractor | SplitModel):
-            return made
+            model = self.builder(shape if isinstance(shape, Mapping) else tuple(shape), **extra, **params)
+        if isinstance(model, FeatureExtractor | SplitModel):
+            return model
         raise BadInput(
-            f"model {self.name!r} made {type(made).__name__}: return fedhead.FeatureExtractor(extractor, width), "
+            f"model {self.name!r} made {type(model).__name__}: return fedhead.FeatureExtractor(extractor, width), "
             "or fedhead.split(module, classifier='…')"
         )
 
 
-ModelLike = str | Architecture | Callable[..., FeatureExtractor | SplitModel]  # what names an architecture in Python
+ModelLike = str | Architecture | Callable[..., FeatureExtractor | SplitModel]  # specifies an architecture
 B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Architecture](
     "model",
@@ -119,19 +119,19 @@ MODELS = Registry[Architecture](
         "hf": "fedhead.models.pretrained.hf_models:hf_model",
     },
 )
-"""The models by name."""
+"""Registry of models."""
 
 
 def register(name: str, description: str = "", preprocessing: Preprocessing | None = None) -> Callable[[B], B]:
     """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
-    It returns a `FeatureExtractor`, to which any head is attached, or a whole `SplitModel`; one that takes `classes`
-    gets their number. Parameters are checked against their type hints and ranges before the function is called.
+    It returns a `FeatureExtractor`, to which any head is attached, or a whole `SplitModel`. A parameter `classes` gets
+    the number of classes. Parameters are checked against their type hints and ranges before the function is called.
 
     Args:
-        name: The name in recipes.
-        description: One line for `fedhead ls models`; without it the docstring's first.
-        preprocessing: What inputs were in the pretraining of a pretrained model, for `fedhead oneshot`.
+        name: Name in recipes.
+        description: One line for `fedhead ls models`; by default the docstring's first line.
+        preprocessing: Preprocessing of a pretrained model's inputs, for `fedhead oneshot`.
 
     Returns:
         A decorator of functions.
@@ -166,20 +166,20 @@ def build(
     projected: bool = True,
     **params: Any,
 ) -> SplitModel:
-    """Build a model by name.
+    """Build a model from the name of an architecture.
 
-    The initial weights depend only on the seed and the names.
+    Initial weights depend only on the seed and the names.
 
     Args:
-        name: Name of the architecture, see `fedhead ls models`, also with parameters as in `mlp(hidden=[32])`; or a
+        name: Name of the architecture (`fedhead ls models`), also with parameters as in `mlp(hidden=[32])`; or a
             function (input_shape) that returns a `fedhead.FeatureExtractor` or a `SplitModel`.
         input_shape: Shape of one input, without the batch axis.
-        classes: Number of classes, or of outputs where they stand for something else.
-        head: Name of the classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes);
+        classes: Number of classes, or of outputs for other objectives.
+        head: Name of the head (`fedhead ls heads`), its class, or a function (features, classes);
             linear unless the architecture has its own.
         seed: Seed of the initial weights.
-        folders: Where `file.py:Name` is looked for, before the working directory.
-        feature_layer: Width of a Linear layer at the end of the extractor, with a ReLU between it and the classifier,
+        folders: Folders in which `file.py:Name` is searched before the working directory.
+        feature_layer: Width of a Linear layer at the end of the extractor, followed by a ReLU before the classifier,
             so that architectures of any width can share one classifier (FedClassAvg).
         dim: Dimension of an ETF head; by default the number of classes.
         scale: Initial temperature of an ETF or prototype head.
@@ -190,7 +190,7 @@ def build(
         The model.
 
     Raises:
-        BadInput: If a name or parameter is unknown, or the parameters do not fit the architecture.
+        BadInput: If a name or parameter is unknown, or a parameter is invalid for the architecture.
 
     >>> model = build("mlp", (1, 8, 8), classes=10, hidden=(32,))
     >>> model.features, model.classes
@@ -226,7 +226,7 @@ def build(
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = FeatureExtractor(extractor, feature_layer, nn.ReLU(), feature_layer)
-    # the head has its own key: clients of different architectures start from the same classifier
+    # a separate key, so that clients of different architectures start from the same classifier
     with seeded(random.key(seed, "init", "head")):
         chosen = chosen or choose_head("linear")
         return fix(_attach(body, chosen, classes, random.key(seed, "etf"), dim, scale, projected))
@@ -235,12 +235,12 @@ def build(
 def with_head(
     model: SplitModel, head: HeadLike, seed: int = 0, *, dim: int | None = None, scale: float = 1.0
 ) -> SplitModel:
-    """Return a copy of a model with a new head instead of its classifier.
+    """Return a copy of a model with a new head.
 
     Args:
         model: The model.
-        head: Name of the new classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes).
-        seed: Seed of its initial weights.
+        head: Name of the head (`fedhead ls heads`), its class, or a function (features, classes).
+        seed: Seed of the head's initial weights.
         dim: Dimension of an ETF head.
         scale: Initial temperature of an ETF or prototype head.
 
@@ -254,13 +254,12 @@ def with_head(
     frozenset({'classifier.weight'})
     """
     chosen = choose_head(head)
-    own = copy.deepcopy(model)
-    body = _body(own)
+    body = _body(copy.deepcopy(model))
     with seeded(random.key(seed, "init", "head")):
-        made = fix(_attach(body, chosen, own.classes, random.key(seed, "etf"), dim, scale))
-    if isinstance(model.projection, nn.Identity):  # else the projection has become a part of the extractor
-        made.origin = model.origin
-    return made
+        new = fix(_attach(body, chosen, model.classes, random.key(seed, "etf"), dim, scale))
+    if isinstance(model.projection, nn.Identity):  # otherwise the projection is now part of the extractor
+        new.origin = model.origin
+    return new
 
 
 def _body(model: SplitModel) -> FeatureExtractor:
@@ -273,7 +272,7 @@ def _body(model: SplitModel) -> FeatureExtractor:
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Draw initial weights from a key, on the CPU, without changing the global generators."""
+    """Seed the initialization of weights on the CPU, and restore the global generators afterwards."""
     with global_generators.seeded(key), torch.device("cpu"):
         yield
 
@@ -290,7 +289,7 @@ def _attach(
     if head.builder is ETFHead and projected:
         width = classes if dim is None else dim
         classifier = head.make(width, classes, key, scale)
-        # the ETF's projection (Eq. 5) replaces that of the architecture; an activation before it is kept
+        # the ETF's projection (Eq. 5) replaces the architecture's, except for an activation
         layer = nn.Linear(body.width, width)
         before = body.projection if isinstance(body.projection, nn.ReLU) else None
         return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
@@ -300,13 +299,13 @@ def _attach(
 
 # -- input and parameter checks -------------------------------------------------------------------------------------
 def image(name: str, shape: Shape, least: int, resize: int | None = None) -> tuple[int, int, int]:
-    """Return the channels, height and width of an image that a model can take.
+    """Check and return the channels, height and width of a model's input images.
 
     Args:
         name: Name of the model, for error messages.
         shape: Shape of one input.
         least: Smallest height and width.
-        resize: Height and width that suit the model best; None: the smallest.
+        resize: Recommended height and width; None: the smallest.
 
     Raises:
         BadInput: If inputs are not images, or too small.

@@ -1,4 +1,4 @@
-"""Repairs of a module so that it runs identically on every executor."""
+"""Replacement of layers so that a module runs identically on every executor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedhead.models.dropout import Dropout
 
 M = TypeVar("M", bound=nn.Module)
 PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, which count their batches
+TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, which have batch counters
 
 
 def fix(model: M) -> M:
-    """Fix, in place, whatever keeps a model from running identically on every executor.
+    """Replace layers, in place, that keep a model from running identically on every executor.
 
-    Dropout layers are replaced by ones that draw by key. BatchNorm layers lose their counter of batches, which is not
-    part of a model's weights. Parameters are converted to torch's default dtype if they differ from it.
+    Dropout layers are replaced by ones that draw masks by key. BatchNorm layers lose their batch counter, which is not
+    part of a model's weights. Parameters are converted to torch's default dtype.
 
     Args:
         model: Any module.
@@ -31,7 +31,7 @@ def fix(model: M) -> M:
     Raises:
         BadInput: If a BatchNorm layer has no running statistics, or no momentum.
     """
-    swaps: dict[nn.Module, Dropout] = {}  # a module that is used twice is replaced by one module
+    swaps: dict[nn.Module, Dropout] = {}  # a shared module is replaced by one module
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if isinstance(child, PLAIN_DROPOUT):

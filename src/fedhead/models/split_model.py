@@ -1,4 +1,4 @@
-"""A model in named parts (extractor, optional projection, classifier), and its weights as named tensors."""
+"""Model in named parts (extractor, optional projection, classifier), and its weights as named tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedhead.models.origin import Origin
 
 
 class SplitModel(nn.Module):
-    """A classification model in three named parts: x → extractor → h → projection → z → classifier → logits.
+    """Classification model in three named parts: x → extractor → h → projection → z → classifier → logits.
 
     Args:
         extractor: Maps inputs to features h.
@@ -29,13 +29,13 @@ class SplitModel(nn.Module):
     Attributes:
         features: Dimension of z.
         classes: Number of classes.
-        head: Name of the classifier's kind in `fedhead.models.heads.HEADS`.
-        fixed_by_head: Full names of the parameters that local training leaves unchanged unless a phase names them (the
+        head: Name of the head in `fedhead.models.heads.HEADS`.
+        fixed_by_head: Full names of the parameters that are trained only by phases that name them (such as the
             vectors of an ETF).
-        calls_dropout: Whether its own code calls `F.dropout`; found out when a run begins.
-        origin: The user's module that it was made of (`fedhead.split`).
-        may_normalize_batches: Whether it may call `F.batch_norm`; found out when a run begins.
-        kept_width: Dimension of features h that were computed before and stand in for inputs; None: there are none.
+        calls_dropout: Whether its code calls `F.dropout`; determined at the start of a run.
+        origin: The user's module that was split (`fedhead.split`).
+        may_normalize_batches: Whether it may call `F.batch_norm`; determined at the start of a run.
+        kept_width: Dimension of precomputed features h that are given instead of inputs; None: not precomputed.
     """
 
     extractor: nn.Module
@@ -50,8 +50,8 @@ class SplitModel(nn.Module):
         self.features = int(cast(int, classifier.in_features))
         self.classes = int(cast(int, classifier.out_features))
         self.head = str(getattr(classifier, "kind", "linear"))
-        own = cast(Iterable[str], getattr(classifier, "fixed", ()))
-        self.fixed_by_head = frozenset(f"classifier.{name}" for name in own)
+        fixed = cast(Iterable[str], getattr(classifier, "fixed", ()))
+        self.fixed_by_head = frozenset(f"classifier.{name}" for name in fixed)
         self.calls_dropout = False
         self.origin: Origin | None = None
         self.may_normalize_batches = True
@@ -60,22 +60,22 @@ class SplitModel(nn.Module):
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Full names of the parameters without gradients (`requires_grad_(False)`), which no training changes.
+        """Full names of the parameters without gradients (`requires_grad_(False)`).
 
-        BatchNorm's running statistics are buffers and keep moving, as in PyTorch.
+        BatchNorm's running statistics are buffers and are still updated, as in PyTorch.
         """
         return frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
 
     @property
     def fixed(self) -> frozenset[str]:
-        """Full names of all parameters that local training leaves unchanged: by the head's design, or frozen."""
+        """Full names of all parameters that local training does not change: fixed by the head, or frozen."""
         return self.fixed_by_head | self.frozen
 
     def forward(self, x: Inputs) -> Output:
         """Compute the features, the projected features and the logits of a batch.
 
         Args:
-            x: Inputs, as `extract` takes them.
+            x: Inputs, as for `extract`.
 
         Returns:
             The outputs.
@@ -88,9 +88,9 @@ class SplitModel(nn.Module):
         """Compute the features h of a batch.
 
         Args:
-            x: Inputs, [B, ...]. Named tensors become the arguments of those names of the extractor's `forward`; one
-                with a single parameter of another name gets them as a dictionary. Features that were computed before
-                (`kept_width`) are returned as they are.
+            x: Inputs, [B, ...]. Named tensors are passed as keyword arguments to the extractor's `forward`; if it has a
+                single parameter of another name, as a dictionary. Precomputed features (`kept_width`) are returned
+                unchanged.
 
         Returns:
             The features, [B, width].
@@ -102,7 +102,7 @@ class SplitModel(nn.Module):
 
 
 def _takes_names(module: nn.Module, names: Iterable[str]) -> bool:
-    """Return whether named inputs are passed by their names; one parameter of another name takes the dictionary."""
+    """Return whether named inputs are passed as keyword arguments, and not as one dictionary."""
     taken = inspect.signature(module.forward).parameters.values()
     plain = [p.name for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     several = len(plain) != 1 or any(p.kind == p.VAR_KEYWORD for p in taken)
@@ -110,46 +110,46 @@ def _takes_names(module: nn.Module, names: Iterable[str]) -> bool:
 
 
 def _logits_of(out: Any, module: nn.Module) -> Tensor:
-    """Return the logits of an output object, such as those of Hugging Face's models."""
-    found = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
-    if not isinstance(found, Tensor):
+    """Return the logits of an output object, such as that of a Hugging Face model."""
+    logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
+    if not isinstance(logits, Tensor):
         names = (type(module).__name__, type(out).__name__)
         raise BadInput(f"{names[0]} returns {names[1]}: return a tensor, or an object with .logits")
-    return found
+    return logits
 
 
 def _ignore_batch_counters(module: nn.Module, keys: Any) -> None:
-    """Let `load_state_dict` accept checkpoints with BatchNorm's batch counters, which the layers here don't have."""
+    """Ignore BatchNorm's batch counters in checkpoints, which fixed layers don't have."""
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith("num_batches_tracked")]
 
 
 def freeze(models: Sequence[SplitModel], names: Iterable[str]) -> None:
-    """Freeze parameters of models in place, as `requires_grad_(False)` does.
+    """Freeze parameters of models in place with `requires_grad_(False)`.
 
     Args:
-        models: The models; a name may concern only some of them.
+        models: Models; a name may match only some of them.
         names: Parts (`extractor`), submodules (`extractor.layer1`), parameters (`classifier.bias`), or patterns of
             parameters' names (`extractor.*.bias`).
 
     Raises:
-        BadInput: If a name concerns no parameter, or nothing is left to train.
+        BadInput: If a name matches no parameter, or all parameters are frozen.
 
     >>> model = SplitModel(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> freeze([model], ["extractor"])
     >>> sorted(model.frozen)
     ['extractor.bias', 'extractor.weight']
     """
-    for wanted in names:
-        found = [
+    for pattern in names:
+        matches = [
             p
             for model in models
             for name, p in model.named_parameters()
-            if under(name, (wanted,)) or fnmatchcase(name, wanted)
+            if under(name, (pattern,)) or fnmatchcase(name, pattern)
         ]
-        if not found:
+        if not matches:
             known = dict.fromkeys(n for model in models for n, _ in model.named_parameters())
-            raise unknown("name in freeze", wanted, [*dict.fromkeys(n.partition(".")[0] for n in known), *known])
-        for parameter in found:
+            raise unknown("name in freeze", pattern, [*dict.fromkeys(n.partition(".")[0] for n in known), *known])
+        for parameter in matches:
             parameter.requires_grad_(False)
     for model in models:
         if all(name in model.fixed for name, _ in model.named_parameters()):
@@ -157,16 +157,16 @@ def freeze(models: Sequence[SplitModel], names: Iterable[str]) -> None:
 
 
 class Placeholder(nn.Identity):
-    """Stands in for a part that was taken out of a user's module: an identity."""
+    """Identity that replaces a part that was split from a user's module."""
 
 
 def weights(model: nn.Module) -> Weights:
     """Copy the parameters and floating-point buffers of a model.
 
     Returns:
-        The tensors by their names in the model's state dict.
+        Tensors keyed by their names in the model's state dict.
     """
-    # num_batches_tracked and other counters are left out: a mean of models does not need them
+    # without counters such as num_batches_tracked, which need no averaging
     params = {name: p.detach().clone() for name, p in model.named_parameters()}
     stats = {name: b.detach().clone() for name, b in model.named_buffers() if b.is_floating_point()}
     return Weights({**params, **stats}, buffers=stats)
@@ -177,7 +177,7 @@ def load(model: nn.Module, weights: Tree) -> None:
 
     Args:
         model: Module to write to.
-        weights: Its parameters and floating-point buffers by name.
+        weights: Named parameters and floating-point buffers.
 
     Raises:
         BadInput: If names or shapes differ.
@@ -200,7 +200,7 @@ def classify(model: SplitModel, weights: Tree, z: Tensor) -> Tensor:
     """Compute the logits of features z with the classifier of a model.
 
     Args:
-        model: Supplies the classifier's architecture.
+        model: Model with the classifier's architecture.
         weights: Weights of the whole model.
         z: Features, [B, d].
     """

@@ -1,4 +1,4 @@
-"""Conversion of a user's module to a `SplitModel`: the parts are found by name and taken out."""
+"""Conversion of a user's module to a `SplitModel`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedhead.models.split_model import Placeholder, SplitModel
 def split(module: nn.Module, classifier: str | None = None, projection: str | None = None) -> SplitModel:
     """Wrap any module as a `SplitModel`.
 
-    The module itself is not changed: the parts are copies. The classifier must be linear and applied last, to the
-    projection's output if there is one. What keeps a module from running on every executor is fixed where possible (see
-    `fedhead.models.repair.fix`); Hugging Face's models get an attention that can be stacked.
+    The module itself is not changed: the parts are copies. The classifier must be linear and applied last, directly
+    after the projection if there is one. Layers that don't run on every executor are replaced if possible (see
+    `fedhead.models.repair.fix`). Hugging Face models get an attention that can be stacked.
 
     Args:
-        module: Module that maps inputs to logits, or to an object with `.logits`, as Hugging Face's models do.
+        module: Module that maps inputs to logits, or to an object with `.logits`, such as a Hugging Face model.
         classifier: Dotted name of its classifier; by default `fc`, or else the last Linear layer.
         projection: Dotted name of the projection, if it has one.
 
@@ -57,13 +57,13 @@ def split(module: nn.Module, classifier: str | None = None, projection: str | No
         body.set_submodule(projection, Placeholder())
     _refuse_shared(body, projection_module, head)
     _refuse_wrong_order(body, classifier, projection)
-    made = fix(SplitModel(body, head, projection_module))
-    made.origin = Origin(copy.deepcopy(module), classifier, projection)
-    return made
+    model = fix(SplitModel(body, head, projection_module))
+    model.origin = Origin(copy.deepcopy(module), classifier, projection)
+    return model
 
 
 def _last_linear(module: nn.Module) -> str:
-    """Return the name of the layer that is the classifier where none is named."""
+    """Return the default classifier: `fc`, or the last Linear layer."""
     linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear) and name]
     if "fc" in linear or not linear:
         return "fc"
@@ -73,11 +73,11 @@ def _last_linear(module: nn.Module) -> str:
 
 def _find(module: nn.Module, name: str, role: str) -> nn.Module:
     """Return the submodule with a dotted name, or raise an error that suggests the closest one."""
-    found: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
-    if name in found and name:
-        return found[name]
-    linear = [n for n, m in found.items() if isinstance(m, nn.Linear) and n]
-    near = difflib.get_close_matches(name, [n for n in found if n], n=1, cutoff=0.5) or linear[-1:]
+    modules: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
+    if name in modules and name:
+        return modules[name]
+    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) and n]
+    near = difflib.get_close_matches(name, [n for n in modules if n], n=1, cutoff=0.5) or linear[-1:]
     hint = f": did you mean {near[0]!r}?" if near else "."
     listed = f" Linear layers: {', '.join(linear)}" if linear else " It has no Linear layer"
     raise BadInput(f"{type(module).__name__} has no submodule {name!r} to use as {role}{hint}{listed}")
@@ -96,7 +96,7 @@ def _overlap(a: str, b: str) -> bool:
 
 
 def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifier: nn.Module) -> None:
-    """Refuse parameters tied across two parts, since parts are sent and trained separately."""
+    """Check that no parameter is tied across two parts, since parts are sent and trained separately."""
     owners: dict[int, str] = {}
     for part, module in (("extractor", extractor), ("projection", projection), ("classifier", classifier)):
         for name, parameter in module.named_parameters() if module is not None else ():
@@ -105,7 +105,7 @@ def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifie
 
 
 class _Tracer(fx.Tracer):
-    """Traces placeholders as single calls; by default only torch's own layers are."""
+    """Tracer that records placeholders as single calls, like torch's own layers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is a single call in the graph."""
@@ -113,9 +113,9 @@ class _Tracer(fx.Tracer):
 
 
 def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
-    """Refuse a classifier that is not applied last, if the module can be traced without data.
+    """Check that the classifier is applied last, if the module can be traced without data.
 
-    A module that can't be traced is checked later by `check`, which runs a batch through it.
+    Modules that can't be traced are checked later by `check`, which runs a batch.
     """
     try:
         graph = _Tracer().trace(extractor)

@@ -1,1 +1,1 @@
-"""Architectures by name."""
+"""Architectures, registered in `fedhead.models.MODELS`."""

@@ -15,14 +15,14 @@ def _norm_relu_conv(in_channels: int, out_channels: int, kernel: int) -> nn.Sequ
 
 
 class DenseLayer(nn.Module):
-    """A bottleneck whose output is concatenated with its input."""
+    """Bottleneck whose output is concatenated with its input."""
 
     def __init__(self, in_channels: int, growth: int):
         super().__init__()
         self.body = nn.Sequential(_norm_relu_conv(in_channels, 4 * growth, 1), _norm_relu_conv(4 * growth, growth, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input with `growth` more channels."""
+        """Return the input with `growth` additional channels."""
         return torch.cat([self.body(x), x], dim=1)
 
 

@@ -9,7 +9,7 @@ from fedhead.models.architectures.blocks import GlobalPool
 from fedhead.models.dropout import Dropout
 from fedhead.models.registry import DropRate, FeatureExtractor, Shape, image, register
 
-# widths of the branches: 1x1 | 1x1 -> 3x3 | 1x1 -> second 3x3 | pooled 1x1; None: halve the image
+# channels of the branches: 1x1 | 1x1 -> 3x3 | 1x1 -> second 3x3 | pooled 1x1; None: halve the image
 MODULES: tuple[tuple[int, int, int, int, int, int] | None, ...] = (
     (64, 96, 128, 16, 32, 32),
     (128, 128, 192, 32, 96, 64),
@@ -27,8 +27,8 @@ MODULES: tuple[tuple[int, int, int, int, int, int] | None, ...] = (
 
 def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
-    # As torchvision's, which FedClassAvg trains; cut at two deviations, as in its older releases. BatchNorm hides the
-    # scale of weights, but Adam's steps are of one size whatever it is, so that smaller weights turn faster.
+    # Initialization of torchvision's older releases, which FedClassAvg trains: truncated at two standard deviations.
+    # The scale matters despite BatchNorm: Adam's steps don't depend on it, so smaller weights change faster.
     nn.init.trunc_normal_(conv.weight, std=0.01, a=-0.02, b=0.02)
     return nn.Sequential(conv, nn.BatchNorm2d(out_channels, eps=1e-3), nn.ReLU())
 

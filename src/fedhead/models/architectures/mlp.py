@@ -1,4 +1,4 @@
-"""A multilayer perceptron on flattened inputs."""
+"""Multilayer perceptron on flattened inputs."""
 
 from __future__ import annotations
 

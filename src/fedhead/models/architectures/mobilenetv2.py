@@ -16,7 +16,7 @@ BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze and excitation: scale each channel by a factor in (0, 1) computed from the means of all channels."""
+    """Squeeze and excitation: scales each channel by a factor in (0, 1) computed from the means of all channels."""
 
     def __init__(self, channels: int, inner: int, activation: Callable[[], nn.Module]):
         super().__init__()
@@ -30,14 +30,14 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """An inverted residual block: expansion, depthwise convolution, projection, and a shortcut if the size is kept.
+    """Inverted residual block: expansion, depthwise convolution, projection, and a shortcut at stride 1.
 
     Args:
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         expansion: Factor by which the first convolution widens the input.
         kernel: Kernel size of the depthwise convolution.
-        stride: Its stride.
+        stride: Stride of the depthwise convolution.
         shortcut: "identity" adds the input if it has the output's shape. "projection" also applies a 1x1 convolution if
             only the channels differ, and keeps the expanding convolution even at expansion 1.
         activation: Activation layer.

@@ -13,8 +13,8 @@ def protocnn(shape: Shape, channels: Width = 20, kernel: Width = 5, dropout: Dro
     """Build two convolutions of 10 and `channels` channels, each pooled, and a hidden layer of 50 units.
 
     `kernel` is the kernel size of the first convolution (5 for MNIST, 3 for FEMNIST in the public code). The
-    hidden layer's output is the prototype; the dropout after it is the projection, so that h is the
-    prototype space and z the classifier's input.
+    hidden layer's output h is the space of the prototypes. The dropout after it is the projection to z, the input of
+    the classifier.
     """
     in_channels, height, width = image("protocnn", shape, least=16)
     left = [((side - kernel + 1) // 2 - 4) // 2 for side in (height, width)]

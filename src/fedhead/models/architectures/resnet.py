@@ -80,7 +80,7 @@ def resnet18(
     """Build ResNet-18: two blocks per stage, 64 to 512 channels.
 
     `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
-    With that stem the initial weights are torchvision's too.
+    With that stem, the initial weights follow torchvision.
     """
     if stem == "3x3" and strides != (2, 2):
         raise BadInput(f"model resnet18: strides: {list(strides)} would have no effect with stem=3x3: set stem=7x7")
@@ -91,7 +91,7 @@ def resnet18(
         pool = nn.MaxPool2d(3, strides[1], padding=1)
         first = nn.Sequential(conv_norm(channels, 64, 7, strides[0], norm=norm), nn.ReLU(), pool)
     extractor = nn.Sequential(first, *stages(64, (64, 128, 256, 512), (2, 2, 2, 2), norm), GlobalPool())
-    if stem == "7x7":  # torchvision's network, which FedClassAvg trains, starts from these weights
+    if stem == "7x7":  # torchvision's initialization, as in FedClassAvg
         for module in extractor.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -12,8 +12,8 @@ def simplecnn(shape: Shape, features: Width = 256) -> FeatureExtractor:
     """Build CCVR's SimpleCNN.
 
     Layers 1 to 4 of Table 6 are the extractor (84 features), layers 5 and 6 the projection (256 features, no final
-    ReLU). Table 6 pools after the ReLU. Here, as in `digitscnn`, the ReLU comes after the pooling: values and gradients
-    are bit-identical, since ReLU keeps the order of positive numbers, and it has a quarter of the elements to process.
+    ReLU). Table 6 pools after the ReLU. Here, as in `digitscnn`, the ReLU comes after the pooling, which processes a
+    quarter of the elements. Values and gradients are bit-identical, since ReLU is monotonic.
     """
     channels, height, width = image("simplecnn", shape, least=16)
     left = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)  # 5x5 for a 32x32 image, 400 features in all

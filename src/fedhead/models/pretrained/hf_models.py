@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers: `hf:NAME_OR_CONFIG`."""
+"""Models of Hugging Face transformers: `hf:NAME_OR_CONFIG`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedhead.models.wrap import split
 
 
 def hf_model(name: str) -> Callable[..., SplitModel]:
-    """Return what builds a classifier of transformers, for texts or images as the samples are.
+    """Return a builder of a transformers classifier for texts or images.
 
     Args:
-        name: A folder with config.json, with the weights if there are any; the path of a config.json; or a name on the
+        name: Folder with a config.json and optional weights; path of a config.json; or a name on the
             hub, which transformers downloads or finds in its cache.
 
     Raises:
-        BadInput: If transformers can't be imported, or there is no such folder.
+        BadInput: If transformers can't be imported, or the folder does not exist.
     """
     transformers = import_library("transformers", f"hf:{name}", "'fedhead[hf]'")
     path = Path(name).expanduser()
@@ -30,20 +30,20 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
     where = str(path) if path.exists() else name
 
     def build(shape: Shape | Mapping[str, Shape], classes: int, pretrained: bool = True) -> SplitModel:
-        """Build a classifier of transformers; BatchNorm keeps the statistics of the pretraining."""
+        """Build a transformers classifier; BatchNorm keeps the pretrained statistics."""
         images = not isinstance(shape, Mapping) and len(shape) == 3
         kind = "ImageClassification" if images else "SequenceClassification"
         auto = getattr(transformers, f"AutoModelFor{kind}")
         try:
             config = transformers.AutoConfig.from_pretrained(where, num_labels=classes)
             if pretrained and _has_weights(path):
-                made = auto.from_pretrained(where, config=config, ignore_mismatched_sizes=True)
+                model = auto.from_pretrained(where, config=config, ignore_mismatched_sizes=True)
             else:
-                made = auto.from_config(config)
+                model = auto.from_config(config)
         except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            what = "images" if images else "texts"
-            raise BadInput(f"model hf:{name} can't be made for {what} ({first_line(error)})") from error
-        return split(fix_batch_norm(made))
+            samples = "images" if images else "texts"
+            raise BadInput(f"model hf:{name} can't be made for {samples} ({first_line(error)})") from error
+        return split(fix_batch_norm(model))
 
     vars(build)["takes_names"] = True
     build.__module__ = __name__
@@ -51,7 +51,7 @@ def hf_model(name: str) -> Callable[..., SplitModel]:
 
 
 def _has_weights(path: Path) -> bool:
-    """Return whether there are weights: in the folder, or, of a name on the hub, there."""
+    """Return whether weights exist, in the folder or, for a name, on the hub."""
     if not path.exists():
         return True
     return path.is_dir() and any(any(path.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))

@@ -1,4 +1,4 @@
-"""Shared parts of pretrained models: their libraries, and batch normalization with fixed statistics."""
+"""Shared code of pretrained models: library imports, and batch normalization with fixed statistics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedhead.core.system.errors import BadInput, first_line
 
 
 class FixedBatchNorm2d(nn.Module):
-    """Batch normalization by running statistics alone, in training too, so that they stay those of the pretraining.
+    """Batch normalization with fixed, pretrained running statistics, also in training.
 
-    Clients' batches are small and differ in their classes: their own statistics would give each client other features.
+    Clients' batches are small and differ in their classes: batch statistics would give each client other features.
 
     Args:
         channels: Number of channels.
@@ -46,7 +46,7 @@ def import_library(name: str, model: str, install: str) -> Any:
     """
     try:
         return import_module(name)
-    except Exception as error:  # any of what it imports may be broken, such as torchvision
+    except Exception as error:  # one of its dependencies may be broken, such as torchvision
         raise BadInput(
             f"model {model} needs the package {name}, which can't be imported here ({first_line(error)}): "
             f"pip install {install}"
@@ -54,21 +54,21 @@ def import_library(name: str, model: str, install: str) -> Any:
 
 
 def fix_batch_norm(module: nn.Module) -> nn.Module:
-    """Let the BatchNorm layers of a module keep their running statistics, in place.
+    """Fix the running statistics of a module's BatchNorm layers, in place.
 
     Args:
         module: The module.
 
     Returns:
-        The module, or the layer that takes its place.
+        The module, or its replacement if it is a BatchNorm layer.
     """
     if type(module) is nn.BatchNorm2d and module.running_mean is not None and module.affine:
-        made = FixedBatchNorm2d(module.num_features, module.eps)
-        made.load_state_dict({name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"})
-        return made
+        fixed = FixedBatchNorm2d(module.num_features, module.eps)
+        fixed.load_state_dict({name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"})
+        return fixed
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
         kind: Any = _always_evaluating(type(module))
-        module.__class__ = kind  # such as timm's, which have an activation in them
+        module.__class__ = kind  # subclasses, such as timm's with a built-in activation
         return module.eval()
     for name, child in module.named_children():
         setattr(module, name, fix_batch_norm(child))

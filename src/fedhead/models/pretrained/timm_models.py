@@ -1,4 +1,4 @@
-"""Models of the library timm as extractors: `timm:NAME`."""
+"""Extractors from the library timm: `timm:NAME`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedhead.models.registry import FeatureExtractor, Preprocessing, Shape, imag
 
 
 def timm_model(name: str) -> Callable[..., FeatureExtractor]:
-    """Return what builds a model of timm without its classifier.
+    """Return a builder of a timm model without its classifier.
 
     Args:
-        name: Its name in timm, such as `resnet18.a1_in1k`.
+        name: Name in timm, such as `resnet18.a1_in1k`.
 
     Raises:
-        BadInput: If timm can't be imported, or has no such model.
+        BadInput: If timm can't be imported, or does not know the model.
     """
     timm = import_library("timm", f"timm:{name}", "timm")
     plain = name.partition(".")[0]
@@ -28,7 +28,7 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
         raise BadInput(f"model timm:{name}: timm has no such model; {hint}")
 
     def build(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
-        """Build a model of timm; BatchNorm keeps the statistics of the pretraining."""
+        """Build a timm model; BatchNorm keeps the pretrained statistics."""
         channels, _, _ = image(f"timm:{name}", shape, least=8)
         try:
             net = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
@@ -37,8 +37,8 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
             raise BadInput(f"model timm:{name} can't be made ({first_line(error)}){fix}") from error
         return FeatureExtractor(fix_batch_norm(net), int(net.num_features))
 
-    found: Any = timm.get_pretrained_cfg(name)
-    if found is not None:
-        vars(build)["preprocessing"] = Preprocessing(int(found.input_size[-1]), tuple(found.mean), tuple(found.std))
+    config: Any = timm.get_pretrained_cfg(name)
+    if config is not None:
+        vars(build)["preprocessing"] = Preprocessing(int(config.input_size[-1]), tuple(config.mean), tuple(config.std))
     build.__module__ = __name__
     return build

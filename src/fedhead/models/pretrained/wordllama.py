@@ -1,6 +1,6 @@
 """WordLlama's token embeddings as features of texts: the mean over a text's tokens.
 
-The table (32,000 tokens of 256 numbers, 16 MB) comes with the PyPI package wordllama (MIT). Its own loader asks the
+The table (32,000 tokens of 256 numbers, 16 MB) comes with the PyPI package wordllama (MIT). Its loader accesses the
 network, so the file is read from the package's folder.
 """
 
@@ -19,7 +19,7 @@ TOKENS, WIDTH = 32_000, 256
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the embeddings of a text's tokens; the number after the last token's fills a text up."""
+    """Mean of the embeddings of a text's tokens; token numbers from `TOKENS` on are padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,9 +27,9 @@ class MeanEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [B, T] to features [B, 256]."""
-        there = x < TOKENS
-        found = self.weight[x.clamp(max=TOKENS - 1)] * there.unsqueeze(-1).to(self.weight.dtype)
-        return found.sum(-2) / there.sum(-1, keepdim=True).clamp_min(1).to(self.weight.dtype)
+        present = x < TOKENS
+        found = self.weight[x.clamp(max=TOKENS - 1)] * present.unsqueeze(-1).to(self.weight.dtype)
+        return found.sum(-2) / present.sum(-1, keepdim=True).clamp_min(1).to(self.weight.dtype)
 
 
 @register(
@@ -38,15 +38,15 @@ class MeanEmbedding(nn.Module):
     Preprocessing(encode="wordllama"),
 )
 def wordllama(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
-    """Build the mean of token embeddings, for texts that are encoded by `encode: wordllama`."""
+    """Build the mean of token embeddings, for texts encoded with `encode: wordllama`."""
     given = tuple(shape)
     require(len(given) == 1, f"model 'wordllama' takes tokens, not inputs of shape {given}: set encode=wordllama(128)")
     net = MeanEmbedding()
     if pretrained:
         path = package_folder("wordllama", "text").joinpath(*_FILE)
         require(path.is_file(), f"{path} is not there: install the package wordllama 0.4 again")
-        held = load_file(path)
-        table = held.get("embedding.weight")
+        tensors = load_file(path)
+        table = tensors.get("embedding.weight")
         if table is None or table.shape != net.weight.shape:
             raise BadInput(f"{path} holds another table of embeddings: install the package wordllama 0.4")
         with torch.no_grad():
