@@ -16,8 +16,8 @@ class Component(Checked):
 
     name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **settings: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Set the default name, the name of the class."""
-        super().__init_subclass__(**settings)
+        super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__

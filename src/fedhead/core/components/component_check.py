@@ -26,8 +26,8 @@ def name_of(thing: Any) -> str:
     if isinstance(thing, functools.partial):
         bound = [*map(repr, thing.args), *(f"{key}={value!r}" for key, value in thing.keywords.items())]
         return f"{name_of(thing.func)}({', '.join(bound)})"
-    own = getattr(thing, "name", None)
-    name = getattr(thing, "__name__", None) or (own if isinstance(own, str) and own else type(thing).__name__)
+    label = getattr(thing, "name", None)
+    name = getattr(thing, "__name__", None) or (label if isinstance(label, str) and label else type(thing).__name__)
     return "lambda" if name == "<lambda>" else str(name)
 
 
@@ -37,7 +37,7 @@ def first_docline(thing: Any) -> str:
 
 
 def check_function(
-    found: Any,
+    value: Any,
     name: str,
     kind: str,
     arguments: Sequence[str],
@@ -50,7 +50,7 @@ def check_function(
     """Check that a component is a function with the expected signature, and return it.
 
     Args:
-        found: Object to check.
+        value: Object to check.
         name: Name as the user wrote it.
         kind: Kind of component, such as "metric".
         arguments: Names of the positional arguments of a call.
@@ -63,15 +63,15 @@ def check_function(
         BadInput: If it is not a function, or does not accept these arguments, or requires more.
     """
     called = ", ".join([*arguments, *(["…"] if open_ended else [])])
-    serves = isinstance(found, type) and base is not None and issubclass(found, base)
-    if not callable(found) or (isinstance(found, type) and not serves):
-        actual = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+    serves = isinstance(value, type) and base is not None and issubclass(value, base)
+    if not callable(value) or (isinstance(value, type) and not serves):
+        actual = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         either = "" if base is None else f"a subclass of {_public_name(base)} or "
         raise BadInput(f"{name} is {actual}, no {kind}: name {either}a function ({called}) that returns {gives}")
     try:
-        taken = list(inspect.signature(found).parameters.values())
+        taken = list(inspect.signature(value).parameters.values())
     except (TypeError, ValueError):  # some C functions have no signature
-        return typing.cast("Callable[..., Any]", found)
+        return typing.cast("Callable[..., Any]", value)
     places = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = [*places[len(arguments) :], *(p for p in taken if p.kind is p.KEYWORD_ONLY)]
     needed = [p.name for p in rest if p.default is p.empty and p.name not in filled_in and not open_ended]
@@ -81,14 +81,14 @@ def check_function(
         article = "an" if kind[0] in "aeiou" else "a"
         shown = ", ".join(p.name for p in taken)
         raise BadInput(f"{name} takes ({shown}), {article} {kind} is called with ({called}){fix}")
-    return typing.cast("Callable[..., Any]", found)
+    return typing.cast("Callable[..., Any]", value)
 
 
-def check_class(found: Any, name: str, base: type[A], *, needs: Collection[str] = (), defaults: bool = True) -> type[A]:
+def check_class(value: Any, name: str, base: type[A], *, needs: Collection[str] = (), defaults: bool = True) -> type[A]:
     """Check that a component is a subclass with valid hooks and fields, and return it.
 
     Args:
-        found: Object to check.
+        value: Object to check.
         name: Name as the user wrote it.
         base: Required base class, such as `Method`; if it is a dataclass, the subclass must be one too.
         needs: Hooks that it must override.
@@ -99,35 +99,35 @@ def check_class(found: Any, name: str, base: type[A], *, needs: Collection[str] 
             hook with another signature.
     """
     kind = base.__name__
-    if not isinstance(found, type):
+    if not isinstance(value, type):
         actual = (
-            f"one of the class {type(found).__name__}" if isinstance(found, base) else f"of type {type(found).__name__}"
+            f"one of the class {type(value).__name__}" if isinstance(value, base) else f"of type {type(value).__name__}"
         )
         raise BadInput(f"{name} is {actual}, not a class: name a subclass of fedhead.{kind}")
-    require(issubclass(found, base), f"{name} is no {kind.lower()}: let {found.__name__} inherit from fedhead.{kind}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise BadInput(f"{name} is abstract: {found.__name__} still has to define {missing}")
+    require(issubclass(value, base), f"{name} is no {kind.lower()}: let {value.__name__} inherit from fedhead.{kind}")
+    if inspect.isabstract(value):
+        missing = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))
+        raise BadInput(f"{name} is abstract: {value.__name__} still has to define {missing}")
     if dataclasses.is_dataclass(base):
-        _check_fields(found, name, base, defaults)
+        _check_fields(value, name, base, defaults)
     for method, hook in _hooks(base).items():
-        if method in needs and getattr(found, method) is hook:
+        if method in needs and getattr(value, method) is hook:
             taken = ", ".join(inspect.signature(hook).parameters)
-            raise BadInput(f"{name}: {found.__name__} has to define {method}({taken})")
-        _check_hook(found, method, hook, name)
-    return found
+            raise BadInput(f"{name}: {value.__name__} has to define {method}({taken})")
+        _check_hook(value, method, hook, name)
+    return value
 
 
-def _check_fields(found: type, name: str, base: type, defaults: bool) -> None:
-    for cls in found.__mro__[: found.__mro__.index(base)]:
+def _check_fields(value: type, name: str, base: type, defaults: bool) -> None:
+    for cls in value.__mro__[: value.__mro__.index(base)]:
         fields = [field for field, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)]
         if fields and "__dataclass_fields__" not in vars(cls):
             raise BadInput(f"{name}: {cls.__name__} has the field {fields[0]!r}: put @dataclass(frozen=True) above it")
-    for field in dataclasses.fields(typing.cast(Any, found)):
+    for field in dataclasses.fields(typing.cast(Any, value)):
         lacks_default = field.init and field.default is field.default_factory is dataclasses.MISSING
         require(
             not (defaults and lacks_default),
-            f"{name}: the field {field.name!r} of {found.__name__} has no default value: give it one",
+            f"{name}: the field {field.name!r} of {value.__name__} has no default value: give it one",
         )
 
 

@@ -22,7 +22,7 @@ _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null"
 
 
 class Call(NamedTuple):
-    """A name and the arguments in the parentheses after it."""
+    """Parsed name with its arguments."""
 
     text: str  # original text
     name: str

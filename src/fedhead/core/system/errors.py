@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from fedhead.core.system.text import printable
 
-_LONGEST = 2000  # characters of a message
+_LONGEST = 2000  # maximum length of a message
 
 
 class FedheadError(Exception):

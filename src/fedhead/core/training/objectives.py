@@ -1,11 +1,11 @@
 """Objectives: the meaning of a model's outputs, the loss of local training, and the predictions.
 
-| objective | a target is | outputs | loss |
+| objective | target | outputs | loss |
 |---|---|---|---|
-| `multiclass` | one of C classes | C logits | cross entropy of the softmax |
-| `binary` | one of 2 classes | 1 logit, of the second class | binary cross entropy |
-| `multilabel` | 0 or 1 for each of L labels | L logits | binary cross entropy, the mean over the labels |
-| `regression` | T numbers | T numbers | squared error, the mean over the numbers |
+| `multiclass` | one of C classes | C logits | softmax cross entropy |
+| `binary` | one of 2 classes | 1 logit (second class) | binary cross entropy |
+| `multilabel` | 0 or 1 for each of L labels | L logits | binary cross entropy, averaged over the labels |
+| `regression` | T numbers | T numbers | squared error, averaged over the numbers |
 """
 
 from __future__ import annotations

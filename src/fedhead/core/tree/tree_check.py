@@ -12,21 +12,21 @@ from fedhead.core.tree.inputs import Inputs, tensors_of
 from fedhead.core.tree.tree import Tree, Weights
 
 
-def checked_tree(found: Any, hook: str) -> Tree:
+def checked_tree(tree: Any, hook: str) -> Tree:
     """Check that a hook returned a tree of tensors, and return it.
 
     Args:
-        found: Return value of the hook.
+        tree: Return value of the hook.
         hook: Qualified name of the hook, such as FedMine.init_client.
 
     Raises:
         BadInput: If it is not a tree of tensors.
     """
-    if not isinstance(found, Tree):
-        raise BadInput(f"{hook} returned {_kind(found)}: return fh.Tree(name=tensor, …), or fh.Tree() for nothing")
-    if all(isinstance(value, Tensor) for value in found.tensors()):
-        return found
-    name, value = next((name, value) for name, value in found.leaves().items() if not isinstance(value, Tensor))
+    if not isinstance(tree, Tree):
+        raise BadInput(f"{hook} returned {_kind(tree)}: return fh.Tree(name=tensor, …), or fh.Tree() for nothing")
+    if all(isinstance(value, Tensor) for value in tree.tensors()):
+        return tree
+    name, value = next((name, value) for name, value in tree.leaves().items() if not isinstance(value, Tensor))
     raise BadInput(
         f"{hook} returned {_kind(value)} under {name!r}: a tree holds tensors and trees of tensors; use "
         "torch.tensor(…) or fh.Tree(…)"

@@ -23,7 +23,7 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Replace layers that have a stacked implementation."""
         if func is F.batch_norm:
-            with self:  # for its two parts
+            with self:  # replaces the two functions that it calls
                 return batch_norm.batch_norm(*args, **(kwargs or {}))
         if func is batch_norm.batch_statistics and batch_statistics.supports(args[0]):
             return batch_statistics.mean_and_variance(*args[:4])
