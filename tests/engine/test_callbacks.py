@@ -76,7 +76,7 @@ def test_the_best_rounds_are_kept() -> None:
             True,
             "best_model watches 'f1', which is not measured: add it to metrics, or watch one of",
         ),
-        (fh.BestModel("own"), True, "say whether high or low values of own are good, mode=max"),
+        (fh.BestModel("own"), True, "set whether high or low values of own are good, mode=max"),
     ],
 )
 def test_what_can_t_be_watched_is_refused(callback: fh.Callback, validated: bool, message: str) -> None:

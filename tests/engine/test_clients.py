@@ -82,7 +82,7 @@ def test_a_phase_trains_on_private_or_public_samples() -> None:
             return [replace(phase, data="publik") for phase in super().phases(task)]
 
     made = make_simulation(federation(), [network("group")], Misspelt(), rounds=1, local=LocalTraining(epochs=1))
-    with pytest.raises(BadInput, match="'publik': say private or public"):
+    with pytest.raises(BadInput, match="'publik': use private or public"):
         made.jobs_of_round(1)
 
 

@@ -134,7 +134,7 @@ def test_metrics_of_another_objective_are_refused_by_name() -> None:
         ("f1", "regression", "metric f1 is not for objective=regression: use one of .*mae"),
         ("mse", "multiclass", "metric mse is not for objective=multiclass: use one of accuracy"),
         ("ece", "multilabel", "metric ece is not for objective=multilabel: use one of .*hamming_loss"),
-        (lambda y_proba: 0.0, "regression", "needs y_proba, which objective=regression has not"),
+        (lambda y_proba: 0.0, "regression", "needs y_proba, which objective=regression lacks"),
         (lambda confusion: 0.0, "multilabel", "needs confusion, which objective=multilabel has not"),
     ]:
         with pytest.raises(fh.BadInput, match=message):

@@ -180,7 +180,7 @@ def _check_objective(name: str, metric: Metric, objective: str) -> None:
     if metric.objectives is not None and objective not in metric.objectives:
         raise BadInput(f"metric {name} is not for objective={objective}: use one of {', '.join(names(objective))}")
     if lacking := sorted(_LACKS.get(objective, set()) & set(metric.inputs)):
-        raise BadInput(f"metric {name} needs {lacking[0]}, which objective={objective} has not: take y_true and y_pred")
+        raise BadInput(f"metric {name} needs {lacking[0]}, which objective={objective} lacks: take y_true and y_pred")
 
 
 def _inputs(function: Any) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class ClientBatches:
         phases = algorithm.phases(task)
         for number, phase in enumerate(phases):
             if phase.data not in ("private", "public"):
-                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
+                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: use private or public")
             if phase.data == "public" and self._public is None:
                 raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
         draws: Draws = []

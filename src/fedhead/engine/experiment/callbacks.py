@@ -108,7 +108,7 @@ class Watcher(Callback):
                 "never decide): set validation, such as validation=0.1, or watch train_loss"
             )
         if self._mode(metrics) == "auto":
-            raise BadInput(f"callback {self.name}: say whether high or low values of {self.metric} are good, mode=max")
+            raise BadInput(f"callback {self.name}: set whether high or low values of {self.metric} are good, mode=max")
 
     def _mode(self, metrics: Mapping[str, Metric]) -> str:
         if self.mode != "auto":
@@ -198,7 +198,7 @@ class CallbackList:
             rule.check(metrics, validated)
             if objective == "regression" and isinstance(rule, Watcher) and rule.metric in ("accuracy", "personal"):
                 raise BadInput(
-                    f"callback {rule.name} watches {rule.metric}, which objective=regression has not: watch loss, "
+                    f"callback {rule.name} watches {rule.metric}, which objective=regression lacks: watch loss, "
                     "personal_loss, train_loss or one of the run's metrics"
                 )
             if rule.keeps and not keeps_states:
@@ -209,7 +209,7 @@ class CallbackList:
         self.memories = [dict(memory) for memory in memories] or [{} for _ in self.callbacks]
         if len(self.memories) != len(self.callbacks):
             raise BadInput(
-                f"callbacks: there are {len(self.callbacks)}, and the run was begun with {len(self.memories)}: give "
+                f"callbacks: there are {len(self.callbacks)}, and the run started with {len(self.memories)}: give "
                 "the same ones to resume"
             )
         for rule, memory in zip(self.callbacks, self.memories, strict=True):

@@ -40,7 +40,7 @@ def check(algorithm: Algorithm, objective: str, local: LocalTraining) -> None:
         raise BadInput(f"{requested.adjusted}: it is for classes, objective=regression has none; leave it out")
     if algorithm.own_loss:
         raise BadInput(
-            f"{requested.adjusted}: {algorithm.name} trains by its own loss, which it does not reach; leave it out, or "
+            f"{requested.adjusted}: {algorithm.name} trains by its own loss, which ignores it; leave it out, or "
             "use a method that trains by the run's loss, such as fedavg"
         )
 
