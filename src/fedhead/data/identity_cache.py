@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class IdentityCache(Generic[T]):
-    """Cache of the latest few results, keyed by the identity of the objects that they were made of.
+    """Cache of the latest results, keyed by the identity of their source objects.
 
     Args:
-        most: How many results to keep.
+        most: Maximum number of cached results.
     """
 
     def __init__(self, most: int):
@@ -34,7 +34,7 @@ class IdentityCache(Generic[T]):
         kept = self._kept
         known = next((entry for entry in kept if _same(entry[0], sources)), None)
         if known is None:
-            self._kept = kept[: self.most - 1]  # before another is made, for its memory
+            self._kept = kept[: self.most - 1]  # free memory before the next result is computed
             known = (tuple(sources), make())
         self._kept = (known, *(entry for entry in self._kept if entry is not known))[: self.most]
         return known[1]

@@ -1,4 +1,4 @@
-"""The pool: samples on the compute device in their stored form, from which batches are made."""
+"""Pool of stored samples on the compute device, which builds batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ViewsAhead:
         rows: The batch's rows.
         key: Its keys.
         views: Its views, by number.
-        asked: Collects the numbers that are asked for.
+        asked: List that records the requested numbers.
     """
 
     rows: Tensor
@@ -66,7 +66,7 @@ class Pool:
         self.dtype = dtype
         self._converted: Pool | None = None
         self._ahead: ViewsAhead | None = None
-        # shared with the pools that are made of this one, on the same device and of the same dtype
+        # shared with pools derived from this one, on the same device and of the same dtype
         self.row_tables: IdentityCache[tuple[Tensor, Tensor]] = IdentityCache(KEPT_TABLES)
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class Pool:
         """Return the same pool with images in channels-last format, which is faster for convolutions on a CPU.
 
         The images are converted once, since converting every batch would take longer than all other work.
-        Samples that are not images, and sets too large to be held twice, are left as they are.
+        Samples other than images, and sets too large to be stored twice, are unchanged.
         """
         images = [t for t in tensors_of(self.x) if t.dim() == 4]
         if not images or sum(t.nbytes for t in images) > MAX_CONVERTED:
@@ -124,8 +124,8 @@ class Pool:
 
         Args:
             index: Rows of the samples, [B] or [clients, B].
-            weight: Weights of the samples, likewise.
-            key: Random keys, likewise; None for no augmentation.
+            weight: Weights of the samples, in the same shape.
+            key: Random keys, in the same shape; None: no augmentation.
         """
         x = self.view(index.reshape(-1), None if key is None else key.reshape(-1))
         keys = torch.zeros_like(index) if key is None else key

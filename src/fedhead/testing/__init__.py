@@ -1,4 +1,4 @@
-"""Checks that you can run on your own components, as scikit-learn's `check_estimator` is.
+"""Checks for user-defined components, similar to scikit-learn's `check_estimator`.
 
 ```python
 import fedhead as fh
@@ -7,8 +7,8 @@ def test_fedmine():
     fh.testing.check_method(FedMine)
 ```
 
-Each trains a small federation of uneven clients, one of them empty, and raises `CheckFailed` with one line that says
-what is wrong and how to fix it. A check returns the list of its named parts; `skip=["over_flower"]` leaves some out.
+Each check trains a small federation of uneven clients, one of them empty, and raises `CheckFailed` with one line that
+states the problem and the fix. It returns the list of its named parts; `skip=["over_flower"]` skips some.
 """
 
 from fedhead.testing.algorithms import check_method, check_stage

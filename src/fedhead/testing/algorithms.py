@@ -1,4 +1,4 @@
-"""Checks of methods and stages: what every executor, transport and checkpoint relies on."""
+"""Contract checks of methods and stages."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ A = TypeVar("A", bound=Algorithm)
 def check_method(
     method: Method | type[Method], *, local: LocalTraining = LOCAL, skip: Sequence[str] = ()
 ) -> list[Check]:
-    """Check that a method keeps what fedhead relies on.
+    """Check that a method fulfils the contract of methods.
 
-    It is trained on a small federation (uneven clients, an empty one, a part of them in each round) one client after
-    another, many at once, over Flower's messages and across a checkpoint, which must all give the same numbers. Its
-    hooks must be pure and its losses blind to padding rows.
+    It is trained on a small federation (uneven clients, one empty, partial participation): sequentially, stacked, over
+    Flower's messages and across a checkpoint. All must give the same numbers. Hooks must be pure, and losses must
+    ignore padding rows.
 
     Args:
         method: The class, or an instance with the options to be checked.
-        local: How clients train, for a method that asks for something special.
+        local: Local training, for a method with special requirements.
         skip: Names of checks to leave out: "options", "hooks", "padding", "executors", "architectures", "sums",
             "checkpoint", "over_flower".
 
@@ -52,7 +52,7 @@ def check_method(
         The checks, with the reason for each that was skipped.
 
     Raises:
-        CheckFailed: In one line, what is wrong and how to fix it.
+        CheckFailed: If a check fails, with the problem and the fix in one line.
     """
     component = _instance(method, Method)
     trial = Trial(component, [small_model("group", component.head)], local)
@@ -66,23 +66,23 @@ def check_stage(
     local: LocalTraining = LOCAL,
     skip: Sequence[str] = (),
 ) -> list[Check]:
-    """Check that a stage keeps what fedhead relies on.
+    """Check that a stage fulfils the contract of stages.
 
-    It follows two rounds of a small federation: one client after another, many at once, over Flower's messages and
-    after a checkpoint, which must all give the same numbers. Its hooks must be pure, its losses blind to padding rows,
-    and the trained run stays as it is.
+    It follows two rounds of a small federation: sequentially, stacked, over Flower's messages and after a checkpoint.
+    All must give the same numbers. Hooks must be pure, losses must ignore padding rows, and the trained run must not
+    change.
 
     Args:
         stage: The class, or an instance with the options to be checked.
-        method: The method that it follows; None: FedAvg, or the built-in method with the head that the stage needs.
-        local: How clients train.
+        method: Method that it follows; None: FedAvg, or the built-in method with the stage's required head.
+        local: Local training.
         skip: Names of checks to leave out: "options", "hooks", "padding", "executors", "checkpoint", "over_flower".
 
     Returns:
         The checks, with the reason for each that was skipped.
 
     Raises:
-        CheckFailed: In one line, what is wrong and how to fix it.
+        CheckFailed: If a check fails, with the problem and the fix in one line.
     """
     component = _instance(stage, Stage)
     if method is None:
@@ -95,10 +95,10 @@ def check_stage(
 
 
 def _instance(component: A | type[A], base: type[A]) -> A:
-    """Return a component, made with its defaults if a class is given.
+    """Return a component, built with its defaults if a class is given.
 
     Raises:
-        CheckFailed: The registry would refuse it: it is of another kind, no dataclass, or a hook does not fit.
+        CheckFailed: If the registry would refuse it: another kind, no dataclass, or a hook with a wrong signature.
     """
     cls = component if isinstance(component, type) else type(component)
     with as_check_failure(cls.__name__, "while it was made"):
@@ -107,9 +107,9 @@ def _instance(component: A | type[A], base: type[A]) -> A:
 
 
 def check_options(trial: Trial) -> None:
-    """Check that the component can be made again from its options, which its base class checks."""
+    """Check that the component can be rebuilt from its options, and that its base class validates them."""
     component, owner = trial.stage or trial.method, trial.owner
-    check_fields(component, f"{owner}: ")  # whatever its own __post_init__ does
+    check_fields(component, f"{owner}: ")  # even if it overrides __post_init__
     with patch.object(Checked, "__post_init__") as base_check:
         again = dataclasses.replace(component)
     require(again == component, f"{owner} made again with the same options is another one")
@@ -122,7 +122,7 @@ def check_options(trial: Trial) -> None:
 def check_hooks(trial: Trial) -> None:
     """Check that hooks are pure, return named tensors, and leave the trained run unchanged."""
     before = final_tensors(trial.trained)
-    with patch.object(hook_check, "is_built_in", return_value=False):  # runs check users' components alone
+    with patch.object(hook_check, "is_built_in", return_value=False):  # runs check only users' components
         if trial.stage is None:
             simulation = trial.train(PlainLoop(trial.owner))
             evaluate(simulation, simulation.context(trial.rounds), {})
@@ -133,7 +133,7 @@ def check_hooks(trial: Trial) -> None:
 
 
 def check_padding(trial: Trial) -> None:
-    """Check that losses do not depend on padding rows, from a trained state, whose loss may have more terms."""
+    """Check that losses do not depend on padding rows, in a trained state, where losses may have more terms."""
     simulation, round = trial.trained, trial.rounds + (trial.stage is not None)
     jobs = simulation.jobs(trial.algorithm, simulation.server, simulation.states, simulation.clients.holders, round)
     for group, job in enumerate(jobs):
@@ -141,7 +141,7 @@ def check_padding(trial: Trial) -> None:
 
 
 def check_executors(trial: Trial) -> None:
-    """Check that many clients at once give the numbers of one client after another."""
+    """Check that stacked clients give the same numbers as sequential ones."""
     _check_same(trial, Stack())
     if trial.stage is None:
         _check_same(trial, Stack(size=2))
@@ -169,7 +169,7 @@ def check_architectures(trial: Trial) -> None:
 
 
 def check_sums(trial: Trial) -> None:
-    """Check that entries declared as sums are used through their sums alone."""
+    """Check that the server uses only the sums of entries declared as sums."""
     names, owner = trial.method.sums, trial.owner
     if not names:
         raise Skipped("it declares no sums")
@@ -193,7 +193,7 @@ def check_sums(trial: Trial) -> None:
 
 
 def _sum_up_in_first(sent: list[Tree], names: tuple[str, ...]) -> list[Tree]:
-    """Return replies with the same sums, all of which the first client sends."""
+    """Return replies in which the first client sends the sums and the others send zeros."""
 
     def total(name: str) -> Tree | Tensor:
         entries = [tree[name] for tree in sent]

@@ -1,4 +1,4 @@
-"""Runner of checks; a failure is one line in the words of the user's file."""
+"""Runner of checks, with one-line failures that refer to the user's file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class CheckFailed(FedheadError, AssertionError):
-    """Violation of a component's contract; the message says what to fix."""
+    """Violation of a component's contract; the message states the fix."""
 
 
 class Check(NamedTuple):
@@ -24,11 +24,11 @@ class Check(NamedTuple):
 
 
 class Skipped(Exception):
-    """Raised inside a check that does not apply; the message says why."""
+    """Signal that a check does not apply; the message states the reason."""
 
 
 def run_checks(owner: str, subject: T, checks: Sequence[Callable[[T], None]], skip: Sequence[str] = ()) -> list[Check]:
-    """Run checks in order; the first that fails ends them.
+    """Run checks in order, up to the first failure.
 
     Args:
         owner: The component's name, for error messages.
@@ -38,7 +38,7 @@ def run_checks(owner: str, subject: T, checks: Sequence[Callable[[T], None]], sk
 
     Raises:
         BadInput: If `skip` names a check that does not exist.
-        CheckFailed: By the first check that fails.
+        CheckFailed: If a check fails.
     """
     named = {check.__name__.removeprefix("check_"): check for check in checks}
     for name in skip:
@@ -64,11 +64,11 @@ def require(condition: object, message: str) -> None:
 
 @contextmanager
 def as_check_failure(owner: str, doing: str) -> Iterator[None]:
-    """Turn any error inside into a `CheckFailed` that names the user's line that it came from.
+    """Convert errors in this context to `CheckFailed` with the line of the user's code.
 
     Args:
         owner: The component's name.
-        doing: What was being done, such as "one client after another".
+        doing: Description of the operation, such as "one client after another".
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A Flower grid inside one process: messages are packed, carried and answered at once, faults on demand."""
+"""Flower grid inside one process, with serialization and optional faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedhead.flower.site.site_metrics import computed_at_sites
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.models.split_model import SplitModel
 
-# What Flower's runtime sets in the process of an app: without it no message can be made.
+# Normally set by Flower's runtime; required to create messages.
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 Fault = Callable[[Message, Callable[[], RecordDict]], "RecordDict | Error | None"]
@@ -34,16 +34,18 @@ Fault = Callable[[Message, Callable[[], RecordDict]], "RecordDict | Error | None
 
 @dataclass
 class InProcess(Grid):
-    """Nodes that answer when the message box is looked into; a `Fault` of a node may spoil its responses."""
+    """Grid whose nodes respond when messages are pulled; a `Fault` may corrupt a node's responses."""
 
     nodes: dict[int, Site]
     faults: dict[int, Fault] = field(default_factory=dict)
     _sent: dict[str, Message] = field(default_factory=dict)
 
     def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Store messages and return their ids."""
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"m{len(self._sent)}"
@@ -52,6 +54,7 @@ class InProcess(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Yield the responses to stored messages."""
         for name in message_ids:
             message = self._sent[name]
             node = message.metadata.dst_node_id
@@ -59,7 +62,7 @@ class InProcess(Grid):
                 continue
 
             def honest(message: Message = message, node: int = node) -> RecordDict:
-                # through Flower's own serialization and back, as between machines
+                # serialize and deserialize, as between machines
                 return respond(through_bytes(message.content), self.nodes[node], watchdog=False)
 
             made = self.faults[node](message, honest) if node in self.faults else honest()
@@ -78,7 +81,7 @@ class InProcess(Grid):
 
 
 def through_bytes(content: RecordDict) -> RecordDict:
-    """Return a message's content after Flower's own serialization."""
+    """Return a message's content after a round trip through Flower's serialization."""
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
     return recorddict_from_proto(recorddict_to_proto(content))
@@ -86,18 +89,19 @@ def through_bytes(content: RecordDict) -> RecordDict:
 
 @dataclass
 class InProcessFederation:
-    """A federation as sites on an in-process grid, with the experiment that a simulation of it takes."""
+    """Federation as sites on an in-process grid, with the experiment of its simulation."""
 
     federation: Federation
-    models: dict[str, SplitModel]  # by name; the first one is the recipe's
+    models: dict[str, SplitModel]  # named models; the first one is the recipe's
     experiment: Experiment
     folder: Path
-    own: dict[int, str] = field(default_factory=dict)  # a client's own model
-    metrics: list[str] = field(default_factory=list)  # of the recipe
-    identity: str = "ab" * 8  # of the run
-    min_class_count: int = 1  # of every site
+    own: dict[int, str] = field(default_factory=dict)  # name of a client's own model
+    metrics: list[str] = field(default_factory=list)  # metrics of the recipe
+    identity: str = "ab" * 8  # identity of the run
+    min_class_count: int = 1  # minimum class count of every site
 
     def spec(self) -> RunSpec:
+        """Return the run's specification."""
         fed = self.federation
         return RunSpec(
             experiment=self.identity,
@@ -108,6 +112,8 @@ class InProcessFederation:
         )
 
     def site(self, k: int, name: str | None = None) -> Site:
+        """Return the site of client k."""
+
         def site_run(spec: RunSpec, number: int) -> SiteRun:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             experiment = self.experiment.with_models([model], [0] * len(self.federation))
@@ -119,9 +125,11 @@ class InProcessFederation:
         return Site(name or f"site-{k}", site_run, self.folder / "state", own)
 
     def grid(self) -> InProcess:
+        """Return a grid with one node per client."""
         return InProcess({100 + k: self.site(k) for k in range(len(self.federation))})
 
     def transport(self, grid: InProcess, said: list[str] | None = None, **timeouts: Any) -> FlowerTransport:
+        """Return a transport over a grid; its log is appended to `said`."""
         spec, names = self.spec(), list(self.models)
 
         def choices(own: Any) -> list[SplitModel]:

@@ -1,4 +1,4 @@
-"""Checks of models: trained functionally and vectorized, evaluated sample by sample."""
+"""Contract checks of models."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def check_model(
     classes: int | None = None,
     skip: Sequence[str] = (),
 ) -> list[Check]:
-    """Check that a model can be trained on every executor, and says of a sample the same in every batch.
+    """Check that a model trains on every executor, and that its predictions do not depend on the batch.
 
-    In training, the rows that fill up a partial batch must change nothing: BatchNorm layers leave them out, and a model
-    that mixes the rows of its batch in another way fails.
+    In training, the padding rows of a partial batch must have no effect: BatchNorm layers ignore them, and models that
+    mix the rows of a batch in another way fail.
 
     Args:
-        model: The model, or what a recipe names: a function (input_shape, parameters with defaults) that returns a
-            `fedhead.FeatureExtractor` or a `SplitModel`, or its name.
-        input_shape: The shape of one input, without the batch axis.
-        classes: How many classes a function is to build for; a model knows its own.
+        model: Model, its name in recipes, or a function (input_shape, parameters with defaults) that returns a
+            `fedhead.FeatureExtractor` or a `SplitModel`.
+        input_shape: Shape of one input, without the batch axis.
+        classes: Number of classes for a function; ignored for a built model.
         skip: Names of checks to leave out: "build", "use", "samples", "executors".
 
     Returns:
         The checks, with the reason for each that was skipped.
 
     Raises:
-        CheckFailed: In one line, what is wrong and how to fix it.
+        CheckFailed: If a check fails, with the problem and the fix in one line.
     """
     owner = model if isinstance(model, str) else name_of(model)
     trial = ModelTrial(model, owner, input_shape, classes)
@@ -61,7 +61,7 @@ def check_model(
 
 @dataclass(frozen=True)
 class ModelTrial:
-    """A model, or what builds it, with the inputs to try it on."""
+    """Model or its builder, with trial inputs."""
 
     source: SplitModel | ModelLike
     owner: str
@@ -74,7 +74,7 @@ class ModelTrial:
         return self.build()
 
     def build(self) -> SplitModel:
-        """Build the model; one that is given built is returned as it is."""
+        """Build the model, or return a given one."""
         if isinstance(self.source, SplitModel):
             return self.source
         if isinstance(self.source, nn.Module):
@@ -94,7 +94,7 @@ class ModelTrial:
 
 
 def check_build(trial: ModelTrial) -> None:
-    """Check that a seed decides the initial weights."""
+    """Check that the seed determines the initial weights."""
     if isinstance(trial.source, SplitModel):
         raise Skipped("it is built already")
     first, second = (weights(model) for model in (trial.model, trial.build()))
@@ -103,7 +103,7 @@ def check_build(trial: ModelTrial) -> None:
 
 
 def check_use(trial: ModelTrial) -> None:
-    """Check that a model has what training and evaluation need."""
+    """Check that a model supports training and evaluation."""
     require_runnable(trial.model, trial.shape, trial.classes or trial.model.classes, trial.owner)
 
 
@@ -126,7 +126,7 @@ def check_samples(trial: ModelTrial) -> None:
 
 
 def check_executors(trial: ModelTrial) -> None:
-    """Check that many clients at once give the numbers of one client after another."""
+    """Check that stacked clients give the same numbers as sequential ones."""
     gap = difference(trial.trained(Loop()), trial.trained(Stack()), 1e-9)
     require(not gap, f"{trial.owner} gives other numbers with many clients at once than one after another ({gap})")
 

@@ -33,7 +33,7 @@ def compare_with_simulation(trial: Trial) -> None:
         grid = world.grid()
         for node, rows in zip(list(grid.nodes), federation.rows, strict=True):
             if not len(rows):
-                del grid.nodes[node]  # a site without samples would only say so
+                del grid.nodes[node]  # a site without samples only reports this
         transport = world.transport(grid, round_seconds=60.0, attempts=1)
         try:
             found = run(transport)

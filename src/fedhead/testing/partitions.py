@@ -1,4 +1,4 @@
-"""Checks of partitions: every sample goes to exactly one client, and a seed decides the split."""
+"""Contract checks of partitions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CASES: tuple[Case, ...] = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))
 
 
 def check_partition(partition: PartitionLike, *, skip: Sequence[str] = ()) -> list[Check]:
-    """Check that a partition assigns every sample to exactly one client, alike for the same seed.
+    """Check that a partition assigns every sample to exactly one client, reproducibly for a seed.
 
     Args:
-        partition: The partition; a class that can be made without arguments; a function `(y, clients, rng, parameters
-            with defaults)` that returns one array of rows per client; or a text as recipes write it.
+        partition: Partition; a class without required arguments; a function `(y, clients, rng, parameters
+            with defaults)` that returns one array of indices per client; or its text in recipes.
         skip: Names of checks to leave out: "rows", "seed".
 
     Returns:
         The checks, with the reason for each that was skipped.
 
     Raises:
-        CheckFailed: In one line, what is wrong and how to fix it.
+        CheckFailed: If a check fails, with the problem and the fix in one line.
     """
     owner = partition if isinstance(partition, str) else name_of(getattr(partition, "function", partition))
     with as_check_failure(owner, "while it was made"):
         rule = parse(partition)
         if isinstance(partition, Partition):
-            PARTITIONS.resolve(type(partition))  # whose class a recipe may name
+            PARTITIONS.resolve(type(partition))  # its class must be valid in recipes
     return run_checks(owner, rule, PARTITION_CHECKS, skip)
 
 
@@ -46,12 +46,12 @@ def _labels(case: Case) -> NDArray[np.int64]:
 
 
 def _splits(rule: Partition) -> dict[Case, Any]:
-    """Return the rows that a partition assigns, for the small data sets that it does not refuse."""
+    """Return the assigned indices for all small data sets that the partition accepts."""
     splits, refusal = dict[Case, Any](), BadInput("no reason")
     for case in CASES:
         y, rng = _labels(case), np.random.RandomState(0)
         try:
-            if isinstance(rule, FromFunction):  # its own errors, which `assign` takes for refusals
+            if isinstance(rule, FromFunction):  # errors of the function, which `assign` treats as refusals
                 splits[case] = list(rule.function(y, case[2], rng, **rule.parameters))
             else:
                 splits[case] = rule.assign(y, *case[1:], rng)

@@ -1,4 +1,4 @@
-"""Small federation and models on which components are checked."""
+"""Small federation and models for checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (1, 6, 6)
 
 
 def small_federation(seed: int = 0) -> Federation:
-    """Make five clients with 1x6x6 images of three classes, each with its own small test set; some data is public."""
+    """Build five clients with 1x6x6 images of three classes, small client test sets and public data."""
     rng = np.random.RandomState(seed)
     total = sum(SIZES)
     x = rng.randint(0, 256, (total + 20, *SHAPE)).astype(np.uint8)
@@ -53,11 +53,11 @@ class _Net(nn.Module):
 
 
 def small_model(norm: str = "group", head: str | None = None) -> SplitModel:
-    """Make a small convolutional network for `small_federation`.
+    """Build a small convolutional network for `small_federation`.
 
     Args:
-        norm: Its normalization layer, "batch" or "group".
-        head: The head that a method needs; None: a linear one.
+        norm: Normalization layer, "batch" or "group".
+        head: Required head of a method; None: linear.
     """
     layer = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}[norm]
     with global_generators.seeded(0):
@@ -66,7 +66,7 @@ def small_model(norm: str = "group", head: str | None = None) -> SplitModel:
 
 
 def small_perceptron(head: str | None = None) -> SplitModel:
-    """Make a network without convolutions and normalization layers for `small_federation`: another architecture."""
+    """Build a network without convolutions and normalization for `small_federation`: another architecture."""
     with global_generators.seeded(1):
         net = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, 8), nn.Linear(8, CLASSES))
     model = split(net, classifier="4")

@@ -36,7 +36,7 @@ from fedhead.testing.small import small_federation
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
 
 CPU = Compute(device="cpu", executor="loop")
-PARTICIPATION = 0.6  # of the clients, in each round
+PARTICIPATION = 0.6  # share of the clients in each round
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Trial:
     """Short training run with a method, and a stage that follows it, on the small federation.
 
     Args:
-        method: What is trained.
-        models: The architectures.
+        method: Method that is trained.
+        models: Models, one per architecture.
         local: Local training.
         rounds: Number of rounds.
-        stage: Follows the rounds; None if the method itself is checked.
+        stage: Stage after the rounds; None to check the method itself.
         dtype: Floating-point type.
     """
 
@@ -84,17 +84,17 @@ class Trial:
 
     @cached_property
     def trained(self) -> Simulation:
-        """The simulation after all rounds, one client after another: the reference."""
+        """Reference simulation after all rounds, trained sequentially."""
         return self.train(Loop())
 
     def outcome(self, executor: Executor) -> dict[str, Tensor]:
-        """Return all tensors that the rounds, or the stage after them, leave behind."""
+        """Return all tensors after the rounds, or after the stage."""
         if self.stage is not None:
             return _stage_tensors(self.trained, self.stage, executor)
         return final_tensors(self.trained if isinstance(executor, Loop) else self.train(executor))
 
     def outcome_after_checkpoint(self, file: Path) -> dict[str, Tensor]:
-        """Return `outcome` with everything going through a file before the stage, or before the last round."""
+        """Return `outcome` with a checkpoint written and read before the stage, or before the last round."""
         before = self.trained if self.stage is not None else self.train(Loop(), self.rounds - 1)
         clients = Tree({str(k): state for k, state in before.states.kept.items()})
         save_tree(file, Tree(server=before.server, clients=clients), {"round": before.round})
@@ -123,12 +123,12 @@ def _stage_tensors(simulation: Simulation, stage: Stage, executor: Executor) -> 
 
 
 def final_tensors(simulation: Simulation) -> dict[str, Tensor]:
-    """Return every tensor of the server's and the clients' states, by name."""
+    """Return all named tensors of the server's and the clients' states."""
     return state_tensors(simulation.server, dict(sorted(simulation.states.kept.items())))
 
 
 def state_tensors(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor]:
-    """Return every tensor of a server's and some clients' states, by name."""
+    """Return all named tensors of a server's and some clients' states."""
     tensors = {f"the server's state: {name}": t for name, t in server.leaves().items()}
     for k, state in clients.items():
         tensors |= {f"client {k}'s state: {name}": t for name, t in state.leaves().items()}
@@ -136,7 +136,7 @@ def state_tensors(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
-    """Return where two results differ by more than a tolerance, relative to 1 or to the larger number, or None."""
+    """Describe a difference beyond the tolerance (relative to 1 or to the larger number), or return None."""
     for name in sorted(one.keys() ^ other.keys()):
         return f"{name} is there only once"
     for name, a in one.items():

@@ -23,7 +23,7 @@ from fedhead.data.partitions.partition import IID, Partition
 from fedhead.data.partitions.partition_registry import FromFunction
 from fedhead.data.transforms.named_transforms import AnyTransform, default_transform
 
-CLIENTS = 10  # of a random partition, where no number is given
+CLIENTS = 10  # default number of clients of a random partition
 F = TypeVar("F", bound=FederationData)
 
 
@@ -62,10 +62,10 @@ class ArrayOptions:
         """Return a federation of converted samples.
 
         Args:
-            cls: Its class.
-            converted: The samples.
+            cls: Class of the federation.
+            converted: Converted samples.
             train: Training samples.
-            rows: Those of each client.
+            rows: Indices of each client's training samples.
             share: Share or mask of each client's samples to hold out for testing.
             own_test: Test set of each client, `client_test` of `Federation.from_arrays`.
             seed: Seed of the test sets.
@@ -89,7 +89,7 @@ class ArrayOptions:
 
 
 def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
-    """Return a given test set, or the share or the mask of the samples to hold out for one."""
+    """Separate a given test set from a share or mask of samples to hold out."""
     if isinstance(test, int | float):
         return None, check("test", test, SHARE)
     if isinstance(test, np.ndarray) and test.dtype == bool:
@@ -109,7 +109,7 @@ def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str,
 def partition_rows(
     train: Samples, rule: Partition, classes: int, clients: int | None, objective: str, seed: int
 ) -> list[Rows]:
-    """Return the rows of each client; a rule that distributes classes is refused where there are none."""
+    """Partition samples over clients; rules by class are refused for objectives without classes."""
     has_classes = targets.objective_of(objective).has_classes
     require(
         has_classes or isinstance(rule, FromFunction | IID),
@@ -121,12 +121,12 @@ def partition_rows(
 
 
 def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:
-    """Return the rows of clients whose samples follow one another."""
+    """Return the indices of clients with consecutive samples."""
     return [np.arange(end - size, end, dtype=np.int64) for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
 
 
 def merge_layouts(layout: LayoutLike, known: Any) -> LayoutLike:
-    """Return the user's layout, completed by the reader's for encoded columns."""
+    """Merge the user's layout with the reader's layout of encoded columns."""
     if isinstance(layout, Mapping) and isinstance(known, Mapping):
         return {**known, **layout}
     return layout if layout is not None else known or None

@@ -1,4 +1,4 @@
-"""Federations: clients and their data, and the ways to create one."""
+"""Federations: clients and their data, with constructors for many sources."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ f
 
 
 class Federation(FederationData):
-    """Clients and their data; the clients' samples are rows of one training set.
+    """Clients and their data; a client's samples are indices into one training set.
 
-    Federations of the same data set share its tensors: clone one before you write into it.
+    Federations of the same data set share its tensors; clone before modifying.
 
     Attributes:
         train: Training samples of all clients.
@@ -46,7 +46,7 @@ class Federation(FederationData):
         classes: Number of classes, of labels (multilabel) or of numbers to predict (regression).
         test: Global test set.
         client_test: Test samples of each client, as rows of `train` or `test`.
-        client_test_from: Which of the two they are rows of.
+        client_test_from: Set that `client_test` refers to: "train" or "test".
         validation: Validation samples of each client, as rows of `train` that are not among `rows`.
         transform: Maps stored samples to model inputs.
         public: Samples that all parties hold (KT-pFL).
@@ -54,11 +54,11 @@ class Federation(FederationData):
         client_names: Names of the clients.
         title: Name of the data in records.
         partition: Name of the partition in records.
-        objective: What the labels are: "multiclass", "binary", "multilabel" or "regression".
-        missing: How missing values of each table were filled, by name of the input ("" if there is one).
+        objective: Objective of the labels: "multiclass", "binary", "multilabel" or "regression".
+        missing: Fill values of each table's missing values, keyed by the input's name ("" for a single input).
 
     Raises:
-        BadInput: If the parts do not fit together.
+        BadInput: If the fields are inconsistent.
 
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
@@ -108,31 +108,31 @@ class Federation(FederationData):
             client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
                 from the test set with the client's class distribution.
             transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
-            classes: Number of classes, if y holds class indices of which some may be absent; found in the data if None.
+            classes: Number of classes, if y holds class indices and some may be absent; None: inferred from the data.
             names: Names of the classes, in order.
             public: Samples (x, y) that all parties hold.
             title: Name of the data in records.
             layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
                 become float32, or "tokens", which stay integers; one for each entry of a dictionary. By default it is
-                inferred, and x is refused if it can be read in several ways.
+                inferred, and an ambiguous x is refused.
             groups: Client of each sample, [N], numbers or words, for data with natural clients.
             group_names: Names of the groups, if these are numbers 0, 1, 2 ….
-            test_groups: Client of each sample of a test set (x, y), likewise: these are the client's own test samples.
-            missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
+            test_groups: Client of each sample of a test set (x, y); these become the client's own test samples.
+            missing: Treatment of NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
                 clients and add one indicator column per such feature.
-            augment: Augmentation in place of the transform's, such as "flip".
-            normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
+            augment: Augmentation that overrides the transform's, such as "flip".
+            normalize: Normalization that overrides the transform's: its name, or "standard", by mean and deviation of
                 each feature or channel over all clients.
             resize: Height and width that images are resized to on the compute device (bicubic), as a pretrained model
                 needs them; by default they keep their size.
-            objective: What y holds: "multiclass" or "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
+            objective: Objective of y: "multiclass", "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
                 for each label, [N, L]) or "regression" (numbers, [N] or [N, T]).
 
         Returns:
             The federation.
 
         Raises:
-            BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
+            BadInput: If the data is inconsistent, ambiguous, or can't be partitioned.
         """
         options = ArrayOptions(
             transform, classes, names, public, title, layout, missing, augment, normalize, resize, objective
@@ -191,8 +191,8 @@ class Federation(FederationData):
             inputs: Column of the samples, or several, for models with several inputs. By default all columns of a
                 data frame or dictionary but those of label and client, and the only one of a Hugging Face data set.
             label: Column of the labels.
-            encode: How texts become inputs: a tokenizer, which is any function from a text to its token ids, or an
-                encoder by name, such as "hashing(2048)". Texts of different lengths are filled up, with a mask.
+            encode: Encoding of texts: a tokenizer, which is any function from a text to its token ids, or an
+                encoder's name, such as "hashing(2048)". Texts of different lengths are padded, with a mask.
             categories: Categories of columns of a data frame, where the data may lack some; see `TableColumns`.
             layout: Meaning of the inputs, see `from_arrays`.
             **settings: Further arguments of `from_arrays`.
@@ -201,7 +201,7 @@ class Federation(FederationData):
             The federation.
 
         Raises:
-            BadInput: If a column is not there, or the data can't be read or partitioned.
+            BadInput: If a column is missing, or the data can't be read or partitioned.
         """
         train, held = library_datasets.split(dataset, "the data")
         mark = None
@@ -364,7 +364,7 @@ class Federation(FederationData):
             contents = datasets.read(
                 entry, objective, seed, data_dir, download, with_test, subset, public, public_samples
             )
-            subset = None  # already taken
+            subset = None  # already applied
         settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
@@ -410,17 +410,17 @@ class Federation(FederationData):
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.
 
-        Means and deviations that came from all clients' samples (`normalize="standard"`, `missing="mean"`) are computed
-        again without that client's, which are in no part of the training data any more.
+        Means and deviations of all clients' samples (`normalize="standard"`, `missing="mean"`) are recomputed
+        without that client, whose samples are no longer training data.
 
         Args:
             client: Number of the client.
 
         Returns:
-            A federation of one client fewer, without clients' own test sets.
+            Federation without the client and without client test sets.
 
         Raises:
-            BadInput: If there is no such client, it has no samples, or no other client has any.
+            BadInput: If the client does not exist or has no samples, or no other client has samples.
         """
         require(0 <= client < len(self), f"there is no client {client} to leave out: they are 0 … {len(self) - 1}")
         others = [k for k in range(len(self)) if k != client]
@@ -442,28 +442,28 @@ class Federation(FederationData):
 
     # -- files ------------------------------------------------------------------------------------
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the federation to an .npz file, from which `load` makes the same.
+        """Write the federation to an .npz file that `load` reads.
 
         Args:
-            path: The file; its name ends in .npz.
+            path: File to write, with the suffix .npz.
 
         Raises:
-            BadInput: If it does not, or there is no such folder.
+            BadInput: If the suffix is different, or the folder does not exist.
         """
         require(Path(path).suffix == ".npz", f"{path}: a federation is an .npz file; give a name that ends in .npz")
         require(Path(path).absolute().parent.is_dir(), f"{path}: there is no such folder; make it first")
         federation_file.save(Path(path), self)
 
     def fingerprint(self) -> str:
-        """Return 16 characters that two federations share if each client trains and tests on the same rows in both."""
+        """Return a hash of 16 characters of the clients' training and test indices."""
         return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
 
     def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
-        """Write the rows of each client to a file, with their counts by class.
+        """Write the indices of each client's samples to a file, with their counts per class.
 
         Args:
             path: File to write.
-            **arrays: Further arrays to keep in the file, by name.
+            **arrays: Further named arrays to write.
         """
         entries: dict[str, Any] = {"partition": self.partition, "client_test_from": self.client_test_from}
         entries |= partition_file.pack(self.rows, "rows", "ends")

@@ -1,4 +1,4 @@
-"""The data of a federation: samples, the clients that own them, and the transform to model inputs."""
+"""Data of a federation: samples, their clients, and the transform to model inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOUNS = {"multiclass": "classes", "binary": "classes", "multilabel": "labels", 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederationData:
-    """Fields, checks, properties and modified copies of a `Federation`, whose docstring describes the fields."""
+    """Base class of `Federation` with its fields, checks, properties and modified copies."""
 
     train: Samples
     rows: list[Rows]
@@ -48,7 +48,7 @@ class FederationData:
     missing: Mapping[str, MissingValues] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Say how much there is, not what."""
+        """Return a summary of sizes."""
         samples = sum(len(rows) for rows in self.rows)
         test = 0 if self.test is None else len(self.test.y)
         shape = shape_of(self.train.x)
@@ -85,17 +85,17 @@ class FederationData:
 
     @property
     def input_shape(self) -> Any:
-        """Shape of one input of a model: a tuple, or a tuple by name."""
+        """Shape of one model input: a tuple, or a dictionary of tuples for named inputs."""
         return self.transform.output_shape(shape_of(self.train.x))
 
     @property
     def input_types(self) -> Any:
-        """Type of a model's inputs, by name where they have names."""
+        """Type of the model inputs, or a dictionary for named inputs."""
         return model_types(self.train.x)
 
     @property
     def largest_token(self) -> Any:
-        """Largest token of all samples, by name where inputs have names; None for what is not tokens."""
+        """Largest token of all samples, or a dictionary for named inputs; None for inputs other than tokens."""
         parts = [data.x for data in (self.train, self.test, self.public) if data is not None and len(data.y)]
 
         def largest(*each: Tensor) -> int | bool | None:
@@ -107,7 +107,7 @@ class FederationData:
 
     @property
     def has_classes(self) -> bool:
-        """Whether each sample is of one class."""
+        """True if each sample has one class."""
         return targets.objective_of(self.objective).has_classes
 
     @property
@@ -117,7 +117,7 @@ class FederationData:
 
     @property
     def strata(self) -> NDArray[np.int64]:
-        """Class of each training sample, by which shares are stratified; 0 where there are no classes."""
+        """Class of each training sample, for stratification; 0 for objectives without classes."""
         return targets.strata(self.train.y, self.objective)
 
     @property
@@ -126,7 +126,7 @@ class FederationData:
         return tuple(len(rows) for rows in self.rows)
 
     def counts(self) -> NDArray[np.int64]:
-        """Count training samples by client and class, [clients, classes]; [clients, 1] where there are no classes."""
+        """Count training samples per client and class, [clients, classes]; [clients, 1] without classes."""
         if not self.has_classes:
             return np.array(self.sizes, np.int64)[:, None]
         y = self.train.y.numpy()
@@ -161,10 +161,10 @@ class FederationData:
 
         Args:
             share: Share of each client's training samples; None: none.
-            seed: Seed of the choice, which is made by key for each client.
+            seed: Seed of the selection, drawn by key for each client.
 
         Returns:
-            A copy, or the federation itself where there is nothing to do.
+            A copy, or the federation itself if nothing changes.
 
         Raises:
             BadInput: If the share leaves no client a validation sample.
@@ -177,7 +177,7 @@ class FederationData:
         return replace(self, rows=train_rows, validation=validation)
 
     def _split(self, rule: Fraction, seed: int, purpose: str) -> tuple[list[Rows], list[Rows]]:
-        """Return the rows that each client keeps for training, and those of its share."""
+        """Split each client's indices into training samples and the held-out share."""
         strata = self.strata
         parts = [rule.split(rows, strata, random.key(seed, purpose, k)) for k, rows in enumerate(self.rows)]
         return [kept for kept, _ in parts], [chosen for _, chosen in parts]

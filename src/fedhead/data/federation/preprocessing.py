@@ -34,9 +34,9 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
     Args:
         federation: The federation with its clients' training rows.
         missing: "refuse" or "mean".
-        augment: Augmentation in place of the transform's.
-        normalize: Normalization in place of the transform's: a name, or "standard".
-        resize: Height and width that images are resized to in place of the transform's.
+        augment: Augmentation that overrides the transform's.
+        normalize: Normalization that overrides the transform's: a name, or "standard".
+        resize: Height and width of resized images, overriding the transform's.
 
     Raises:
         BadInput: If a name is unknown or does not fit the samples.
@@ -85,11 +85,11 @@ def standardize(federation: F) -> F:
 
 
 def refit(before: FederationData, made: F) -> F:
-    """Compute the means and deviations of a federation again from its own training samples.
+    """Recompute the means and deviations of a federation from its training samples.
 
     Args:
-        before: The federation whose means and deviations they are now.
-        made: The federation that was made of it, with fewer training samples.
+        before: Federation with the current means and deviations.
+        made: Federation derived from it, with fewer training samples.
     """
     standard = _is_standardized(before)
     if standard:

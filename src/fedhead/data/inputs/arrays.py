@@ -18,7 +18,7 @@ from fedhead.core.tree.inputs import Inputs, map_inputs
 
 Layout = Literal["features", "tokens", "nhw", "nhwc", "nchw"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-CHANNELS = (1, 3)  # of images whose layout can be inferred
+CHANNELS = (1, 3)  # channels of images with an inferred layout
 _IMAGES: dict[str, tuple[int, ...]] = {"nhw": (0, 1, 2), "nhwc": (0, 3, 1, 2), "nchw": (0, 1, 2, 3)}
 
 
@@ -26,7 +26,7 @@ class Samples(NamedTuple):
     """Stored inputs and labels, on the CPU.
 
     Attributes:
-        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or several of them by name.
+        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or a dictionary of these.
         y: Labels, int64 [N]; targets that are no classes, float32 [N, T].
     """
 
@@ -34,7 +34,7 @@ class Samples(NamedTuple):
     y: Tensor
 
     def digest(self) -> bytes:
-        """Return a hash of all inputs and labels, by which changed data is found out."""
+        """Return a hash of all inputs and labels, to detect changed data."""
         total = hashlib.blake2b(digest_size=16)
         names = sorted(self.x) if isinstance(self.x, dict) else []
         total.update("".join(f"{name}\n" for name in names).encode())
@@ -61,7 +61,7 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
 
     Args:
         x: Array, tensor or list of samples.
-        layout: What the axes and numbers mean; None infers it where there is only one reading (`infer_layout`).
+        layout: Meaning of axes and numbers; None: inferred if unambiguous (`infer_layout`).
         what: Name of the data in error messages.
         missing: Whether NaN is allowed, as a missing value.
 
@@ -80,14 +80,14 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
 
 
 def stored_layout(x: Inputs) -> Any:
-    """Return the layout of what is stored, by name where inputs have names; masks have none."""
+    """Return the layout of stored inputs, or a dictionary for named inputs; masks have none."""
     if isinstance(x, dict):
         return {name: stored_layout(t) for name, t in x.items() if t.dtype != torch.bool}
     return {torch.uint8: "nchw", torch.int64: "tokens"}.get(x.dtype, "features")
 
 
 def check_layout(layout: str, prefix: str = "") -> str:
-    """Return a layout, or raise `BadInput` if there is none of that name."""
+    """Return a layout, or raise `BadInput` if its name is unknown."""
     require(layout in LAYOUTS, f"{prefix}layout: {layout!r} is unknown, it is one of {', '.join(LAYOUTS)}")
     return layout
 
@@ -100,7 +100,7 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     or tokens.
 
     Raises:
-        BadInput: If there are several readings, with the layouts to choose from.
+        BadInput: If the layout is ambiguous, with the possible layouts.
     """
     array = to_array(x, what)
     tensor = to_tensor(array[:0] if array.ndim else array, what)  # not a copy of images, which may fill the memory
@@ -134,7 +134,7 @@ def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) 
     Args:
         x: The samples.
         shape: Shape of one stored sample.
-        stated: Layout of the run's own data, which says whether integers are features or tokens.
+        stated: Layout of the run's data, which decides whether integers are features or tokens.
         what: Name of the data in error messages.
 
     Raises:
@@ -202,7 +202,7 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
     Args:
         value: Array, tensor or list.
         what: Name of the data in error messages.
-        noun: What its entries are called there.
+        noun: Name of its entries in error messages.
 
     Raises:
         BadInput: If the entries differ in shape, or a masked array hides some, which would be used otherwise.

@@ -47,10 +47,10 @@ def convert(
         classes: Number of classes, likewise.
         layout: Layout of all inputs; None infers it from the first part.
         missing: Whether NaN is allowed in inputs, as a missing value.
-        objective: What y holds, see `fedhead.core.training.objectives`.
+        objective: Objective of y, see `fedhead.core.training.objectives`.
 
     Raises:
-        BadInput: If there is no data, or it is inconsistent.
+        BadInput: If the data is empty or inconsistent.
     """
     tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
     given = {**parts, **tests, **({} if public is None else {"public": public})}

@@ -153,7 +153,7 @@ def encode_texts(texts: Sequence[str], encoder: str | Tokenizer | None) -> Encod
         encoder: A tokenizer, or an encoder such as "hashing(2048)" or "bytes(256)"; None for hashing.
 
     Raises:
-        BadInput: If there is no such encoder, or the tokenizer returns no token ids.
+        BadInput: If the encoder is unknown, or the tokenizer returns no token ids.
     """
     if encoder is not None and not isinstance(encoder, str):
         return Encoded(tokenized(texts, encoder), "tokens")
@@ -169,7 +169,7 @@ def encode_sounds(sounds: Sequence[NDArray[Any]], rate: int, encoder: str | None
         encoder: Such as "spectrogram(0.5)" or "waveform"; None for a spectrogram.
 
     Raises:
-        BadInput: If there is no such encoder of sounds, or its parameters are wrong.
+        BadInput: If the encoder of sounds is unknown, or its parameters are invalid.
     """
     require(rate >= 1, f"rate: {rate} steps per second are too few for sounds")
     return _encode(SOUND, "sound", encoder, sounds, rate)

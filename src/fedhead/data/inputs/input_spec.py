@@ -29,7 +29,7 @@ class NamedInput:
 
 
 def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
-    """Return shape and transform of inputs as JSON can hold them, by name where they have names."""
+    """Return the JSON form of the inputs' shape and transform, or dictionaries for named inputs."""
     if isinstance(x, dict):
         assert isinstance(transform, NamedTransforms)
         kinds = {

@@ -1,4 +1,4 @@
-"""Missing values (NaN) of tables and what they are filled with."""
+"""Imputation of missing values (NaN) in tables."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class MissingValues:
     """Fill the missing values of a table, and add one column per feature that lacked values in the training data.
 
     Args:
-        mean: What each feature is filled with.
-        indicated: The features that have a column which is 1 where they were missing.
+        mean: Fill value of each feature.
+        indicated: Features with an indicator column, which is 1 for missing values.
     """
 
     mean: tuple[float, ...]
@@ -58,8 +58,8 @@ def fill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
     """Fill the tables among inputs that are not filled yet.
 
     Args:
-        x: Inputs, one or several by name.
-        missing: What to fill each named one with; a single one has the name "".
+        x: Inputs, or a dictionary of named inputs.
+        missing: Fill values keyed by the input's name, "" for a single input.
     """
     if isinstance(x, Tensor):
         return missing[""](x) if "" in missing and missing[""].fits(x) else x

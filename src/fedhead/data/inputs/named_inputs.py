@@ -1,4 +1,4 @@
-"""Inputs of several parts, by name: an image and a table row, tokens and their mask."""
+"""Named inputs: an image and a table row, or tokens and their mask."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedhead.core.tree.inputs import Inputs, shape_of
 from fedhead.data.inputs import arrays, padding
 
 LayoutLike = str | Mapping[str, str] | None  # of inputs: one for all, one per name, or to be inferred
-TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # what tokenizers call their outputs
+TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # output names of tokenizers
 
 
 def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inputs:
-    """Convert inputs to what is stored, see `fedhead.data.inputs.arrays.inputs`; named ones each by itself.
+    """Convert inputs, or each named input, to their stored form; see `fedhead.data.inputs.arrays.inputs`.
 
     Booleans, such as masks, stay booleans. A named entry may have one number per sample, [N]: features become [N, 1].
 
     Args:
-        x: Array, tensor or list of samples, or several by name.
-        layout: Layout of all, or by name; what is not given is inferred.
+        x: Array, tensor or list of samples, or a dictionary of these.
+        layout: Layout of all inputs, or a dictionary; missing ones are inferred.
         what: Name of the data in error messages.
         missing: Whether NaN is allowed in features.
 
@@ -47,7 +47,7 @@ def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inp
 
 
 def infer(x: Any, layout: LayoutLike, what: str) -> Any:
-    """Return the layout of inputs, by name where they have names; what is not given is inferred.
+    """Return the layout of inputs, or a dictionary for named inputs; missing ones are inferred.
 
     Raises:
         BadInput: If an entry can be read in several ways, or a layout is given for a name that is not there.

@@ -30,7 +30,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
         only: Name of the one array to read, if the file has it; None: all.
 
     Returns:
-        The arrays by name.
+        Named arrays.
 
     Raises:
         BadInput: If the file is not there, damaged, or larger than this machine's memory.
@@ -59,7 +59,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one array, whose header must claim as many bytes as the archive says that there are."""
+    """Read one array and check that its header matches the size in the archive."""
     with archive.open(entry) as stream:
         shape, fortran, dtype = read_npy_header(stream, entry.file_size)
         raw = stream.read()

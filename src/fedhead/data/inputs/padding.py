@@ -1,4 +1,4 @@
-"""Samples of different lengths, filled up to one length with a mask that says where there are values."""
+"""Padding of samples to equal length, with a mask of valid positions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
 
-MASKS = ("mask", "attention_mask")  # entries that say themselves where there are values
+MASKS = ("mask", "attention_mask")  # entries that are masks themselves
 
 
 def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill up what has different lengths, to the longest sample of all parts.
+    """Pad samples of different lengths to the longest sample of all parts.
 
     Lists of arrays or lists of different lengths become two entries: the values, filled up with 0, and booleans that
-    are true where there was a value. Everything else is returned as it is.
+    are true for values and false for padding. Other inputs are returned unchanged.
 
     Args:
         parts: Inputs by the name of the part (the training data, a client, the test set): arrays, lists, or
@@ -48,14 +48,14 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """Fill up samples to known lengths, as at the sites of a deployment, whose own samples may all be shorter.
+    """Pad samples to known lengths, as at the sites of a deployment, whose samples may all be shorter.
 
     Args:
-        x: Inputs: a list of samples, or lists and arrays by name.
-        shapes: Shape of one sample by name, of which the first number is the length.
+        x: List of samples, or a dictionary of lists and arrays.
+        shapes: Shape of one sample, keyed by the input's name; the first axis is the length.
 
     Returns:
-        The inputs by name.
+        Named inputs.
 
     Raises:
         BadInput: If a sample is longer.

@@ -1,4 +1,4 @@
-"""Columns of a data frame as numbers: numbers stay as they are, categories become one column each."""
+"""Numeric encoding of data frames: numbers are unchanged, categories are one-hot encoded."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TableColumns:
         return one_hot.astype(np.float32)
 
 
-_NUMBER = object()  # in place of a category, where a column is numbers
+_NUMBER = object()  # placeholder category of numeric columns
 
 
 def is_frame(source: Any) -> bool:

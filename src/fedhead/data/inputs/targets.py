@@ -1,4 +1,4 @@
-"""Targets that are no classes: labels of which a sample has any number, and numbers to predict."""
+"""Targets other than classes: multilabel targets and numbers to predict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = "numbers, [N] or [N, T]"
 
 
 def objective_of(name: str | None) -> type[Objective]:
-    """Return the objective of a name, or raise `BadInput` if there is none; None is that of classes."""
+    """Return the objective with a name, or raise `BadInput`; None: multiclass."""
     if name is None:
         return OBJECTIVES["multiclass"]
     return OBJECTIVES[require_known("objective", str(name), OBJECTIVES)]
@@ -57,19 +57,19 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
 
 
 def strata(y: Tensor, objective: str) -> NDArray[np.int64]:
-    """Return the class of each sample, by which shares are stratified; 0 where there are no classes."""
+    """Return the class of each sample, for stratification; 0 for objectives without classes."""
     return y.numpy() if objective_of(objective).has_classes else np.zeros(len(y), np.int64)
 
 
 def blank(count: int, classes: int, objective: str) -> Tensor:
-    """Return targets of so many samples that are all 0."""
+    """Return zero targets for a number of samples."""
     if objective_of(objective).has_classes:
         return torch.zeros(count, dtype=torch.int64)
     return torch.zeros(count, classes)
 
 
 def columns(ys: Sequence[Tensor], names: Sequence[Any] | None, count: int | None, what: Sequence[str]) -> Classes:
-    """Return how many columns the targets of all parts have, with their names.
+    """Return the number of columns of the targets of all parts, and their names.
 
     Raises:
         BadInput: If the parts differ, or the names or the number do not fit.

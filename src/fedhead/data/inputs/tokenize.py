@@ -1,4 +1,4 @@
-"""Texts through the user's own tokenizer: any function from a text to its token ids."""
+"""Tokenization of texts by a user's function from a text to its token ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tokenizer = Callable[[str], Any]
 def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
     """Return the token ids of each text, as one list or, for tokenizers of Hugging Face, as one list per name.
 
-    Texts may differ in length; what they are filled up with comes later, where all clients' lengths are known.
+    Texts may differ in length; they are padded later, when the lengths of all clients are known.
 
     Args:
         texts: The texts.
@@ -35,7 +35,7 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
 
 
 def _some(found: list[Any]) -> list[Any]:
-    """Return the ids of all texts, of which one must have some."""
+    """Return the token ids of all texts, and check that they are not all empty."""
     if found and not any(len(ids) for ids in found):
         raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
     return found

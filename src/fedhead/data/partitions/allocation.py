@@ -70,7 +70,7 @@ def softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
-    """Choose n rows in which each class keeps its share.
+    """Choose n indices, stratified by class.
 
     Args:
         y: Labels, [N].

@@ -81,6 +81,7 @@ class IID(Partition):
     """Shuffled and distributed evenly: every client has the same distribution."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign shuffled samples in equal parts."""
         return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
 
     def __str__(self) -> str:
@@ -91,9 +92,10 @@ class IID(Partition):
 class Dirichlet(Partition):
     """Each class is distributed by its own Dir(α) over clients, as in FedETF; no cap and no minimum."""
 
-    alpha: Annotated[float, Above(0)]  # α: the smaller, the fewer clients share a class
+    alpha: Annotated[float, Above(0)]  # α, concentration; smaller values give fewer clients per class
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign each class by shares drawn from Dir(α)."""
         share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
         sizes = np.bincount(y, minlength=classes)
         # round the cumulative shares; the last client gets the rest of each class
@@ -110,11 +112,12 @@ class CappedDirichlet(Partition):
     """Dir(α) per class, but a client with N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
 
     alpha: Annotated[float, Above(0)]  # α
-    # minimum samples per client: the whole partition is drawn again until it holds
+    # minimum number of samples per client; the partition is redrawn until it is reached
     minimum: Annotated[int, AtLeast(0)] = 10
-    tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
+    tries: Annotated[int, AtLeast(1)] = 20_000  # maximum number of draws
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Redraw the partition until every client has the minimum."""
         require(
             self.minimum * clients <= len(y),
             f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
@@ -161,6 +164,7 @@ class EqualDirichlet(Partition):
     alpha: Annotated[float, Above(0)]  # α
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign each client samples by its class distribution."""
         left = np.bincount(y, minlength=classes)
         log = log_gamma(rng, self.alpha, (clients, classes))
         quota = np.full(clients, len(y) // clients)
@@ -200,6 +204,7 @@ class Skewed(Partition):
             )
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign classes to clients and split each class evenly over its clients."""
         sizes = np.bincount(y, minlength=classes)
         present = np.flatnonzero(sizes)
         self.check(len(present), clients)
@@ -222,12 +227,13 @@ class Skewed(Partition):
 class Natural(Partition):
     """The clients that the data itself has: groups, one folder per client, or an array of a file.
 
-    `Federation` reads them; there is nothing to assign.
+    `Federation` reads them, so nothing is assigned.
     """
 
-    column: str = "site"  # the array of an .npz file that says which client each sample belongs to
+    column: str = "site"  # array of an .npz file with the client of each sample
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Raise `BadInput`: natural clients are read from the data."""
         raise BadInput(f"partition {self}: this data names no clients; use iid, dirichlet(alpha) or skewed(2)")
 
     def __str__(self) -> str:

@@ -32,7 +32,7 @@ from fedhead.data.partitions.partition import (
 )
 from fedhead.data.partitions.published_splits import FedETFDirichlet, MoonDirichlet
 
-PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
+PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # specifies a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function
 
 
@@ -41,10 +41,11 @@ class FromFunction(Partition):
     """A user's function `(y, clients, rng, **parameters)` that returns one array of rows per client."""
 
     function: Callable[..., Any]
-    text: str = field(repr=False, compare=False)  # as the recipe writes it
+    text: str = field(repr=False, compare=False)  # form in recipes
     parameters: Mapping[str, Any]
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Return the result of the user's function."""
         with user_code(f"partition {self}"):
             return list(self.function(y, clients, rng, **self.parameters))
 
@@ -77,11 +78,11 @@ def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
     """Return the partition of a text as recipes write it, of a class or function, or the one given.
 
     Args:
-        rule: Such as "dirichlet(0.1)", or the user's own class or function, which then has its defaults.
+        rule: Text such as "dirichlet(0.1)", or a user's class or function with its defaults.
         folders: Where `file.py:name` is looked for, before the working directory.
 
     Raises:
-        BadInput: If there is no such partition, or its parameters can't be read or are out of range.
+        BadInput: If the partition is unknown, or its parameters are unreadable or out of range.
 
     >>> parse("dirichlet(0.1, equal)")
     EqualDirichlet(alpha=0.1)

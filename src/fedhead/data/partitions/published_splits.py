@@ -19,11 +19,12 @@ from fedhead.data.partitions.partition import CappedDirichlet, Partition
 
 @dataclass(frozen=True)
 class PublishedSplit(Partition):
-    """A rule whose random numbers are those that NumPy draws after `np.random.seed(seed)`."""
+    """Base of partitions that draw the random numbers of NumPy after `np.random.seed(seed)`."""
 
     alpha: Annotated[float, Above(0)]  # α
 
     def generator(self, seed: int) -> np.random.RandomState:
+        """Return the generator of `np.random.seed(seed)`."""
         return np.random.RandomState(seed & 0xFFFFFFFF)
 
 
@@ -32,23 +33,24 @@ class MoonDirichlet(PublishedSplit):
     """The splits of MOON's public code: the rule of `CappedDirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign samples with the random stream of MOON's code."""
         for _ in range(1000):
-            held: list[list[int]] = [[] for _ in range(clients)]
+            parts: list[list[int]] = [[] for _ in range(clients)]
             for c in np.unique(y):
                 rows = np.flatnonzero(y == c)
                 rng.shuffle(rows)  # before the shares are drawn: the order decides the stream
                 share = rng.dirichlet(np.repeat(self.alpha, clients))
-                share = share * np.array([len(own) < len(y) / clients for own in held])
+                share = share * np.array([len(part) < len(y) / clients for part in parts])
                 if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
                     break
                 cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
-                for own, part in zip(held, np.split(rows, cuts), strict=True):
-                    own.extend(part.tolist())
+                for part, new in zip(parts, np.split(rows, cuts), strict=True):
+                    part.extend(new.tolist())
             else:
-                if min(map(len, held)) >= CappedDirichlet.minimum:
-                    return [np.asarray(own) for own in held]
-        few = f"1000 draws left some of the {clients} clients under 10 samples"
-        raise BadInput(f"partition {self}: {few}; use a larger alpha")
+                if min(map(len, parts)) >= CappedDirichlet.minimum:
+                    return [np.asarray(part) for part in parts]
+        problem = f"1000 draws left some of the {clients} clients under 10 samples"
+        raise BadInput(f"partition {self}: {problem}; use a larger alpha")
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r}, moon)"
@@ -59,6 +61,7 @@ class FedETFDirichlet(PublishedSplit):
     """The splits of FedETF's public code: the rule of `Dirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """Assign samples with the random stream of FedETF's code."""
         by_class = [np.flatnonzero(y == c) for c in range(classes)]
         for rows in by_class:
             rng.shuffle(rows)  # all classes before the shares are drawn: the order decides the stream

@@ -16,7 +16,7 @@ def read(key: tuple[Any, ...], reader: Callable[[], Any]) -> Any:
     The result is shared: callers must not modify it. Only one data set is kept, since several may not fit into memory.
 
     Args:
-        key: Name or path of the data set, followed by what else determines the part.
+        key: Name or path of the data set, followed by the other parameters of the part.
         reader: Reads it.
     """
     with _lock:

@@ -1,7 +1,7 @@
-"""The registry of data sets: what each is, where its standard files come from, and how they are read.
+"""Registry of data sets, with their description, download and reader.
 
 A user's own data set is a function without arguments that returns `(x, y, x_test, y_test)`, or a `Dataset`. The
-function's attribute `layout`, if it has one, states what the axes of x mean, as in `Federation.from_arrays`.
+function's optional attribute `layout` gives the meaning of x's axes, as in `Federation.from_arrays`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] =
 
 
 def is_path(name: Any) -> bool:
-    """Return whether a data set's name is a path to the user's own data: an .npz file, or any existing path."""
+    """Return whether a data set's name is a path to user data: an .npz file, or any existing path."""
     if isinstance(name, PathLike):
         return True
     return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
@@ -125,7 +125,7 @@ def read(
     public: str | Dataset | Callable[[], Any] | None = None,
     public_samples: int | None = None,
 ) -> Contents:
-    """Read the parts of a registered data set that are asked for; `Federation.load` describes the arguments."""
+    """Read the requested parts of a registered data set; `Federation.load` describes the arguments."""
     check_objective(entry, objective)
     train = entry.part("train", data_dir, download)
     test = entry.part("test", data_dir, download) if with_test else None
@@ -184,7 +184,7 @@ dataset = DATASETS.decorator
 
 
 def check_objective(entry: Dataset, objective: str) -> None:
-    """Raise `BadInput` if a registered data set, whose labels are classes, can't be used with an objective."""
+    """Check that an objective supports registered data sets, whose labels are classes."""
     require(
         targets.objective_of(objective).has_classes,
         f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "

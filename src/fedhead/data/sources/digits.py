@@ -18,7 +18,7 @@ def load_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     spec = importlib.util.find_spec("sklearn")  # which does not import it
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     found = next((path for path in (Path(folder) / FILE for folder in folders) if path.is_file()), None)
-    if found is None:  # a release that keeps it elsewhere
+    if found is None:  # moved in another release
         from sklearn import datasets
 
         made: tuple[NDArray[Any], NDArray[Any]] = datasets.load_digits(return_X_y=True)

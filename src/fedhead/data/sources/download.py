@@ -12,13 +12,14 @@ from fedhead.core.system.errors import BadInput, first_line, require
 
 
 class Remote(NamedTuple):
-    """A file to download."""
+    """File to download."""
 
     url: str
     md5: str | None = None
 
     @property
     def name(self) -> str:
+        """File name."""
         return self.url.rsplit("/", 1)[1]
 
 
@@ -38,7 +39,7 @@ def fetch(
     Args:
         dataset: Name of the data set, for error messages.
         files: The files that were looked for.
-        remote: What to download.
+        remote: File to download.
         root: Data folder.
         download: Whether downloads are allowed; if not, the archive must be in the folder.
         into: Folder to unpack to; `root` by default.

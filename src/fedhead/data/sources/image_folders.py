@@ -22,12 +22,12 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 
 
 def subfolders(path: Path) -> list[Path]:
-    """List the folders in a folder by name, without hidden ones."""
+    """List the visible subfolders of a folder, sorted."""
     return sorted(d for d in path.iterdir() if d.is_dir() and not d.name.startswith("."))
 
 
 def pictures(path: Path) -> list[Path]:
-    """List the image files in a folder by name, or those in its subfolder `images` (Tiny-ImageNet)."""
+    """List the image files of a folder, or of its subfolder `images` (Tiny-ImageNet), sorted."""
     found = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
     return found or (pictures(path / "images") if (path / "images").is_dir() else [])
 

@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
     x: Any
     y: Any
-    layout: Any = None  # where it is known
+    layout: Any = None  # None: unknown
     names: Sequence[str] | None = None  # of the classes
     groups: Any = None  # client of each sample
     group_names: Sequence[str] | None = None
@@ -86,7 +86,7 @@ class Reader:
 
         Args:
             source: The data set.
-            what: Its name in error messages.
+            what: Name of the data in error messages.
             is_test: Whether it is a test set, which need not name its clients and marks no test samples.
 
         Raises:

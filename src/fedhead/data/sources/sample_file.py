@@ -34,13 +34,13 @@ class Contents:
 
     where: str  # in error messages
     title: str  # in records
-    x: Any  # [N, …], or several by name
+    x: Any  # [N, …], or a dictionary of these
     y: Any
-    layout: LayoutLike  # of x, where it is stated
+    layout: LayoutLike  # layout of x, if stated
     test: tuple[Any, Any] | None
     arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
-    classes: int | None = None  # where it is stated
-    transform: AnyTransform | None = None  # likewise
+    classes: int | None = None  # None: not stated
+    transform: AnyTransform | None = None  # None: not stated
     public: Samples | None = None
 
     @property
@@ -79,7 +79,7 @@ class Contents:
 def read_path(
     path: Path, size: int | None = None, encode: str | Tokenizer | None = None, layout: str | None = None
 ) -> Contents:
-    """Read a file of samples or a folder of images, or return what was read last if no file has changed since.
+    """Read a file of samples or a folder of images; the last result is cached until a file changes.
 
     Args:
         path: An .npz file, or a folder of class folders, or of client folders with class folders, either of them
@@ -89,7 +89,7 @@ def read_path(
         layout: Meaning of the axes that the user states; a folder has only one.
 
     Raises:
-        BadInput: If it is not there, or what is in it does not go together.
+        BadInput: If it does not exist, or its contents are inconsistent.
     """
     if path.is_dir():
         for name, value in (("encode", encode), ("layout", layout)):
@@ -217,5 +217,6 @@ def _text(path: Path, number: int, piece: NDArray[Any]) -> str:
         raise BadInput(f"{path}: the text of sample {number} is not UTF-8") from None
 
 
-def names_of(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
-    return tuple(str(name) for name in held[key]) if key in held else None
+def names_of(arrays: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
+    """Return the names in an array, or None without this array."""
+    return tuple(str(name) for name in arrays[key]) if key in arrays else None

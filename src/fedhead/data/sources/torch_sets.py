@@ -1,4 +1,4 @@
-"""PyTorch's data sets as inputs and labels, in their order."""
+"""Conversion of PyTorch data sets to inputs and labels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def samples(source: Any, label: str, inputs: Sequence[str] | None, what: str) ->
     Args:
         source: A `Dataset`.
         label: Name of the label, where samples are dictionaries.
-        inputs: Names of the inputs, likewise; None for all others.
+        inputs: Names of the inputs, where samples are dictionaries; None: all others.
         what: Name of the data in error messages.
 
     Raises:
-        BadInput: If it has no length, is empty, or yields something else.
+        BadInput: If it has no length, is empty, or yields other types.
     """
     rows = list(_rows(source, what))
     require(rows, "the Dataset is empty: give at least one sample")
@@ -41,7 +41,7 @@ def samples(source: Any, label: str, inputs: Sequence[str] | None, what: str) ->
 
 
 def _rows(source: Any, what: str) -> Iterable[Any]:
-    """Return the single samples of a data set."""
+    """Iterate over the samples of a data set."""
     fix = "give its Dataset, as in loader.dataset"
     require(not isinstance(source, DataLoader), f"a DataLoader shuffles, drops and collates for training: {fix}")
     if isinstance(source, IterableDataset):

@@ -51,7 +51,7 @@ AUGMENTATIONS: dict[str, str] = {
     "simclr": "resized-crop(0.2)+flip+jitter(0.8)+grayscale(0.2)",  # the views of FedClassAvg
 }
 
-# Mean and deviation per channel, by name.
+# Named normalizations: mean and deviation per channel.
 NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "unit": ((0.0,), (1.0,)),
     "half": ((0.5,), (0.5,)),
@@ -66,11 +66,11 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Transform(Checked):
-    """Augments and normalizes a batch: `transform(x, key)` for training, `transform(x)` for evaluation.
+    """Augmentation and normalization of a batch: `transform(x, key)` in training, `transform(x)` in evaluation.
 
     Args:
         mean: Mean per channel, or one for all; empty for no normalization.
-        std: Standard deviations, as many as means.
+        std: Standard deviations, one per mean.
         augment: Augmentation steps in order, such as "rotate(15)".
         dtype: Type of the result.
         resize: Height and width that images are resized to, after augmentation (`geometry.resize`); None: they keep
@@ -119,12 +119,12 @@ class Transform(Checked):
     def replace(
         self, augment: str | None = None, normalize: str | None = None, *, resize: int | None = None
     ) -> Transform:
-        """Return a copy with other settings.
+        """Return a copy with other parameters.
 
         Args:
-            augment: Named augmentation, or steps joined by `+`; None: as it is.
-            normalize: Named normalization; None: as it is.
-            resize: Height and width of the result; None: as it is.
+            augment: Named augmentation, or steps joined by `+`; None: unchanged.
+            normalize: Named normalization; None: unchanged.
+            resize: Height and width of the result; None: unchanged.
 
         Returns:
             The copy.
@@ -174,7 +174,7 @@ class Transform(Checked):
         """Transform a batch.
 
         Args:
-            x: Samples as stored, [B, …]; tokens (int64) are returned as they are.
+            x: Samples as stored, [B, …]; tokens (int64) are returned unchanged.
             key: Random keys, int64 [B], one per sample; None to normalize only.
         """
         if x.dtype == torch.int64:  # tokens

@@ -1,4 +1,4 @@
-"""Geometric augmentation: which source pixel each output pixel shows, one grid per sample; and resizing."""
+"""Geometric augmentation by a grid of source pixels per sample, and resizing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedhead.core.training import random
 
 @dataclass(frozen=True)
 class Grid:
-    """The source row and column of every output pixel of every sample.
+    """Source row and column of every output pixel of every sample.
 
     Args:
         row: Source rows, int64, broadcastable to [B, H, W].
-        col: Source columns, likewise.
-        seen: Which pixels are inside the image, bool, likewise; others are black. None: all of them.
+        col: Source columns, of the same type and shape.
+        seen: Mask of the pixels inside the image, bool, of the same shape; others are black. None: all are inside.
         height: Height of the images.
         width: Width of the images.
     """

@@ -1,4 +1,4 @@
-"""Transforms of named inputs: each entry has its own."""
+"""Transforms of named inputs, one per entry."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from fedhead.data.transforms.augment import Transform
 
 @dataclass(frozen=True)
 class NamedTransforms:
-    """Augments and normalizes named inputs, each entry by its own transform.
+    """Augmentation and normalization of named inputs, with one transform per entry.
 
-    An augmentation moves the images of all entries alike, so that they stay aligned.
+    An augmentation moves the images of all entries in the same way, so they stay aligned.
 
     Args:
-        parts: The transforms by name; an entry without one stays as it is.
+        parts: Transforms keyed by entry; entries without a transform are unchanged.
     """
 
     parts: Mapping[str, Transform]
 
     @property
     def augment(self) -> tuple[str, ...]:
-        """The augmentation steps of all entries."""
+        """Augmentation steps of all entries."""
         return tuple(step for transform in self.parts.values() for step in transform.augment)
 
     def replace(
         self, augment: str | None = None, normalize: str | None = None, *, resize: int | None = None
     ) -> NamedTransforms:
-        """Return a copy with other settings of the images; see `Transform.replace`.
+        """Return a copy with other parameters of the images; see `Transform.replace`.
 
         Args:
-            augment: Named augmentation, or steps joined by `+`; None: as it is.
-            normalize: Named normalization; None: as it is.
-            resize: Height and width of the result; None: as it is.
+            augment: Named augmentation, or steps joined by `+`; None: unchanged.
+            normalize: Named normalization; None: unchanged.
+            resize: Height and width of the result; None: unchanged.
 
         Returns:
             The copy.
 
         Raises:
-            BadInput: If something is to be changed and no entry has a transform.
+            BadInput: If a change is requested but no entry has a transform.
         """
         if augment is None and normalize is None and resize is None:
             return self
@@ -58,10 +58,10 @@ class NamedTransforms:
         """Return the shapes of a transformed sample.
 
         Args:
-            shape: Shape of a stored sample, by name.
+            shape: Shapes of a stored sample, keyed by entry.
 
         Returns:
-            The shapes by name.
+            Shapes keyed by entry.
         """
         return {name: self.parts[name].output_shape(s) if name in self.parts else s for name, s in shape.items()}
 
@@ -69,7 +69,7 @@ class NamedTransforms:
         """Check that samples of these shapes can be transformed.
 
         Args:
-            shape: Shape of one sample, by name.
+            shape: Shapes of one sample, keyed by entry.
 
         Raises:
             BadInput: If they can't.
@@ -92,14 +92,14 @@ AnyTransform = Transform | NamedTransforms
 
 
 def default_transform(x: Inputs) -> AnyTransform:
-    """Return the transform of data that comes without one: images to -1 … 1, everything else unchanged."""
+    """Return the default transform: images scaled to -1 … 1, other inputs unchanged."""
     if isinstance(x, dict):
         return NamedTransforms({name: _default(t) for name, t in x.items() if t.dtype == torch.uint8})
     return _default(x)
 
 
 def transform_each(x: Inputs, make: Callable[[Tensor, Transform], Transform], given: AnyTransform) -> AnyTransform:
-    """Return new transforms, made from each tensor of numbers and its transform so far; tokens and masks have none."""
+    """Return new transforms computed from each numeric tensor and its current transform; tokens and masks have none."""
     if isinstance(given, NamedTransforms):
         assert isinstance(x, dict)
         numbers = {name: t for name, t in x.items() if t.is_floating_point() or t.dtype == torch.uint8}
@@ -112,7 +112,7 @@ def check_kind(transform: AnyTransform, shape: Shape) -> None:
     """Check a transform against the shape of one sample.
 
     Raises:
-        BadInput: If one is for named inputs and the other is not, or they do not fit.
+        BadInput: If only one of them is for named inputs, or the shape is not supported.
     """
     if isinstance(transform, NamedTransforms) != isinstance(shape, dict):
         kind = "NamedTransforms({name: Transform(…)})" if isinstance(shape, dict) else "Transform(…)"
