@@ -1,1 +1,1 @@
-"""Recipes: settings in a YAML file, and the experiment that they describe."""
+"""Recipes: run configs in YAML files, and the experiments built from them."""

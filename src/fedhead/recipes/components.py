@@ -1,4 +1,4 @@
-"""The components that a recipe names, and where each comes from."""
+"""Components of a recipe and their sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedhead.recipes.search_paths import file_of, to_write
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """Return the registries that recipes and settings name components of, by the kind's plural."""
+    """Return the registries of all components that recipes and commands may name, by plural kind."""
     of_parts = [part.registry for part in COMPONENT_KINDS if part.registry is not None]
     others: list[Registry[Any]] = [MODELS, HEADS, DATASETS, PARTITIONS, EXECUTORS, METRICS, LOGGERS]
     return {f"{registry.kind}s": registry for registry in [*of_parts, *others]}
@@ -46,21 +46,21 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
 
 
 def folders_from(place: Path, recipes: Iterable[Recipe], others: Sequence[str] = ()) -> list[str]:
-    """Return the folders that a YAML file in `place` has to name so that the recipes' files are found from it.
+    """Return the search path to write into a YAML file in `place`, so that the recipes' files are found from it.
 
-    These are the files of components and loggers, and the first weights; data is looked for in the working directory.
+    These are the files of components and loggers, and the initial weights; data is found from the working directory.
 
     Args:
-        place: The folder of the YAML file.
-        recipes: The recipes.
-        others: Names of further components, such as an executor's.
+        place: Folder of the YAML file.
+        recipes: Recipes.
+        others: Names of further components, such as an executor.
     """
     folders = [folder for recipe in recipes for folder in to_write(_files(recipe, others), recipe.folders, place)]
     return list(dict.fromkeys(folders))
 
 
 def _files(recipe: Recipe, others: Sequence[str]) -> list[str]:
-    """Return the files that a recipe names and that are looked for in its folders."""
+    """Return the files of a recipe that are found by its search path."""
     loggers = [read_call(text, "logger").name for text in recipe.loggers]
     names = [*(name for _, name in named(recipe)), *loggers, *others]
     paths = [*map(file_of, names), recipe.weights]
@@ -73,33 +73,33 @@ def sources(
     kinds: Iterable[str] | None = None,
     without: Collection[str] = (),
 ) -> list[dict[str, str]]:
-    """Return where each component of a recipe (and the executor, where it is the user's own) comes from.
+    """Return the source of each component of a recipe, and of a user's executor.
 
     Args:
-        recipe: What names the components.
-        executor: The executor's name, where the user chose one.
-        kinds: Only components of these kinds, such as "method"; None: of all.
-        without: Leave out components of these kinds, and those of a kind and name ("metric lambda").
+        recipe: Recipe.
+        executor: Name of the executor, if the user selected one.
+        kinds: Kinds of components to include, such as "method"; None: all.
+        without: Kinds, or kinds and names ("metric lambda"), of components to exclude.
     """
     chosen = [(registry, name) for registry, name in named(recipe) if kinds is None or registry.kind in kinds]
     chosen = [(r, name) for r, name in chosen if r.kind not in without and f"{r.kind} {name}" not in without]
-    found = [(registry.kind, registry.source(name, recipe.folders)) for registry, name in chosen]
+    origins = [(registry.kind, registry.source(name, recipe.folders)) for registry, name in chosen]
     if executor is not None and executor not in EXECUTORS:
-        found.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
-    return [{"kind": kind, **source.to_json()} for kind, source in found]
+        origins.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
+    return [{"kind": kind, **source.to_json()} for kind, source in origins]
 
 
 def refuse_foreign(recipe: Recipe, kinds: Iterable[str], allow: Iterable[str], text: str) -> None:
-    """Refuse a recipe that names code which is neither built in nor allowed; none of that code is imported.
+    """Check, without importing it, that all code of a recipe is built in or allowed.
 
     Args:
-        recipe: A recipe that another party wrote.
-        kinds: The kinds of components that would be loaded, such as "method".
-        allow: Modules and files, as `Registry.permits` takes them.
-        text: The error's fixed text.
+        recipe: Recipe of another party.
+        kinds: Kinds of components that would be loaded, such as "method".
+        allow: Allowed modules and files, see `Registry.permits`.
+        text: Text of the error.
 
     Raises:
-        BadInput: With that text.
+        BadInput: With the given text.
     """
     kinds, allow = set(kinds), list(allow)
     if not all(registry.permits(name, allow) for registry, name in named(recipe) if registry.kind in kinds):

@@ -1,4 +1,4 @@
-"""Differences between two sets of named values: recipes, records of objects, settings of a sweep."""
+"""Differences between two mappings: recipes, descriptions of objects, contents of sweeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MISSING = object()
 
 
 class Difference(NamedTuple):
-    """A key whose values differ; None where one side lacks it."""
+    """Key whose values differ; None stands for a missing value."""
 
     key: str
     old: Any
@@ -17,7 +17,7 @@ class Difference(NamedTuple):
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Iterable[str] = ()) -> list[Difference]:
-    """Return the keys whose values differ or that only one side has.
+    """Return the keys whose values differ or that only one mapping has.
 
     >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0, "mu": 1})
     [Difference(key='lr', old=0.1, new=0.2), Difference(key='mu', old=None, new=1)]
@@ -31,15 +31,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Iterable
 
 
 def describe(found: Sequence[Difference], text: str = "{key} was {old!r} and is now {new!r}", most: int = 8) -> str:
-    """Return differences in one line.
+    """Format differences in one line.
 
     Args:
-        found: The differences.
-        text: The format of each.
-        most: How many are named; the others are counted.
+        found: Differences.
+        text: Format of a difference.
+        most: Number of differences to list; the others are counted.
 
     >>> describe([Difference("lr", 0.1, 0.2)])
     'lr was 0.1 and is now 0.2'
     """
-    named = [text.format(**difference._asdict()) for difference in found[:most]]
-    return ", ".join([*named, *([f"{len(found) - most} more"] if len(found) > most else [])])
+    parts = [text.format(**difference._asdict()) for difference in found[:most]]
+    return ", ".join([*parts, *([f"{len(found) - most} more"] if len(found) > most else [])])

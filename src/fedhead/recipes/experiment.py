@@ -1,7 +1,7 @@
-"""Builder of experiments, from a recipe or from Python objects beside one.
+"""Builder of experiments, from a recipe and optional Python objects.
 
-`build_experiment` is the only way to an experiment: `fedhead run`, `fedhead.run`, `fedhead.load`, sites and studies all
-go through it, so that what was checked is what is run.
+`fedhead run`, `fedhead.run`, `fedhead.load`, sites and studies all use `build_experiment`, so every experiment is
+validated the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedhead.recipes.parts import COMPONENT_KINDS
 from fedhead.recipes.recipe import Recipe
 
 BuiltModels = dict[str, tuple[SplitModel, ...]]
-MakeModels = Callable[[str | None], Sequence[SplitModel]]  # from the head that the method needs
+MakeModels = Callable[[str | None], Sequence[SplitModel]]  # argument: the head that the method needs
 
 
 def build_experiment(
@@ -46,18 +46,18 @@ def build_experiment(
     built: BuiltModels | None = None,
     assign: Sequence[int] | None = None,
 ) -> Experiment:
-    """Build everything that a recipe names, and check that it goes together.
+    """Build and validate the experiment of a recipe.
 
     Args:
-        recipe: The recipe.
-        inputs: Shape and number of classes of the samples; None: of the recipe's data set.
-        given: Components in place of the recipe's, by key: texts, classes or objects; an `optimizer` likewise.
-        make_models: Builds the models in place of the recipe's.
-        built: Cache of models; those of this recipe are added.
-        assign: The number of each client's model; None: i mod n.
+        recipe: Recipe.
+        inputs: Shape and number of classes of the samples; None: those of the recipe's data set.
+        given: Components that override the recipe's, by key: texts, classes or objects; also an `optimizer`.
+        make_models: Factory of the models, which overrides the recipe's.
+        built: Cache of models, to which the models of this recipe are added.
+        assign: Model number by client; None: i mod n.
 
     Raises:
-        BadInput: Something is unknown, out of range, or does not go with the rest.
+        BadInput: A component is unknown, a value is out of range, or components are incompatible.
     """
     given = given or {}
     inputs = inputs or recipe_data.inputs(recipe)
@@ -67,7 +67,7 @@ def build_experiment(
     }
     training = local(recipe, given.get("optimizer"))
     metrics = registry.find(given.get("metrics", recipe.metrics), recipe.folders, inputs.objective)
-    training_objective.check(parts["method"], inputs.objective, training)  # before its head is built
+    training_objective.check(parts["method"], inputs.objective, training)  # before building the head
     if make_models is None:
         chosen = _cached_models(recipe, inputs, parts["method"].head, {} if built is None else built)
     else:
@@ -87,14 +87,14 @@ def build_experiment(
 
 
 def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment, Federation]:
-    """Build a recipe's experiment and read its data, once.
+    """Build a recipe's experiment and load its data.
 
     Args:
-        recipe: The recipe.
-        data: The folder of the data sets; None: the default one.
+        recipe: Recipe.
+        data: Folder of the data sets; None: the default one.
 
     Raises:
-        BadInput: Something does not go with the rest, or with the data.
+        BadInput: Components are incompatible with each other or with the data.
     """
     federation = recipe_data.federation(recipe, data) if recipe_data.is_path(recipe.dataset) else None
     inputs = recipe_data.inputs(recipe) if federation is None else InputSpec.of(federation)
@@ -103,13 +103,13 @@ def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment,
 
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
-    """Return the recipe's method and stages; refuses stages that do not go with it."""
+    """Build the recipe's method and stages; raise an error for incompatible stages."""
     method, stages = (part.of(recipe) for part in COMPONENT_KINDS[:2])
     return method, bind(stages, method)
 
 
 def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
-    """Return how the clients train; with an optimizer in place of the recipe's, where one is given."""
+    """Build the local training of a recipe; a given optimizer overrides the recipe's."""
     chosen = optimizer or make_optimizer(
         recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas, recipe.nesterov
     )
@@ -130,14 +130,14 @@ def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
 
 
 def architectures(recipe: Recipe, inputs: InputSpec, head: str | None = None) -> list[SplitModel]:
-    """Build the recipe's models, client i having model i mod n; its seed decides their weights.
+    """Build the recipe's models, initialized by its seed; client i has model i mod n.
 
-    `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
+    `model.<parameter>` applies to every model that has it; in a list, name(parameter=value) applies to that model only.
 
     Args:
-        recipe: What names the models and their parameters.
-        inputs: Shape of their inputs, and number of outputs.
-        head: The head that the method needs, for models whose recipe names none.
+        recipe: Recipe with the models and their parameters.
+        inputs: Input shape and number of outputs.
+        head: Head that the method needs, for models without a head in the recipe.
     """
     checked = model_settings(recipe)
     if head is not None:
@@ -153,20 +153,20 @@ def architectures(recipe: Recipe, inputs: InputSpec, head: str | None = None) ->
 
 
 def model_settings(recipe: Recipe) -> list[tuple[Architecture, dict[str, Any]]]:
-    """Return the recipe's models with the parameters that it gives to each, checked."""
+    """Return the recipe's architectures with the validated parameters of each."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
     calls = [MODELS.resolve_call(text, recipe.folders) for text in texts]
-    asked = [(entry, entry.arguments(call)) for call, entry in calls]
-    hints = [entry.parameters() for entry, _ in asked]
-    common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
+    requested = [(entry, entry.arguments(call)) for call, entry in calls]
+    hints = [entry.parameters() for entry, _ in requested]
+    common = {name: value for name, value in recipe.model_parameters.items() if any(name in hint for hint in hints)}
     if recipe.model_parameters.keys() - common.keys():
         check_all(
-            recipe.model_parameters, hints[0], f"model {asked[0][0].name}", "model."
-        )  # says which word is unknown
+            recipe.model_parameters, hints[0], f"model {requested[0][0].name}", "model."
+        )  # raises an error that names the unknown parameter
     checked = []
-    for (entry, special), own in zip(asked, hints, strict=True):
-        given = {word: value for word, value in common.items() if word in own} | special
-        checked.append((entry, check_all(given, own, f"model {entry.name}", "model.")))
+    for (entry, special), hint in zip(requested, hints, strict=True):
+        given = {name: value for name, value in common.items() if name in hint} | special
+        checked.append((entry, check_all(given, hint, f"model {entry.name}", "model.")))
     return checked
 
 
@@ -180,7 +180,7 @@ def _cached_models(recipe: Recipe, inputs: InputSpec, head: str | None, built: B
 
 
 def _forward(model: SplitModel, inputs: InputSpec, recipe: Recipe, client: int) -> None:
-    """Pass one blank input through a model, so that a shape it can't take is refused before the data is read."""
+    """Check the input shape by a forward pass of a blank sample, before the data is loaded."""
     was = model.training
     try:
         with torch.no_grad():

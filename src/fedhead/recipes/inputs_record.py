@@ -1,4 +1,4 @@
-"""Record of a run's inputs, stored in its folder: models can be built and asked without the data."""
+"""Stored input spec of a run, with which models are built and used without the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedhead.engine.experiment.experiment import InputSpec
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-    """Return shape, type, classes and normalization of a federation's samples, as JSON can hold them."""
+    """Return shape, dtype, classes and normalization of a federation's samples as JSON values."""
     x = federation.train.x
     return {
         **spec_inputs(x, federation.transform),
@@ -31,27 +31,27 @@ def describe(federation: Federation) -> dict[str, Any]:
         "classes": federation.classes,
         "objective": federation.objective,
         "names": None if federation.names is None else list(federation.names),
-        **({"missing": {name: asdict(one) for name, one in federation.missing.items()}} if federation.missing else {}),
+        **({"missing": {name: asdict(gap) for name, gap in federation.missing.items()}} if federation.missing else {}),
     }
 
 
 def inputs(record: Mapping[str, Any]) -> InputSpec:
-    """Return what models are built for."""
+    """Return the input spec of a record."""
     x = _one(record)
     shape: Any = _transform(record).output_shape(shape_of(x))
     return InputSpec(shape, int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:
-    """Return a federation without samples whose models and inputs are those of the run."""
+    """Return a federation without samples that has the run's input spec."""
     x = map_inputs(lambda t: t[:0], _one(record))
     nothing = [np.zeros(0, np.int64) for _ in range(clients)]
     transform = _transform(record)
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
     missing = {
-        name: MissingValues(tuple(one["mean"]), tuple(one["indicated"]))
-        for name, one in record.get("missing", {}).items()
+        name: MissingValues(tuple(rule["mean"]), tuple(rule["indicated"]))
+        for name, rule in record.get("missing", {}).items()
     }
     return Federation(
         data, nothing, classes, transform=transform, names=record["names"], objective=objective, missing=missing
@@ -59,15 +59,15 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
 
 
 def _transform(record: Mapping[str, Any]) -> AnyTransform:
-    named = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
-    if named:
-        return NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
+    entries = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
+    if entries:
+        return NamedTransforms({name: entry.transform() for name, entry in entries.items() if entry.std})
     return Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())), resize=record.get("resize"))
 
 
 def _one(record: Mapping[str, Any]) -> Any:
-    """Return one sample of zeros."""
-    if named := record.get("named"):
-        shapes = {name: tuple(entry["shape"]) for name, entry in named.items()}
-        return one_blank(shapes, {name: getattr(torch, entry["type"]) for name, entry in named.items()})
+    """Return a sample of zeros."""
+    if entries := record.get("named"):
+        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        return one_blank(shapes, {name: getattr(torch, entry["type"]) for name, entry in entries.items()})
     return one_blank(tuple(record["shape"]), getattr(torch, record["dtype"]))

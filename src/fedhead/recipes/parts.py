@@ -1,4 +1,4 @@
-"""The component kinds of an experiment: the one list by which they are built, described, compared and traced."""
+"""Component kinds of an experiment: the single list used to build, describe and compare components."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ E = TypeVar("E", bound=Algorithm)
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of component.
+    """Kind of component.
 
     Args:
-        key: The recipe's key, and the field of `Experiment`.
-        base: The class of all such components.
-        registry: Their registry; None: a policy, a dataclass whose first field is its name.
+        key: Recipe key and field of `Experiment`.
+        base: Base class of the components.
+        registry: Registry of the components; None: a policy, a dataclass whose first field is its name.
         many: Whether an experiment has a list of them.
-        example: What a recipe writes, for errors.
+        example: Example value in a recipe, for errors.
     """
 
     key: str
@@ -48,25 +48,25 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """The name of one such component, in errors."""
+        """Singular name of the kind, for errors."""
         return self.key if self.registry is None else self.registry.kind
 
     def listed(self, value: Any) -> list[Any]:
-        """Return a value as a list: of several components, of one, or of none."""
+        """Return a value as a list of zero or more components."""
         return list(value) if self.many else [] if value is None else [value]
 
     def build(self, value: Any, folders: Iterable[str | Path] = ()) -> Any:
-        """Return the components of a value.
+        """Build the components of a value.
 
         Args:
-            value: Texts, classes or components: a list of them where there are many, else one or None.
-            folders: Where `file.py:Name` is looked for, before the working directory.
+            value: Texts, classes or components: a list if `many`, else a single one or None.
+            folders: Search path of `file.py:Name`, before the working directory.
 
         Returns:
-            A tuple of components where there are many, else a component or None.
+            A tuple of components if `many`, else a component or None.
 
         Raises:
-            BadInput: If it is of another kind, is unknown, or its parameters do not fit.
+            BadInput: If a component is of another kind or unknown, or its parameters are invalid.
         """
         if self.many and (isinstance(value, str) or not isinstance(value, Sequence)):
             raise BadInput(f"{self.key} is {value!r}: give a list, such as {self.example}")
@@ -85,7 +85,7 @@ class Part:
         return instance(self.registry, given, self.base, folders)
 
     def of(self, recipe: Recipe) -> Any:
-        """Return the components that a recipe names."""
+        """Build the components of a recipe."""
         if self.key == "method":
             return component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
         if self.key == "stages":
@@ -98,18 +98,18 @@ class Part:
         return [read_call(text, self.kind).name for text in self.listed(getattr(recipe, self.key))]
 
     def policy_text(self, policy: Any) -> str:
-        """Return a policy as recipes write it: what has no default without its name, and what differs from it."""
+        """Format a policy for a recipe: required fields by position, and others if they differ from their default."""
         first, *others = fields(policy)
-        words = []
+        arguments = []
         for field in others:
             value = getattr(policy, field.name)
             text = "null" if value is None else str(value)
             if field.default is MISSING:
-                words.append(text)
+                arguments.append(text)
             elif value != field.default:
-                words.append(f"{field.name}={text}")
+                arguments.append(f"{field.name}={text}")
         name = getattr(policy, first.name)
-        return f"{name}({', '.join(words)})" if words else str(name)
+        return f"{name}({', '.join(arguments)})" if arguments else str(name)
 
 
 COMPONENT_KINDS = (
@@ -122,11 +122,11 @@ COMPONENT_KINDS = (
     Part("stragglers", Stragglers, example="'drop(0.2)'"),
     Part("callbacks", Callback, CALLBACKS, many=True, example="['early_stopping']"),
 )
-LOGGER_PART = Part("loggers", Logger, LOGGERS, many=True, example="['csv']")  # of a run, not of its experiment
+LOGGER_PART = Part("loggers", Logger, LOGGERS, many=True, example="['csv']")  # part of a run, not of its experiment
 
 
 def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
-    """Return the method or stage of a name with its parameters, which are checked."""
+    """Build the named method or stage with validated parameters."""
     kind = registry.find(name, folders)
     prefix = f"stage.{name}." if registry.kind == "stage" else "method."
     return kind(**check_all(given, parameters(kind), f"{registry.kind} {name}", prefix))

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a run, as flat keys in a YAML file that `key=value` can override."""
+"""Recipes: configs of runs as flat keys in a YAML file, with `key=value` overrides."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedhead.recipes import search_paths
 from fedhead.recipes.search_paths import FOLDERS
 from fedhead.recipes.yaml_text import read_yaml, write_yaml
 
-RECIPES = Path(__file__).parent / "builtin"  # the built-in ones
-SUFFIXES = (".yaml", ".yml")  # of recipes' files
-Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
+RECIPES = Path(__file__).parent / "builtin"  # built-in recipes
+SUFFIXES = (".yaml", ".yml")  # of recipe files
+Decay = Annotated[float, AtLeast(0), Below(1)]  # decay of a moving average
 Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
 _HOW = ("executor", "device", "precision", "compile")  # options of commands
 _NO_KEYS = {*_NESTED.values(), FOLDERS}
-# What decides which samples there are and who holds them, besides the seeds; and what a model sees of them.
+# Keys that, with the seeds, determine the samples and their partition; and keys of the model's inputs.
 SAMPLE_KEYS = (
     *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
     *("layout", "size", "encode", "missing"),
@@ -39,7 +39,7 @@ DATA_KEYS = (*SAMPLE_KEYS, "augment", "normalize", "resize", "public", "public_s
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """Everything that decides a run; making one checks every value's type and range.
+    """Config of a run; the constructor checks the type and range of every value.
 
     >>> Recipe(rounds=3, method="fedprox", method_parameters={"mu": 0.1}).flat()["method.mu"]
     0.1
@@ -120,13 +120,13 @@ class Recipe:
     seed: Seed = 0  # seed of all random numbers, e.g. seed=1
     partition_seed: Seed | None = None  # seed of the partition alone; null: seed, e.g. partition_seed=0
     seeds: tuple[Seed, ...] = ()  # several runs, one per seed, in place of seed, e.g. seeds=[0, 1, 2]
-    folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # where `file.py:Name` is looked for
+    folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # search path of `file.py:Name`
 
     def __post_init__(self) -> None:
-        """Check every value, and bring it to its field's type."""
+        """Validate every value and convert it to its field's type."""
         check_fields(self)
         for key in _CALLS:
-            object.__setattr__(self, key, _alike(getattr(self, key)))
+            object.__setattr__(self, key, _normalized(getattr(self, key)))
         if self.last_rounds > max(self.rounds, 1):
             raise BadInput(
                 f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"
@@ -146,13 +146,13 @@ class Recipe:
                 raise BadInput(f"stage.{stage}: not among the stages {list(self.stages)}; {fix}")
 
     def __repr__(self) -> str:
-        """Name only what differs from the defaults."""
-        usual = Recipe().flat()
-        changed = {key: value for key, value in self.flat().items() if key not in usual or usual[key] != value}
+        """Show only values that differ from the defaults."""
+        defaults = Recipe().flat()
+        changed = {key: value for key, value in self.flat().items() if key not in defaults or defaults[key] != value}
         return f"Recipe({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
 
     def flat(self) -> dict[str, Any]:
-        """Return the recipe as its flat keys, in order."""
+        """Return the flat keys of the recipe, in order."""
         out: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -166,16 +166,16 @@ class Recipe:
 
     @classmethod
     def from_flat(cls, keys: Mapping[str, Any], folders: Iterable[str | Path] = ()) -> Recipe:
-        """Return a recipe from flat keys; what is not named keeps its default.
+        """Create a recipe from flat keys; missing keys have their defaults.
 
         Args:
-            keys: The recipe's keys, as `flat` gives them.
-            folders: Where files that it names (`method: file.py:Name`) are looked for, before the working directory.
+            keys: Flat keys, as returned by `flat`.
+            folders: Search path of the recipe's files (`method: file.py:Name`), before the working directory.
         """
         entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
         for key, value in expand_calls(keys).items():
             head, dot, rest = key.partition(".")
-            # a stage may be a file.py:Name: the parameter is what follows the last dot
+            # A stage may be a file.py:Name, so the parameter follows the last dot.
             stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
             if head in _NESTED and word and bool(stage) == (head == "stage") and "." not in word:
                 into = entries[_NESTED[head]]
@@ -189,14 +189,14 @@ class Recipe:
         return cls(**entries, folders=tuple(Path(folder) for folder in folders))
 
     def to_yaml(self, folders: Sequence[str] = ()) -> str:
-        """Return the recipe as YAML text with every key, and the folders in which `from_yaml` is to look for files."""
+        """Serialize the recipe to YAML with every key, and the search path of files for `from_yaml`."""
         return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
-        """Return a recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
+        """Parse a recipe from YAML; `source` is its name in errors, `folders` the search path as in `from_flat`.
 
-        Further ones may be in the text, under the key `folders`, relative to the first of these.
+        The key `folders` of the text adds folders, relative to the first of these.
         """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
@@ -210,10 +210,10 @@ class Recipe:
             raise BadInput(f"{source}: {error}") from error
 
     def override(self, assignments: Iterable[str]) -> Recipe:
-        """Return the recipe with `key=value` assignments on top.
+        """Return the recipe with `key=value` overrides.
 
-        Naming another method, model or list of stages drops the parameters of the one that it replaces, and
-        naming a seed drops the list of seeds.
+        A changed method, model or list of stages drops the parameters of the old one. A seed drops the list of
+        seeds.
 
         >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
         {'mu': 0.001}
@@ -237,7 +237,7 @@ KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEY
 
 
 def is_key(name: str) -> bool:
-    """Say whether a name is a recipe's key, or that of a parameter of its model, method or stages.
+    """Return whether a name is a recipe key, or a parameter of its model, method or stages.
 
     >>> [is_key(name) for name in ("lr", "method.mu", "data")]
     [True, True, False]
@@ -246,7 +246,7 @@ def is_key(name: str) -> bool:
 
 
 def unknown_key(key: str) -> BadInput:
-    """Return the error for a key that no recipe has, with the nearest that there is, or the option that it is."""
+    """Return the error for an unknown key, with the nearest key, or with the command option of this name."""
     if key in _HOW:
         return BadInput(
             f"{key}: it says how to compute, not what, and is no key of a recipe: commands that let you choose it have "
@@ -255,20 +255,20 @@ def unknown_key(key: str) -> BadInput:
     return unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
 
 
-# -- where recipes come from ------------------------------------------------------------------------
+# -- loading ----------------------------------------------------------------------------------------
 def builtin() -> dict[str, Path]:
-    """Return the built-in recipes by name; the papers' tables are not among them."""
+    """Return the files of the built-in recipes, without the paper tables."""
     return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
 
 
 def describe(path: Path) -> str:
-    """Return the description of a recipe, the comment on its first line."""
+    """Return the description of a recipe: the comment in its first line."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
-    """Return a recipe by its built-in name or from a YAML file, with `key=value` assignments on top."""
+    """Load a built-in recipe or a YAML file, with `key=value` overrides."""
     name, path = str(source), Path(source)
     known = builtin()
     if name in known:
@@ -276,7 +276,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     elif re.fullmatch(r"\w+/(table|figure)\d+", name) and not path.exists():
         raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
     elif path.suffix not in SUFFIXES:
-        if not os.path.exists(path):  # unlike pathlib's it takes any text
+        if not os.path.exists(path):  # accepts any string, unlike pathlib's
             raise unknown("recipe", name, known)
         raise BadInput(
             f"{name} is no recipe: give a .yaml file, such as a run folder's config.yaml, or a built-in one's name "
@@ -289,24 +289,24 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
 
 
 def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys in which the parameters of `method(...)` and of stages are separate keys.
+    """Expand the parameters of `method(...)` and of stages to separate keys.
 
     Raises:
-        BadInput: A parameter has no name, or is among the keys too.
+        BadInput: A parameter has no name, or is also given as a key.
 
     >>> expand_calls({"method": "fedprox(mu=0.1)", "stages": ["ccvr(samples=50)", "ridge"]})
     {'method': 'fedprox', 'stages': ['ccvr', 'ridge'], 'method.mu': 0.1, 'stage.ccvr.samples': 50}
     """
-    out, found = dict(keys), list[tuple[str, Call]]()
+    out, prefixed = dict(keys), list[tuple[str, Call]]()
     if isinstance(method := keys.get("method"), str) and "(" in method:
-        found.append(("method.", read_call(method, "method")))
-        out["method"] = found[0][1].name
+        prefixed.append(("method.", read_call(method, "method")))
+        out["method"] = prefixed[0][1].name
     if isinstance(stages := keys.get("stages"), list | tuple):
         written = rejoin(list(stages))
-        calls = {place: read_call(one, "stage") for place, one in enumerate(written) if isinstance(one, str)}
-        found += [(f"stage.{call.name}.", call) for call in calls.values()]
-        out["stages"] = [calls[place].name if place in calls else one for place, one in enumerate(written)]
-    for prefix, call in found:
+        calls = {place: read_call(text, "stage") for place, text in enumerate(written) if isinstance(text, str)}
+        prefixed += [(f"stage.{call.name}.", call) for call in calls.values()]
+        out["stages"] = [calls[place].name if place in calls else stage for place, stage in enumerate(written)]
+    for prefix, call in prefixed:
         if call.positional:
             raise BadInput(f"{call.text}: name the parameters, as in {call.name}(parameter={call.positional[0]})")
         for word, value in call.named.items():
@@ -317,7 +317,7 @@ def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Return the key and the value of `key=value`.
+    """Parse `key=value`.
 
     >>> assignment("method.mu=1e-3")
     ('method.mu', 0.001)
@@ -328,12 +328,12 @@ def assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise BadInput(f"{text!r} is no assignment: write key=value, for example rounds=10")
     key = key.strip()
-    found = read_yaml(value, key)
-    return key, _alike(rejoin(found)) if key in _CALLS and isinstance(found, list) else found
+    parsed = read_yaml(value, key)
+    return key, _normalized(rejoin(parsed)) if key in _CALLS and isinstance(parsed, list) else parsed
 
 
-def _alike(calls: Any) -> Any:
-    """Return a list of calls with each spaced alike: what decides a run is what they mean."""
+def _normalized(calls: Any) -> Any:
+    """Normalize the spaces in calls, so that equal calls compare equal."""
     if not isinstance(calls, list | tuple):
         return calls
-    return type(calls)(spaced(one) if isinstance(one, str) else one for one in calls)
+    return type(calls)(spaced(call) if isinstance(call, str) else call for call in calls)

@@ -1,4 +1,4 @@
-"""Data of a recipe: shape and classes of its samples, checked before they are read, and its federation."""
+"""Data of a recipe: its input spec, which is checked before loading, and its federation."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fedhead.recipes.recipe import Recipe
 
 
 def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool = True) -> Federation:
-    """Return the recipe's data with its clients.
+    """Load the federation of a recipe.
 
     Args:
-        recipe: What names the data set or is a path to it, and says how it is read and partitioned.
-        data: The folder of the data sets; None: the default one.
-        with_test: Whether to read the test samples.
+        recipe: Recipe with the data set and its partition.
+        data: Folder of the data sets; None: the default one.
+        with_test: Whether to load the test samples.
 
     Raises:
         BadInput: If the data can't be found, read or partitioned.
     """
-    own = is_path(recipe.dataset)
-    if own and recipe.public is not None:
+    is_file = is_path(recipe.dataset)
+    if is_file and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
-    made = Federation.load(
-        recipe.dataset if own else datasets.get(recipe.dataset, recipe.folders),
+    result = Federation.load(
+        recipe.dataset if is_file else datasets.get(recipe.dataset, recipe.folders),
         parse_partition(recipe.partition, recipe.folders),
         recipe.clients,
         recipe.seed if recipe.partition_seed is None else recipe.partition_seed,
@@ -49,68 +49,68 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
         with_test=with_test,
         **_reading(recipe),
     )
-    return with_validation(made, recipe)
+    return with_validation(result, recipe)
 
 
 def search_federation(
     recipe: Recipe, share: float, data: str | Path | None = None, personal: bool = False
 ) -> Federation:
-    """Return the recipe's data for a search: its test set is a share of each client's training samples.
+    """Load the data of a recipe for a search, with a share of each client's training samples as test set.
 
-    The data set's own test samples are not read, and those that clients hold for their own tests are left out.
+    The data set's test samples are not loaded, and the clients' test samples are excluded.
 
     Args:
-        recipe: What names the data set and says how it is partitioned.
-        share: Share of each client's training samples that the search tests on.
-        data: The folder of the data sets; None: the default one.
-        personal: Whether each client's own model is tested too, on the client's share.
+        recipe: Recipe with the data set and its partition.
+        share: Share of each client's training samples used as test set.
+        data: Folder of the data sets; None: the default one.
+        personal: Whether personal models are tested too, on the client's share.
 
     Raises:
-        BadInput: If the data can't be found, read or partitioned, or the share leaves no sample to test on.
+        BadInput: If the data can't be found, read or partitioned, or the share is empty.
     """
     rule = client_test_sets.parse(recipe.client_test)
     kept = (
         recipe.client_test if isinstance(rule, client_test_sets.Fraction) else None
-    )  # `matched` takes test samples only
+    )  # `matched` uses test samples only
     training = federation(replace(recipe, client_test=kept, validation=None), data, with_test=False)
-    held = with_validation(training, replace(recipe, validation=share))
-    assert held.validation is not None, "with_validation refuses a share that is nothing"
-    ends = np.cumsum([len(rows) for rows in held.validation])
-    own = [np.arange(end - len(rows), end) for rows, end in zip(held.validation, ends, strict=True)]
+    split = with_validation(training, replace(recipe, validation=share))
+    assert split.validation is not None, "with_validation refuses a share that is nothing"
+    ends = np.cumsum([len(rows) for rows in split.validation])
+    client_test = [np.arange(end - len(rows), end) for rows, end in zip(split.validation, ends, strict=True)]
     return replace(
-        held,
-        test=held.train.take(np.concatenate(held.validation)),
-        client_test=own if personal else None,
+        split,
+        test=split.train.take(np.concatenate(split.validation)),
+        client_test=client_test if personal else None,
         client_test_from="test",
-        validation=held.validation if recipe.callbacks else None,
+        validation=split.validation if recipe.callbacks else None,
     )
 
 
 def with_validation(federation: Federation, recipe: Recipe) -> Federation:
-    """Return the data with the share of each client's samples that the recipe takes apart for validation."""
+    """Hold out the recipe's share of each client's samples for validation."""
     return federation.with_validation(
         recipe.validation, recipe.seed if recipe.partition_seed is None else recipe.partition_seed
     )
 
 
 def _reading(recipe: Recipe) -> dict[str, Any]:
-    """Return the arguments for reading the user's own data: only those that the recipe sets."""
+    """Return the arguments for reading the user's data that the recipe sets."""
     keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test", "objective")}
     return {name: value for name, value in keys.items() if value is not None}
 
 
 def inputs(recipe: Recipe) -> InputSpec:
-    """Check a recipe's data set, split and transform against each other; only the user's own data is read.
+    """Check that a recipe's data set, split and transform are compatible; only the user's data is loaded.
 
     Returns:
         Shape and number of classes of the data set's samples.
 
     Raises:
-        BadInput: Something does not go with the rest.
+        BadInput: If they are incompatible.
     """
     if is_path(recipe.dataset):
         return InputSpec.of(federation(recipe))
-    client_test_sets.parse(recipe.client_test)  # refuses
+    client_test_sets.parse(recipe.client_test)  # raises an error
     rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)
     if isinstance(rule, partition.Natural):
@@ -121,10 +121,10 @@ def inputs(recipe: Recipe) -> InputSpec:
         raise BadInput(f"{given[0]}: this is for files and folders, {recipe.dataset} is a registered data set")
     if isinstance(rule, partition.Skewed):
         rule.check(entry.classes, recipe.clients)
-    held = entry.sizes[0] if entry.sizes else None
-    if held is not None and (recipe.subset or 0) > held:
-        raise BadInput(f"subset: {recipe.subset} is more than the {held} training samples of {recipe.dataset}")
-    samples = recipe.subset or held
+    available = entry.sizes[0] if entry.sizes else None
+    if available is not None and (recipe.subset or 0) > available:
+        raise BadInput(f"subset: {recipe.subset} is more than the {available} training samples of {recipe.dataset}")
+    samples = recipe.subset or available
     if samples is not None and recipe.clients > samples:
         raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
     transform = entry.transform.replace(recipe.augment, recipe.normalize, resize=recipe.resize)

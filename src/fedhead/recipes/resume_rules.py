@@ -1,4 +1,4 @@
-"""Rules of resuming: a run may be extended by more rounds or further stages."""
+"""Rules of resuming: a run may be extended by rounds or stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fedhead.recipes.recipe import Recipe
 
 
 def differences(old: Recipe, new: Recipe) -> list[Difference]:
-    """Return the keys in which a recipe is another one than the run's; none where it continues the run.
+    """Return the keys that prevent resuming a run with a recipe.
 
-    More rounds, and stages after those that there are, continue a run; but not more rounds than those that a cosine
-    of the learning rate was laid over.
+    More rounds and additional stages are valid, except more rounds with a cosine schedule, which depends on their
+    number.
 
     >>> differences(Recipe(rounds=3), Recipe(rounds=5, stages=("ccvr",)))
     []

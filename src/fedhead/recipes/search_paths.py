@@ -1,4 +1,4 @@
-"""Search paths of a recipe's files, so that a recipe that fedhead writes finds them again."""
+"""Search paths of a recipe's files, stored with the recipe."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from fedhead.core.system.errors import BadInput
 
-FOLDERS = "folders"  # a key of YAML files alone: it says where files are, not what is run
+FOLDERS = "folders"  # key of YAML files only: it does not affect the run
 
 
 def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:
-    """Return folders, and those that a YAML file has under `folders`, relative to the first.
+    """Return folders and those of a YAML file's key `folders`, relative to the first.
 
     Args:
-        folders: Where files are looked for anyway; the first is the YAML file's own.
-        written: The value of the file's key.
+        folders: Search path; the first is the folder of the YAML file.
+        written: Value of the key `folders`.
 
     Raises:
-        BadInput: It is no list of paths.
+        BadInput: If the value is no list of paths.
     """
     if not isinstance(written, list) or not all(isinstance(path, str) and "\0" not in path for path in written):
         raise BadInput(f"{FOLDERS}: {written!r} is not a list of folders, such as [../code]")
@@ -30,21 +30,21 @@ def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:
 
 
 def file_of(name: str) -> str | None:
-    """Return the file of a component that is named `file.py:Name`; None for the others."""
+    """Return the file of a component `file.py:Name`; None for others."""
     where = name.rpartition(":")[0]
     return where if where.endswith(".py") else None
 
 
 def to_write(files: Iterable[str], folders: Sequence[Path], place: Path) -> list[str]:
-    """Return the folders that a YAML file has to name so that files are found from it.
+    """Return the search path to write into a YAML file, so that files are found from it.
 
     Args:
-        files: Paths as a recipe has them.
-        folders: Where files are looked for now, before the working directory.
-        place: The folder of the YAML file.
+        files: Paths in a recipe.
+        folders: Current search path, before the working directory.
+        place: Folder of the YAML file.
 
     Returns:
-        The folders, relative to that of the file, which is not among them.
+        The folders relative to `place`, without `place` itself.
     """
     needed: dict[str, None] = {}
     for where in files:

@@ -1,4 +1,4 @@
-"""Search spaces: `key=log(1e-4, 1e-1)` among the assignments of a recipe says what a search may choose from."""
+"""Search spaces: assignments such as `key=log(1e-4, 1e-1)` define the range of a recipe key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe, assignment, expand_calls
 
 KINDS = ("log", "uniform", "int", "choice")
-# Keys that are the same in all trials, with what to do instead.
+# Keys that can't be searched, with the alternative.
 _FIXED = {
     "validation": "trials are compared on the same samples: give their share by --validation",
     "seeds": "a trial trains one seed",
@@ -24,12 +24,12 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Dimension:
-    """One key of a recipe that is searched.
+    """Searched key of a recipe.
 
     Args:
-        key: The key.
-        kind: `log` or `uniform` (numbers between two bounds), `int` (whole numbers), or `choice` (any of some values).
-        values: The two bounds, or the values to choose from.
+        key: Recipe key.
+        kind: `log` or `uniform` (floats between two bounds), `int` (integers), or `choice` (a list of values).
+        values: The two bounds, or the list of values.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Dimension:
         return f"{self.key}={self.kind}({', '.join(map(_text, self.values))})"
 
     def check(self) -> None:
-        """Raise `BadInput` for a range that is empty, or values that can't be searched."""
+        """Raise `BadInput` for an empty range or invalid values."""
         if self.kind == "choice":
             if not self.values:
                 raise BadInput(f"{self}: there is nothing to choose from; give values, such as choice(0.1, 0.01)")
@@ -49,8 +49,8 @@ class Dimension:
             return
         numbers = int if self.kind == "int" else (int, float)
         if len(self.values) != 2 or not all(isinstance(v, numbers) and not isinstance(v, bool) for v in self.values):
-            what = "whole numbers" if self.kind == "int" else "numbers"
-            raise BadInput(f"{self}: give two {what}, the lowest and the highest, such as {self.kind}(1, 10)")
+            kind = "whole numbers" if self.kind == "int" else "numbers"
+            raise BadInput(f"{self}: give two {kind}, the lowest and the highest, such as {self.kind}(1, 10)")
         low, high = self.values
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise BadInput(f"{self}: the range is empty; give the lowest number first, then the highest")
@@ -63,19 +63,19 @@ def _text(value: Any) -> str:
 
 
 def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
-    """Separate what is searched from plain assignments.
+    """Separate search ranges from plain assignments.
 
     Args:
-        assignments: Texts such as `lr=log(1e-4, 1e-1)` and `rounds=5`.
+        assignments: Assignments such as `lr=log(1e-4, 1e-1)` and `rounds=5`.
 
     Returns:
         The dimensions, and the other assignments.
 
     Raises:
-        BadInput: If a dimension or an assignment can't be read, or if a dimension is empty, or a key given twice.
+        BadInput: If a dimension or an assignment is invalid, a dimension is empty, or a key is given twice.
 
     >>> space, others = read_space(["lr=log(1e-4, 1e-1)", "rounds=5", "method=choice(fedavg, fedprox)"])
-    >>> [str(one) for one in space], others
+    >>> [str(dimension) for dimension in space], others
     (['lr=log(0.0001, 0.1)', 'method=choice(fedavg, fedprox)'], ['rounds=5'])
     """
     space: list[Dimension] = []
@@ -93,24 +93,24 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
         space.append(Dimension(key.strip(), call.name, call.positional))
         space[-1].check()
     keys = [key for text in others for key in expand_calls(dict([assignment(text)]))]
-    for key, count in Counter([*keys, *(one.key for one in space)]).items():
+    for key, count in Counter([*keys, *(dimension.key for dimension in space)]).items():
         if count > 1:
             raise BadInput(f"{key} is given twice; give one value or one range, such as {key}=choice(…)")
-    for one in space:
-        if one.key in _FIXED:
-            raise BadInput(f"{one}: {one.key} can't be searched; {_FIXED[one.key]}")
+    for dimension in space:
+        if dimension.key in _FIXED:
+            raise BadInput(f"{dimension}: {dimension.key} can't be searched; {_FIXED[dimension.key]}")
     return space, others
 
 
 def with_settings(recipe: Recipe, others: Sequence[str]) -> Recipe:
-    """Return a recipe with plain assignments on top.
+    """Return a recipe with plain assignments applied.
 
     Args:
-        recipe: The recipe.
-        others: Texts such as `rounds=5`.
+        recipe: Recipe.
+        others: Assignments such as `rounds=5`.
 
     Raises:
-        BadInput: As `Recipe.override`; where a list was not what the key takes, with how to search among values.
+        BadInput: As `Recipe.override`; for an invalid list, with the syntax of a search.
     """
     try:
         return recipe.override(others)
@@ -123,11 +123,11 @@ def with_settings(recipe: Recipe, others: Sequence[str]) -> Recipe:
 
 
 def with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:
-    """Return a recipe with the values that a search has chosen.
+    """Return a recipe with the values of a trial.
 
     Args:
-        recipe: The recipe that is searched.
-        values: Values by key. A chosen method, model or list of stages comes first, with its parameters on top.
+        recipe: Base recipe of the search.
+        values: Values by key. A method, model or list of stages is applied first, then its parameters.
     """
     first = sorted(values, key=lambda key: "." in key)
     return recipe.override([f"{key}={json.dumps(values[key])}" for key in first])

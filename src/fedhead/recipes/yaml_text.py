@@ -1,4 +1,4 @@
-"""YAML 1.2 as people write it: 1e-3 is a number, `no` is text, and a repeated key is an error."""
+"""YAML 1.2 reader and writer: 1e-3 is a number, `no` is text, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ruamel.yaml.error import YAMLError
 from fedhead.core.system.errors import BadInput, Unreadable
 
 _CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: in a list, YAML reads the bracket as a nested list
-_MOST = 2**17  # values of a text, each counted as often as aliases repeat it
+_MOST = 2**17  # limit of values in a text, with aliases expanded
 _QUOTES = 'in a list, write such a value in quotes, as in ["mlp(hidden=[8])", mlp]'
 
 
 class _Constructor(SafeConstructor):
-    """YAML 1.2's core schema, which has no dates: they are text."""
+    """Constructor of YAML 1.2's core schema, in which dates are text."""
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_scalar)
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Read the value of YAML text.
+    """Parse YAML text.
 
     Args:
         text: One document.
-        source: What it is called in an error.
+        source: Name of the text in errors.
 
     Raises:
-        BadInput: It is not valid YAML, a key is repeated, or aliases stand for far too many values.
+        BadInput: The text is no valid YAML, a key is repeated, or aliases expand to too many values.
 
     >>> read_yaml("[1e-3, no, null]", "example")
     [0.001, 'no', None]
@@ -53,7 +53,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def _check_size(value: Any, source: str) -> None:
-    """Refuse a value that aliases make huge or endless: a few lines of them can stand for billions of values."""
+    """Check the size of a value with aliases expanded, which may be billions of values or infinite."""
     left, count = [value], 0
     while left:
         count += 1
@@ -67,10 +67,10 @@ def _check_size(value: Any, source: str) -> None:
 
 
 def write_yaml(value: Any) -> str:
-    """Write a value as YAML text, lists in brackets, from which `read_yaml` gets the same value."""
+    """Serialize a value to YAML that `read_yaml` parses back, with lists in brackets."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = None
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated as None alone
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated as None
     yaml.width = 4096
     out = io.StringIO()
     yaml.dump(value, out)
