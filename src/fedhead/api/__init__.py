@@ -1,1 +1,1 @@
-"""The Python interface: functions that take arrays and models and return finished runs."""
+"""Python API: functions that take data and models and return finished runs."""

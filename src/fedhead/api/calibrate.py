@@ -1,4 +1,4 @@
-"""Calibration without a federated run: any model, with a classifier computed from class statistics."""
+"""Calibration without a federated run: a new classifier for any model, from class statistics."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def calibrate(
     """Compute a classifier for a model from class statistics; no data is needed.
 
     Args:
-        model: The model.
-        statistics: Class statistics of all sites, merged or one by one.
-        stage: What computes the classifier: `ccvr`, which trains the present one on virtual features, or a head in
-            closed form, such as `"ridge(alpha=0.1)"`.
+        model: Model to calibrate.
+        statistics: Class statistics of all sites, merged or as a list.
+        stage: Stage that computes the classifier: `ccvr`, which trains the existing one on virtual features, or a
+            closed-form head such as `"ridge(alpha=0.1)"`.
         seed: Seed of CCVR's virtual features.
 
     Returns:
@@ -81,23 +81,23 @@ def calibrate_weights(
     *,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Calibrate named weights whose architecture is not at hand: `classifier` names a linear layer in them."""
+    """Calibrate a state dict without its architecture; `classifier` is the name of a linear layer in it."""
     names = {word: f"{classifier}.{word}" for word in ("weight", "bias") if f"{classifier}.{word}" in w}
     others = sorted(n for n in w if n.startswith(classifier + ".") and n not in names.values())
     if "weight" not in names or w[names["weight"]].dim() != 2 or others:
         linear = [n.removesuffix(".weight") for n, t in w.items() if n.endswith(".weight") and t.dim() == 2]
-        more = f" (it is no plain linear layer: it also holds {others[0]!r})" if others else ""
-        there = ", ".join(linear[-4:]) or "none"
-        raise BadInput(f"no linear layer {classifier!r} in the weights{more}; there is {there}")
+        detail = f" (it is no plain linear layer: it also holds {others[0]!r})" if others else ""
+        names_of_layers = ", ".join(linear[-4:]) or "none"
+        raise BadInput(f"no linear layer {classifier!r} in the weights{detail}; there is {names_of_layers}")
     weight = w[names["weight"]]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in names, dtype=weight.dtype)
     chosen = _stage(stage)
     merged, parts = _merged(chosen, statistics)
     _refuse_misfit(merged, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
-    own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
-    new = _new_classifier(chosen, SplitModel(nn.Identity(), head), own, merged, parts, seed)
+    current = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
+    new = _new_classifier(chosen, SplitModel(nn.Identity(), head), current, merged, parts, seed)
     require(
-        not any(t.shape != own[name].shape if name in own else bool(t.any()) for name, t in new.items()),
+        not any(t.shape != current[name].shape if name in current else bool(t.any()) for name, t in new.items()),
         f"the head of {chosen.name} does not fit the linear layer {classifier!r}, which has "
         f"{' and '.join(names)}: give a run folder, or a layer with a bias",
     )
@@ -105,14 +105,14 @@ def calibrate_weights(
 
 
 def _stage(stage: str | type[Stage] | Stage) -> CCVR | ClosedFormHead:
-    made = instance(STAGES, stage, Stage)
-    if not isinstance(made, CCVR | ClosedFormHead):
-        raise BadInput(f"stage {made.name} computes no classifier from statistics: use ccvr, ridge, lda, qda or ncm")
-    return made
+    result = instance(STAGES, stage, Stage)
+    if not isinstance(result, CCVR | ClosedFormHead):
+        raise BadInput(f"stage {result.name} computes no classifier from statistics: use ccvr, ridge, lda, qda or ncm")
+    return result
 
 
 def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tuple[Statistics, list[Statistics]]:
-    """Return checked statistics of all sites together and, for a stage that needs them, of each."""
+    """Return the validated statistics of all sites, merged, and those of each site if the stage needs them."""
     parts: list[Statistics] = []
     if isinstance(stage, FedCOF):
         if isinstance(statistics, Statistics):
@@ -132,12 +132,12 @@ def _new_classifier(
     parts: list[Statistics],
     seed: int,
 ) -> Tree:
-    """Return the new entries of the classifier, by full name, from raw statistics."""
+    """Return the new classifier weights by full name."""
     if isinstance(stage, CCVR):
         require(stage.tukey != "real", "tukey=real needs statistics that only a run's stage collects: use both")
         return stage.calibrate(model, head, merged, seed)
-    found = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
-    return Tree({f"classifier.{name}": t for name, t in found.items()})
+    weights_of_head = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
+    return Tree({f"classifier.{name}": t for name, t in weights_of_head.items()})
 
 
 def _refuse_misfit(s: Statistics, classes: int, features: int, model: str) -> None:
@@ -151,7 +151,7 @@ def _refuse_misfit(s: Statistics, classes: int, features: int, model: str) -> No
 
 
 class _Transformed:
-    """Forward pre-hook that transforms a classifier's features; the weights keep their names."""
+    """Forward pre-hook that transforms a classifier's features without renaming its weights."""
 
     def __init__(self, power: float):
         self.power = power

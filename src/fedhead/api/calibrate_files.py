@@ -54,24 +54,24 @@ def calibrate_file(
     stage: str = "ccvr",
     seed: int = 0,
 ) -> Statistics:
-    """Compute the classifier of a trained model on disk anew, and write its weights.
+    """Recompute the classifier of a trained model on disk and write its weights.
 
     Args:
-        checkpoint: A run folder, or a file of weights.
-        out: The file to write, .safetensors.
+        checkpoint: Run folder, or file of weights.
+        out: Output file, .safetensors.
         statistics: Files of class statistics, one per site.
-        data: Samples whose statistics are used, in place of files. With neither, those of the run's own clients are.
-        model: The architecture of a file of weights; see `load_model_and_data`.
-        classifier: The name of the last linear layer of such a model.
-        normalize: How images are normalized; None: as in the run's training.
-        stage: The stage that computes the classifier: ccvr, or a head in closed form, such as `ridge(alpha=0.1)`.
+        data: Samples whose statistics are used instead of files. With neither, the run's clients provide them.
+        model: Architecture of a file of weights; see `load_model_and_data`.
+        classifier: Name of the last linear layer of such a model.
+        normalize: Normalization of images; None: that of the run.
+        stage: Stage that computes the classifier: ccvr, or a closed-form head such as `ridge(alpha=0.1)`.
         seed: Seed of CCVR's virtual features.
 
     Returns:
-        The statistics that were used.
+        The statistics in use.
 
     Raises:
-        BadInput: If there is nothing to calibrate by, or something does not fit.
+        BadInput: If there are no statistics, or an argument is incompatible.
     """
     check_out(out)
     require(checkpoint.exists(), f"{checkpoint} is not there: give a run folder, or a file of weights")
@@ -80,16 +80,16 @@ def calibrate_file(
         (statistics or data or is_run) and not (statistics and data),
         "there must be one thing to calibrate by: give --statistics (once per site) or --data",
     )
-    sites: list[Statistics] = []  # which fedcof needs one by one
+    sites: list[Statistics] = []  # fedcof needs them separately
     if statistics:
         total = merge_files(statistics)
         sites = [load_statistics(path) for path in statistics] if read_call(stage, "stage").name == "fedcof" else []
     elif data is not None:
-        trained, held, transform = load_model_and_data(checkpoint, data, model, classifier, normalize)
-        total = statistics_of(trained, held.x, held.y, transform=transform)
+        trained, site_data, transform = load_model_and_data(checkpoint, data, model, classifier, normalize)
+        total = statistics_of(trained, site_data.x, site_data.y, transform=transform)
     else:
         total = train_statistics(reopen(checkpoint).simulation)
-    if is_run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
+    if is_run:  # its architecture is known, so any kind of head is handled
         new = dict(weights(calibrate(_run_model(checkpoint), sites or total, stage, seed=seed)))
     else:
         new = calibrate_weights(read_file(checkpoint), classifier, sites or total, stage, seed=seed)
@@ -116,33 +116,33 @@ def collect_statistics(
     """Write the class statistics of a site's features to a file.
 
     Args:
-        checkpoint: A run folder, or a file of weights.
-        site: An `.npz` file with x and y, or a folder of images.
-        out: The file to write.
-        model: The architecture of a file of weights; see `load_model_and_data`.
-        classifier: The name of the last linear layer of such a model.
-        normalize: How images are normalized; None: as in the run's training.
-        kind: What is kept of second moments.
-        rank: Directions per class of low-rank statistics.
-        min_class_count: Classes with fewer samples are left out.
+        checkpoint: Run folder, or file of weights.
+        site: `.npz` file with x and y, or folder of images.
+        out: Output file.
+        model: Architecture of a file of weights; see `load_model_and_data`.
+        classifier: Name of the last linear layer of such a model.
+        normalize: Normalization of images; None: that of the run.
+        kind: Kind of second moments.
+        rank: Rank per class of low-rank statistics.
+        min_class_count: Classes with fewer samples are excluded.
 
     Returns:
-        The statistics, the bytes of the file, and the classes that were left out.
+        The statistics, the file size in bytes, and the excluded classes.
     """
     check_out(out)
-    trained, held, transform = load_model_and_data(checkpoint, site, model, classifier, normalize)
+    trained, data, transform = load_model_and_data(checkpoint, site, model, classifier, normalize)
     low_rank = kind == "low-rank"
     stored: Any = "full" if low_rank else kind
     collected = statistics_of(
-        trained, held.x, held.y, transform=transform, kind=stored, min_class_count=min_class_count
+        trained, data.x, data.y, transform=transform, kind=stored, min_class_count=min_class_count
     )
-    counts = torch.bincount(torch.as_tensor(held.y).long(), minlength=collected.classes)
+    counts = torch.bincount(torch.as_tensor(data.y).long(), minlength=collected.classes)
     left_out = torch.nonzero((counts > 0) & (collected.count.cpu() == 0)).flatten().tolist()
     return collected, save_statistics(out, collected, rank if low_rank else None), cast("list[int]", left_out)
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file that can't be written, before any work; its folder is made."""
+    """Check that a file can be written, and create its folder."""
     check_writable(out.parent, "the file", "--out")
     require(not out.is_dir(), f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
 
@@ -163,15 +163,15 @@ def load_model_and_data(
     """Load a trained model and a site's samples.
 
     Args:
-        checkpoint: A run folder, or a file of weights.
-        site: An `.npz` file with x and y, or a folder of images.
-        model: The architecture of a file of weights: a built-in name, also with parameters, or a function without
+        checkpoint: Run folder, or file of weights.
+        site: `.npz` file with x and y, or folder of images.
+        model: Architecture of a file of weights: a built-in name, optionally with parameters, or a function without
             arguments that returns the module, as `module:function` or `file.py:function`.
-        classifier: The name of the last linear layer of such a model.
-        normalize: How images are normalized; None: as in the run's training.
+        classifier: Name of the last linear layer of such a model.
+        normalize: Normalization of images; None: that of the run.
 
     Returns:
-        The model, the samples, and the transform that brings these to the model's inputs.
+        The model, the samples, and the transform from samples to model inputs.
     """
     require(site.exists(), f"{site} is not there: give an .npz file with x and y, or a folder of images")
     recipe = RunFolder.open(checkpoint).recipe if checkpoint.is_dir() else None
@@ -191,24 +191,24 @@ def load_model_and_data(
 
 
 def _site(path: Path, names: Sequence[str] | None) -> Federation:
-    """Read a site's samples as a federation of one; labels are the model's classes, some of which it may lack."""
+    """Read a site's samples as a federation of one client; some of the model's classes may be missing."""
     if path.is_file():
-        held = sample_file.read_path(path)
-        read = labels.read(held.y, f"{path}: y")
+        content = sample_file.read_path(path)
+        read = labels.read(content.y, f"{path}: y")
         if read.dtype.kind == "U" and names is None:
             raise BadInput(
                 f"{path}: y holds words, but the names of the model's classes are unknown: give class indices"
             )
         count = 1 + int(read.max(initial=0)) if names is None else len(names)
-        data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
+        data = samples(content.x, read, Classes.known(read, names, count), content.layout, f"{path}:")
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
-    held = sample_file.read_path(path)
-    require("site" not in held.arrays, f"{path} holds the folders of several clients: give the folder of one")
-    return Federation.from_arrays(held.x, held.y, clients=1, names=held.class_names, layout=held.layout)
+    content = sample_file.read_path(path)
+    require("site" not in content.arrays, f"{path} holds the folders of several clients: give the folder of one")
+    return Federation.from_arrays(content.x, content.y, clients=1, names=content.class_names, layout=content.layout)
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
-    """Return the module of a built-in name or of file.py:function, with the weights of a file, in its parts."""
+    """Build the split model of a built-in name or of file.py:function with the weights of a file."""
     name = (model or "").partition("(")[0]
     if model is None or (":" not in name and name not in MODELS):
         raise BadInput(f"--model {model}: name the weights' architecture, a built-in model or file.py:function")
@@ -229,7 +229,7 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
 
 
 def _check_inputs(model: SplitModel, federation: Federation, transform: AnyTransform, site: Path) -> None:
-    """Refuse samples that the model can't take."""
+    """Check that the samples are valid inputs of the model."""
     try:
         with torch.no_grad():
             x: Any = transform(map_inputs(lambda t: t[:1], federation.train.x))

@@ -29,17 +29,17 @@ Format = Literal["markdown", "csv", "latex"]
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Methods compared over settings, as `fedhead.compare` returns it.
+    """Comparison of methods over settings, returned by `fedhead.compare`.
 
     Args:
-        numbers: The values by method and setting, the paired gains and the ranks.
+        numbers: Values by method and setting, paired gains and ranks.
     """
 
     numbers: ComparisonTable
 
     @property
     def table(self) -> pd.DataFrame:
-        """The means, one line per method and one column per setting."""
+        """Means, one row per method and one column per setting."""
         import pandas as pd
 
         pivot = self.numbers.pivot
@@ -50,22 +50,22 @@ class MethodComparison:
 
     @property
     def results(self) -> pd.DataFrame:
-        """One line per method and setting: mean, deviation, interval, and the paired difference from the baseline."""
+        """Mean, deviation, interval and paired difference from the baseline, one row per method and setting."""
         import pandas as pd
 
         return pd.DataFrame(comparison_text.records(self.numbers))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the comparison: runs that do not count, pairs that lack a partner."""
+        """Notes on the comparison: excluded runs and missing pairs."""
         return self.numbers.notes
 
     def tables(self) -> list[Table]:
-        """Return the tables that people read: values, paired gains and ranks, where there are such."""
+        """Return the formatted tables: values, and paired gains and ranks if available."""
         return comparison_text.tables(self.numbers)
 
     def text(self, format: Format = "markdown") -> str:
-        """Return the comparison as a text.
+        """Format the comparison as text.
 
         Args:
             format: "markdown", "csv" or "latex" (booktabs).
@@ -76,10 +76,10 @@ class MethodComparison:
         """Write the comparison to a file.
 
         Args:
-            path: The file; its suffix (.md, .csv or .tex) selects the format.
+            path: Output file; its suffix (.md, .csv or .tex) selects the format.
 
         Raises:
-            BadInput: If the suffix is another one.
+            BadInput: If the suffix is unknown.
         """
         path = Path(path)
         form = comparison_text.SUFFIXES.get(path.suffix.lower())
@@ -90,7 +90,7 @@ class MethodComparison:
             draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats
 
     def diagram(self, width: float = 6.9) -> Figure:
-        """Draw the mean ranks and which of them do not differ significantly (Demšar, 2006, Fig. 1).
+        """Draw the critical difference diagram of the mean ranks (Demšar, 2006, Fig. 1).
 
         Args:
             width: Width in inches.
@@ -125,16 +125,16 @@ def compare(
 ) -> MethodComparison:
     """Compare methods over settings and seeds.
 
-    Runs that differ only in their seed or split are repetitions; rows are methods and their stages, columns the
-    settings that vary. Differences from the baseline are paired over the same seed and split. Only finished runs
-    count; what does not count, and what has no partner, is named in `notes`.
+    Runs that differ only in their seed or split are repetitions. Rows are methods and their stages, columns are the
+    recipe keys that vary. Differences from the baseline are paired over the same seed and split. Only finished runs
+    count; `notes` lists excluded runs and missing pairs.
 
     Args:
         runs: Results, run folders, folders of run folders, or patterns such as "runs/*".
         metric: "accuracy", "personal", "test_loss" or a metric of the runs; None: the accuracy, if there is one.
-        baseline: A method's name or a row's label; None: fedavg, or the first row.
-        by: Keys of the recipe that are the columns; empty: by what varies.
-        level: Level of the intervals.
+        baseline: Name of a method or label of a row; None: fedavg, or the first row.
+        by: Recipe keys of the columns; empty: all keys that vary.
+        level: Confidence level of the intervals.
 
     Returns:
         The comparison: as data frames, as text, and as a diagram of ranks.
@@ -143,21 +143,21 @@ def compare(
         BadInput: If there is nothing to compare, or no such metric, baseline or key.
     """
     given: Sequence[Given] = [runs] if isinstance(runs, str | PathLike) else list(runs)
-    results = [one for one in given if isinstance(one, RecordedResult)]
-    patterns = [str(one) for one in given if not isinstance(one, RecordedResult)]
-    found, notes = [one.record for one in results], list[str]()
+    results = [item for item in given if isinstance(item, RecordedResult)]
+    patterns = [str(item) for item in given if not isinstance(item, RecordedResult)]
+    records, notes = [result.record for result in results], list[str]()
     if patterns:
         runs_there, broken = read_runs.find_runs(patterns)
         notes += [f"{path} can't be read and does not count: {why}" for path, why in broken.items()]
-        found += runs_there
-    entries = measured.of_runs([run for run in found if run.split is not None])
-    notes += _notes(found)
+        records += runs_there
+    entries = measured.of_runs([run for run in records if run.split is not None])
+    notes += _notes(records)
     keys = [by] if isinstance(by, str) else list(by)
     return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
 
 
 def _notes(runs: Sequence[read_runs.Run]) -> list[str]:
-    """Return notes on runs: those that do not count and why, and several versions of the code."""
+    """Return notes about excluded runs and about several versions of the code."""
     notes = [f"{run.path} does not count: {run.state}" for run in runs if not run.finished]
     finished = [run for run in runs if run.finished]
     notes += [

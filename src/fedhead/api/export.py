@@ -1,6 +1,6 @@
-"""Trained models as files for other programs: ONNX, PyTorch's exported programs, and plain weights.
+"""Export of trained models: ONNX, PyTorch's exported programs, and plain weights.
 
-Files are read again and compared with the run's own predictions before they are put in place.
+Each file is loaded and compared with the run's predictions before it is moved to its destination.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedhead.core.system.errors import BadInput, first_line, require
 from fedhead.models.split_model import SplitModel, load
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
-SAMPLES = 5  # that a file is checked with, and two of them alone
-TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}  # of the scores, relative to the largest; a GPU may have computed in TF32
+SAMPLES = 5  # in the check of a file
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}  # of the scores, relative to the largest; a GPU may use TF32
 OPSET = 20
-_LARGE = 1_500_000_000  # bytes of weights from which on ONNX needs a second file
+_LARGE = 1_500_000_000  # bytes of weights above which ONNX needs a second file
 
 
 class Network(nn.Module):
-    """The exported network: inputs to scores, with the normalization before it where that is asked for.
+    """Exported network, from inputs to scores, with optional normalization.
 
     Args:
-        model: The model with its trained weights.
-        transform: Normalizes inputs; None: they are normalized already.
-        names: Names of the inputs, where there are several.
+        model: Model with trained weights.
+        transform: Normalization of inputs; None: inputs are already normalized.
+        names: Names of multiple inputs.
     """
 
     def __init__(self, model: SplitModel, transform: Callable[[Any], Any] | None, names: tuple[str, ...]):
@@ -73,9 +73,9 @@ def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -
 
 
 def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Network, tuple[Tensor, ...], Tensor]:
-    """Return the network, samples as it takes them, and the run's own scores of these."""
+    """Return the network, example inputs, and the run's scores for them."""
     clients = copy.copy(state.clients)
-    clients.bf16 = False  # a file has the weights as they are kept
+    clients.bf16 = False  # a file has the stored weights
     state = replace(state, clients=clients)
     federation = clients.federation
     model = copy.deepcopy(state.architecture(client)).cpu().float()
@@ -98,10 +98,10 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
 
 
 def _samples(federation: Any) -> Any:
-    """Return a few samples: of the federation where its data is here, else made up."""
+    """Return a few samples of the federation, or random ones without data."""
     from fedhead.core.training.random import generator, key
 
-    held = federation.train.x
+    data = federation.train.x
     rows = len(federation.train.y)
     numbers = generator(key("export"))
 
@@ -111,10 +111,10 @@ def _samples(federation: Any) -> Any:
         shape = (SAMPLES, *t.shape[1:])
         if t.dtype in (torch.int64, torch.bool):
             return torch.ones(shape, dtype=t.dtype)  # any vocabulary has a token 1, and masks are full
-        made = torch.rand(shape, generator=numbers)
-        return made if t.is_floating_point() else (255 * made).to(t.dtype)
+        random = torch.rand(shape, generator=numbers)
+        return random if t.is_floating_point() else (255 * random).to(t.dtype)
 
-    return {name: some(t) for name, t in held.items()} if isinstance(held, Mapping) else some(held)
+    return {name: some(t) for name, t in data.items()} if isinstance(data, Mapping) else some(data)
 
 
 # -- files ------------------------------------------------------------------------------------------
@@ -165,23 +165,23 @@ def _dynamic(inputs: tuple[Tensor, ...]) -> dict[str, Any]:
 
 
 def _check(path: Path, read: Callable[..., Tensor], inputs: tuple[Tensor, ...], expected: Tensor) -> None:
-    """Refuse a file that gives other scores, for all samples at once or for one alone."""
+    """Check that a file gives the expected scores, for a batch and for a single sample."""
     for count in (SAMPLES, 1):
         worst = _distance(read(*(t[:count] for t in inputs)), expected[:count])
         limit = TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]
         require(worst <= limit, f"{path} was not written: its scores differ from predict's by {worst:.1e}")
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def _distance(scores: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest score if that is above 1."""
     finite = expected.isfinite()
     scale = max(1.0, float(expected[finite].abs().max()) if finite.any() else 1.0)
-    return float((found.float() - expected)[finite].abs().max()) / scale if finite.any() else 0.0
+    return float((scores.float() - expected)[finite].abs().max()) / scale if finite.any() else 0.0
 
 
 @contextmanager
 def _tracing(path: Path, exporter: str, instead: str) -> Iterator[None]:
-    """Refuse a model that an exporter can't express, with the innermost cause: exporters wrap it in pages of advice."""
+    """Convert an exporter's error to one with the innermost cause, without the exporter's long advice."""
     try:
         with _quiet():
             yield
@@ -196,7 +196,7 @@ def _tracing(path: Path, exporter: str, instead: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' logs and warnings: what matters is checked afterwards."""
+    """Silence the exporters' logs and warnings; the file is checked afterwards."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""`fedhead.extract_features`: a federation of features, computed once by a model that is not trained."""
+"""`fedhead.extract_features`: a federation of features, computed once by a frozen model."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ def extract_features(
     cache: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> Federation:
-    """Compute the features of all samples by a model, and return the same clients with these in place of their samples.
+    """Compute the features of all samples and return a federation of features with the same clients.
 
-    Whatever trains or computes a head alone runs on them: `fedhead.run(features, "mlp(hidden=[])", …)`.
+    Train or compute a head on it: `fedhead.run(features, "mlp(hidden=[])", …)`.
 
     Args:
-        federation: The clients' data.
-        model: The model, or its name, such as `"efficientnet_lite0"`; it computes in evaluation mode, without
-            augmentation.
+        federation: Data of the clients.
+        model: Model, or its name, such as `"efficientnet_lite0"`; used in evaluation mode, without augmentation.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`; features are float32.
-        cache: Folder where features are kept; they are found there if model, transform, samples and precision are the
-            same. None: they are not kept.
+        cache: Folder of cached features, by model, transform, samples and precision; None: no cache.
         progress: Show a progress bar.
 
     Returns:
         The federation of features, [N, d].
 
     Raises:
-        BadInput: If the model can't take the samples.
+        BadInput: If the samples are no valid inputs of the model.
 
     >>> federation = Federation.load("digits", "iid", clients=3)
     >>> extract_features(federation, "mlp(hidden=[16])").input_shape
@@ -59,10 +57,10 @@ def extract_features(
     if bf16:
         warn_if_emulated(where)
     extract = FeatureExtractor(copy.deepcopy(model).to(where), federation.transform, bf16, folder, projected=True)
-    held = [part for part in (federation.train, federation.test, federation.public) if part is not None]
+    parts = [part for part in (federation.train, federation.test, federation.public) if part is not None]
     try:
-        with counter(sum(len(part.y) for part in held), "features", not progress) as advance:
-            made = of_features(federation, extract, advance)
+        with counter(sum(len(part.y) for part in parts), "features", not progress) as advance:
+            features = of_features(federation, extract, advance)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         if isinstance(error, BadInput):
             raise
@@ -72,4 +70,4 @@ def extract_features(
     def on_cpu(part: Samples | None) -> Samples | None:
         return None if part is None else Samples(part.x.cpu(), part.y)  # type: ignore[union-attr]  # one tensor
 
-    return replace(made, train=on_cpu(made.train), test=on_cpu(made.test), public=on_cpu(made.public))  # type: ignore[arg-type]  # the training data is there
+    return replace(features, train=on_cpu(features.train), test=on_cpu(features.test), public=on_cpu(features.public))  # type: ignore[arg-type]  # training data is never None

@@ -1,4 +1,4 @@
-"""The records of a run as pandas data frames."""
+"""Records of a run as pandas data frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def history(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return one line per round with everything that is one number; each metric has its own column.
+    """Return one row per round with all scalar values; each metric has its own column.
 
     >>> history([{"round": 1, "accuracy": 50.0, "metrics": {"f1": 0.4}, "clients": [50.0]}])
            accuracy   f1
@@ -35,9 +35,9 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 def clients(
     rows: Sequence[Row], stage_rows: Mapping[str, Row], counts: NDArray[np.int64] | None, names: Sequence[str] | None
 ) -> pd.DataFrame:
-    """Return one line per client: its training samples, and the accuracy of its own model after rounds and stages.
+    """Return one row per client: training samples, and accuracy of its personal model after rounds and stages.
 
-    A regression has the mean loss in place of the accuracy.
+    A regression has the mean loss instead of the accuracy.
 
     Args:
         rows: Records of the rounds.
@@ -47,22 +47,22 @@ def clients(
     """
     import pandas as pd
 
-    own = next((row["clients"] for row in reversed(rows) if row.get("clients") is not None), None)
+    accuracies = next((row["clients"] for row in reversed(rows) if row.get("clients") is not None), None)
     columns: dict[str, Any] = {} if counts is None else {"samples": counts.sum(axis=1)}
-    if own is not None and all(value is None for value in own):  # a regression has losses alone
+    if accuracies is not None and all(value is None for value in accuracies):  # a regression has only losses
         columns |= {"loss": next(row["client_test_loss"] for row in reversed(rows) if row.get("clients") is not None)}
-    elif own is not None:
-        columns["accuracy"] = own
+    elif accuracies is not None:
+        columns["accuracy"] = accuracies
     columns |= {f"accuracy_{name}": row["clients"] for name, row in stage_rows.items() if row.get("clients")}
     frame = pd.DataFrame(columns)
     for name in frame.columns.drop("samples", errors="ignore"):
-        frame[name] = frame[name].astype(float)  # None, of a client without test samples, becomes NaN
+        frame[name] = frame[name].astype(float)  # None (no test samples) becomes NaN
     frame.index = pd.Index(range(len(frame)) if names is None else list(names), name="client")
     return frame
 
 
 def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Sequence[str] | None) -> pd.DataFrame:
-    """Return a table of samples by client and class with its names."""
+    """Label a table of samples by client and class."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -75,7 +75,7 @@ def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Seq
 
 
 def confusion(table: NDArray[np.int64], classes: Sequence[str] | None) -> pd.DataFrame:
-    """Return a confusion matrix with the names of the classes."""
+    """Label a confusion matrix with the class names."""
     import pandas as pd
 
     names = range(len(table)) if classes is None else list(classes)

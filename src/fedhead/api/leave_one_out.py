@@ -1,4 +1,4 @@
-"""Leave-one-site-out: one run per client, tested on that client's samples, which the others never saw."""
+"""Leave-one-client-out: one run per client, trained on the others and tested on that client."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ def leave_one_out(
     stages: Sequence[Stage | type[Stage] | str] = (),
     **settings: Any,
 ) -> pd.DataFrame:
-    """Train without each client in turn, and test the global model on all samples of the one that was left out.
+    """Train without each client in turn and test the global model on all samples of the excluded client.
 
     Args:
-        federation: The clients' data; clients' own test samples are used for testing only where they are left out.
-        model: As in `fedhead.run`.
-        method: As in `fedhead.run`.
-        rounds: How many rounds each run has.
-        stages: What follows the rounds.
-        **settings: Further arguments of `fedhead.run`. With `out` each run has its own folder there: site0, site1 and
-            so on.
+        federation: Data of the clients; a client's test samples are used only when it is excluded.
+        model: Model, as in `fedhead.run`.
+        method: Method, as in `fedhead.run`.
+        rounds: Number of rounds per run.
+        stages: Stages after the rounds.
+        **settings: Further arguments of `fedhead.run`. With `out` each run has a folder in it: site0, site1 and so on.
 
     Returns:
-        One row per client that was left out: its `samples`, and the accuracy in per cent after the rounds (`rounds`,
-        unless there were none) and after each stage, by its name.
+        One row per excluded client: its `samples`, and the accuracy in per cent after the rounds (column `rounds`,
+        if any) and after each stage, by stage name.
 
     Raises:
-        BadInput: Something can't be used, or not with the rest.
+        BadInput: An argument is invalid, or arguments are incompatible.
     """
     import pandas as pd
 
@@ -56,5 +55,5 @@ def leave_one_out(
             result = run(fold, model, method, rounds=rounds, stages=stages, out=folder, **settings)
             assert fold.test is not None, "leave_out makes one"
             rows[name] = {"samples": len(fold.test.y), **({"rounds": result.accuracy} if rounds else {})}
-            rows[name] |= {stage: found.accuracy for stage, found in result.stages.items()}
+            rows[name] |= {name: stage.accuracy for name, stage in result.stages.items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")

@@ -1,4 +1,4 @@
-"""Lists of what can be named: components of all kinds and recipes, built in or of installed packages."""
+"""Lists of components of all kinds and of recipes, built in or from installed packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhead.papers.tables.paper_tables import names
 from fedhead.recipes.components import registries
 from fedhead.recipes.recipe import builtin, describe
 
-# Parameters of a kind's functions that are no settings of a recipe.
+# Parameters of a kind's functions that a recipe can't set.
 _SKIPPED = {"models": ("classes",), "heads": ("key",)}
 _NO_PARAMETERS = ("executors", "analyses", "metrics")
 
@@ -22,10 +22,10 @@ def list_components(kind: str) -> list[dict[str, Any]]:
     """List the components of a kind.
 
     Args:
-        kind: Such as "methods", "models", "analyses", "recipes" or "keys" (of recipes).
+        kind: Kind, such as "methods", "models", "analyses", "recipes" or "keys" (of recipes).
 
     Returns:
-        One entry per component: its `name`, `parameters`, `description`, and the package that it comes `from`.
+        One entry per component: its `name`, `parameters`, `description`, and its package (`from`).
     """
     if kind == "recipes":
         return [_entry(name, {}, describe(path), "built in") for name, path in {**builtin(), **names()}.items()]
@@ -35,7 +35,7 @@ def list_components(kind: str) -> list[dict[str, Any]]:
     for listed in {**registries(), "analyses": ANALYSES}[kind].listed():
         if listed.problem is not None:
             entries.append(_entry(listed.name, {}, listed.problem, "broken"))
-        elif forms := getattr(listed.component, "forms", None):  # a built-in partition is written in several ways
+        elif forms := getattr(listed.component, "forms", None):  # a built-in partition has several forms
             entries += [_entry(f.text, f.parameters, f.description, listed.source) for f in forms]
         else:
             thing = listed.component
@@ -64,5 +64,5 @@ def _parameters(kind: str, listed: Listed) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it."""
+    """Convert a value for JSON."""
     return value if isinstance(value, str | int | float | bool | list | tuple | None) else str(value)

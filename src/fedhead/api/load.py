@@ -1,4 +1,4 @@
-"""`fedhead.load`: a run, read from its folder."""
+"""`fedhead.load`: loading of runs from their folders."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def load(
     data: str | PathLike[str] | None = None,
     device: str = "auto",
 ) -> Result:
-    """Load a run from its folder, whether `fedhead run` or `fedhead.run` wrote it, finished or not.
+    """Load a finished or unfinished run of `fedhead run` or `fedhead.run` from its folder.
 
-    History, accuracies and the partition are read at once. Weights, and for some questions the data, are read when
-    they are needed; what no recipe can hold has to be given again then, as it was given to `fedhead.run`.
+    History, accuracies and the partition are read immediately. Weights, and data if required, are loaded lazily.
+    Python objects that a recipe can't store have to be passed again, as to `fedhead.run`.
 
     Args:
-        path: The run folder.
-        federation: The data of a run that was begun in Python; only for what needs samples (`calibrate`, `confusion`).
-        model: The model, or models, of such a run, if they were modules.
-        method: The method of such a run, if it was of a class that can't be imported.
-        stages: The stages of such a run, likewise.
-        uploads: The uploads of such a run, likewise, all of them.
-        optimizer: The optimizer of such a run, if it was an object with settings that no recipe has.
-        data: The folder of the data sets, for a run of a recipe; None: the default one.
-        device: Where to compute: "auto", "cpu" or "cuda".
+        path: Run folder.
+        federation: Data of a run that was started in Python; needed only for `calibrate` and `confusion`.
+        model: Model or models of such a run, if they were modules.
+        method: Method of such a run, if its class can't be imported.
+        stages: Stages of such a run, if their classes can't be imported.
+        uploads: All uploads of such a run, if their classes can't be imported.
+        optimizer: Optimizer of such a run, if a recipe can't store it.
+        data: Folder of the data sets, for a run of a recipe; None: the default one.
+        device: Device: "auto", "cpu" or "cuda".
 
     Returns:
-        The result, as `fedhead.run` returns it.
+        The result, as returned by `fedhead.run`.
 
     Raises:
         BadInput: If the folder holds no run.
@@ -87,7 +87,7 @@ def load(
 
 @dataclass(frozen=True)
 class _LoadedRun:
-    """A run folder, with the arguments of `load`."""
+    """Run folder with the arguments of `load`."""
 
     folder: RunFolder
     record: Run
@@ -102,20 +102,20 @@ class _LoadedRun:
 
     @property
     def objects(self) -> Objects:
-        """What the run was begun with and no recipe can hold."""
+        """Descriptions of the run's Python objects that a recipe can't store."""
         stored: Objects = self.record.environment.get("objects", {})
         return stored
 
     def trained(self) -> TrainedState:
-        """Open the checkpoint; data is read only where the folder says too little about the samples."""
+        """Load the checkpoint; data is loaded only if the folder has no input spec."""
         number, state = reopen.checkpoint_state(self.folder)
         experiment, device = self._experiment(), select.device(self.device)
         with_data = functools.cache(lambda: self._with_data(experiment, number, state))
-        remote = "accepted" in state  # over Flower: samples and states of the clients are at their sites
+        remote = "accepted" in state  # over Flower: data and client states are at the sites
         clients = self._without_data(experiment, device, remote) or with_data().clients
         states = None
         if not remote:
-            kept = {int(k): own.to(device) for k, own in state["clients"].items()}
+            kept = {int(k): tree.to(device) for k, tree in state["clients"].items()}
             states = ClientStates(clients.initial_state, kept)
         algorithms = {stage.name: stage for stage in experiment.stages}
         stages = {}
@@ -125,14 +125,14 @@ class _LoadedRun:
         return TrainedState(clients, state["server"].to(device), states, number, stages, algorithms, with_data)
 
     def _experiment(self) -> Experiment:
-        """Build the run's experiment, with the given objects in place of those that no recipe can hold."""
+        """Build the run's experiment with the given Python objects."""
         recipe, objects = self.folder.recipe, self.objects
         stages = {stage.name: stage for stage in self.stages}
         given = {"method": self.method, "model": self.models, "upload": self.uploads}
-        there = {kind for kind, value in given.items() if value} | {f"stage {name}" for name in stages}
-        python_components.need(self.folder.path, objects, ("method", "model", "stage"), there)
-        reopen.check_code(self.folder, _CODE, without=python_components.kinds([*objects, *there]))
-        known = replace(python_components.without(recipe, objects), callbacks=())  # which no finished run calls
+        available = {kind for kind, value in given.items() if value} | {f"stage {name}" for name in stages}
+        python_components.need(self.folder.path, objects, ("method", "model", "stage"), available)
+        reopen.check_code(self.folder, _CODE, without=python_components.kinds([*objects, *available]))
+        known = replace(python_components.without(recipe, objects), callbacks=())  # not called after a run
         components: dict[str, Any] = {"optimizer": self.optimizer}
         components |= {key: value for key, value in (("method", self.method), ("uploads", self.uploads)) if value}
         components["stages"] = [
@@ -153,26 +153,26 @@ class _LoadedRun:
         return build_experiment(known, inputs, given=components, make_models=make_models, assign=assign)
 
     def _without_data(self, experiment: Experiment, device: torch.device, remote: bool) -> Clients | None:
-        """Return the clients without samples; None where the method needs these, or the folder lacks their counts."""
+        """Return the clients without samples; None if the method needs samples, or the folder lacks their counts."""
         counts, environment = self.record.counts, self.record.environment
         if counts is None and not remote:
             return None
-        clients = self.folder.recipe.clients if counts is None else len(counts)
-        blank = inputs_record.blank(environment["inputs"], clients)
+        count = self.folder.recipe.clients if counts is None else len(counts)
+        blank = inputs_record.blank(environment["inputs"], count)
         try:
             experiment.check_data(blank, stages=False)
-            made = Clients(experiment, blank, device, bf16=environment.get("precision") == "bf16", all_here=False)
+            skeleton = Clients(experiment, blank, device, bf16=environment.get("precision") == "bf16", all_here=False)
         except BadInput:
             return None
         if counts is not None:
-            made.counts = torch.as_tensor(counts, dtype=made.dtype, device=device)
-        return made
+            skeleton.counts = torch.as_tensor(counts, dtype=skeleton.dtype, device=device)
+        return skeleton
 
     def _with_data(self, experiment: Experiment, number: int, state: Tree) -> Transport:
-        """Return the trained federation with its data."""
+        """Return the trained simulation with its data."""
         given = {"federation": self.federation, "upload": self.uploads, "optimizer": self.optimizer}
-        there = {kind for kind, value in given.items() if value}
-        python_components.need(self.folder.path, self.objects, given, there)
+        available = {kind for kind, value in given.items() if value}
+        python_components.need(self.folder.path, self.objects, given, available)
         recipe = self.record.recipe
         if self.federation is not None:
             federation = recipe_data.with_validation(self.federation, recipe)
@@ -182,14 +182,14 @@ class _LoadedRun:
 
 
 def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **given: Any) -> Results:
-    """Load all runs of a pattern such as "runs/*", or of several.
+    """Load all runs that match one or several patterns such as "runs/*".
 
     Args:
-        pattern: Run folders or folders that hold them, by a pattern or a list of such.
+        pattern: Pattern, or list of patterns, of run folders or folders of run folders.
         **given: Further arguments of `load`, for all runs.
 
     Returns:
-        The results, sorted by their folders.
+        The results, sorted by folder.
 
     Raises:
         BadInput: If there is no run.

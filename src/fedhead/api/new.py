@@ -1,4 +1,4 @@
-"""A file to start from: your own method, stage or model, with its test."""
+"""Templates of a user's method, stage or model, with a test."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NEXT = {
 
 
 def new(kind: str, name: str, out: str | Path = ".") -> list[Path]:
-    """Write a commented file and its test, which passes as it is.
+    """Write a commented template and a passing test.
 
     Args:
         kind: `method`, `stage` or `model`.
-        name: What it is to be called, such as FedMine; the file is named after it in lower case.
-        out: The folder, which is made if need be.
+        name: Name of the component, such as FedMine; the file has it in lower case.
+        out: Output folder, which is created if necessary.
 
     Returns:
         The two files.
@@ -46,21 +46,21 @@ def new(kind: str, name: str, out: str | Path = ".") -> list[Path]:
     for path in paths:
         require(not path.exists(), f"{path} exists already: choose another name, or another folder with --out")
     paths[0].parent.mkdir(parents=True, exist_ok=True)
-    words = {"Name": class_name(name), "module": module}
+    values = {"Name": class_name(name), "module": module}
     for path, template in zip(paths, (f"{kind}.txt", f"test_{kind}.txt"), strict=True):
         text = (files("fedhead.api") / "templates" / template).read_text(encoding="utf-8")
-        path.write_text(Template(text).substitute(words), encoding="utf-8")
+        path.write_text(Template(text).substitute(values), encoding="utf-8")
     return paths
 
 
 def next_command(kind: str, name: str, out: str | Path = ".") -> str:
-    """Return a command that uses what `new` wrote."""
+    """Return a command that uses the component written by `new`."""
     file = (Path(out) / f"{name.lower()}.py").as_posix()
     return NEXT[kind].format(file=file, name=name.lower() if kind == "model" else class_name(name))
 
 
 def class_name(name: str) -> str:
-    """Return a name as classes are written.
+    """Convert a name to CamelCase.
 
     >>> class_name("FedMine"), class_name("my_method")
     ('FedMine', 'MyMethod')

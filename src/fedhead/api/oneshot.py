@@ -1,4 +1,4 @@
-"""`fedhead.oneshot`: heads in closed form on features of a pretrained model, from one message per client."""
+"""`fedhead.oneshot`: closed-form heads on features of a pretrained model, from one message per client."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from fedhead.stages.closed_form import ClosedFormHead
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
 METRICS = ("f1", "worst_client")
-TEST_SHARE = 0.2  # share of each client's samples that is held out where there is no test set
-QUICK_SIDE = 64  # pixels of images up to which features take little time on a CPU
-LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
+TEST_SHARE = 0.2  # share of each client's samples held out if there is no test set
+QUICK_SIDE = 64  # image size up to which features are fast on a CPU
+LARGEST = 4e9  # total bytes of messages above which `heads="all"` skips a head
 
 
 @dataclass(frozen=True, repr=False)
 class OneShot:
-    """Heads on the same features: what each reaches, and what it costs.
+    """Comparison of heads on the same features: accuracies and costs.
 
     Attributes:
-        rows: One per head: `accuracy` in per cent, `pooled` (that of the same head where all features are in one
-            place), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per cent),
-            `bytes_per_client` that each sends, and `seconds`; `note` says why a head has no numbers.
-        features: The federation of features.
-        feature_seconds: Seconds that the features took.
-        result: The run without rounds that computed the last head, for `result.module(stage="ridge")`.
-        title: What was run.
+        rows: Rows, one per head: `accuracy` in per cent, `pooled` (accuracy of the same head on centralized
+            features), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per cent),
+            `bytes_per_client` sent, and `seconds`; `note` is the reason of missing values.
+        features: Federation of features.
+        feature_seconds: Time to compute the features.
+        result: Run without rounds that computed the last head, for `result.module(stage="ridge")`.
+        title: Title of the comparison.
     """
 
     rows: list[dict[str, Any]]
@@ -73,10 +73,10 @@ class OneShot:
         return Table(self.title, head, body)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the accuracy against the bytes that a client sends.
+        """Plot the accuracy against the bytes sent per client.
 
         Args:
-            path: File to write, .png, .svg or .pdf.
+            path: Output file, .png, .svg or .pdf.
         """
         from fedhead.report.figures import plots
 
@@ -103,33 +103,33 @@ def oneshot(
     cache: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> OneShot:
-    """Compute heads on features of a pretrained model from one message per client, and compare them.
+    """Compute and compare heads on features of a pretrained model, from one message per client.
 
     Args:
-        data: A federation, the name of a data set, an .npz file, or a folder of images. Where there is no test set, a
-            fifth of each client's samples is held out.
+        data: Federation, name of a data set, .npz file, or folder of images. Without a test set, a fifth of each
+            client's samples is held out.
         backbone: Name of the model that computes the features, such as `"efficientnet_lite0"` or `"wordllama"`.
-        heads: `"all"`, or names of stages in closed form: ncm, ridge, lda, qda, fedcof.
-        partition: How a data set is distributed over clients; by default as `Federation.load` does.
+        heads: `"all"`, or names of closed-form stages: ncm, ridge, lda, qda, fedcof.
+        partition: Partition of the data set; None: the default of `Federation.load`.
         clients: Number of clients.
         seed: Seed of the partition and of test sets.
-        resize: Height and width of images; by default those of the model's pretraining.
-        normalize: Normalization by name, or `"standard"`: by the mean and deviation of each feature over all clients'
-            training samples; by default that of the model's pretraining.
-        missing: What to do about NaN in tables: refuse it, or `"mean"`: fill in the feature's mean over all clients'
-            training samples, with an indicator column.
-        rounds: With FedAvg on the same features over so many rounds, and CCVR after them, for comparison; 0: without.
+        resize: Height and width of images; None: those of the model's pretraining.
+        normalize: Name of a normalization, or `"standard"` (mean and deviation of each feature over all clients'
+            training samples); None: that of the model's pretraining.
+        missing: Handling of NaN in tables: `"refuse"`, or `"mean"` (fill in the feature's mean over all clients'
+            training samples, and add an indicator column).
+        rounds: Rounds of FedAvg with CCVR on the same features, for comparison; 0: none.
         device: `"auto"`, `"cpu"` or `"cuda"`.
-        precision: What features are computed in: `"fp32"`, `"tf32"` or `"bf16"`.
+        precision: Precision of the features: `"fp32"`, `"tf32"` or `"bf16"`.
         data_dir: Folder of the data sets.
-        cache: Folder where features are kept for the next time; None: they are not.
+        cache: Folder of cached features; None: no cache.
         progress: Show a progress bar.
 
     Returns:
         The heads and their numbers.
 
     Raises:
-        BadInput: If a name is unknown, or the model can't take the data.
+        BadInput: If a name is unknown, or the data is no valid input of the model.
 
     >>> found = oneshot("digits", "mlp(hidden=[32])", ["ncm", "ridge"], partition="dirichlet(0.1)", clients=4)
     >>> [row["head"] for row in found.rows]
@@ -181,19 +181,19 @@ def _federation(
         return data
     kind = type(data).__name__
     require(isinstance(data, str | PathLike), f"data is {kind}: give a federation, a data set's name, or a path")
-    more: dict[str, Any] = {} if missing == "refuse" else {"missing": missing}
+    options: dict[str, Any] = {} if missing == "refuse" else {"missing": missing}
     if wanted.encode is not None and is_path(data) and Path(data).is_file():
-        more["encode"] = wanted.encode
-    federation = Federation.load(data, partition, clients, seed, data_dir, **more)
+        options["encode"] = wanted.encode
+    federation = Federation.load(data, partition, clients, seed, data_dir, **options)
     if missing == "refuse" or federation.test is not None:
         return federation
-    return refit(federation, federation.hold_out(TEST_SHARE, seed))  # no test sample counts in the means
+    return refit(federation, federation.hold_out(TEST_SHARE, seed))  # means without test samples
 
 
 def _prepared(
     federation: Federation, wanted: Preprocessing, resize: int | None, normalize: str | None, seed: int
 ) -> Federation:
-    """Return the federation with the inputs that the model wants, and with test sets."""
+    """Return the federation with the inputs of the model's pretraining, and with test sets."""
     require(
         federation.has_classes is not False and federation.objective == "multiclass",
         f"heads in closed form are for classes, the data's objective is {federation.objective}",
@@ -208,7 +208,7 @@ def _prepared(
     federation = preprocessing.prepare(federation, "refuse", "none", normalize, resize or wanted.resize)
     if normalize is None and wanted.mean and isinstance(federation.transform, Transform):
         mean, std = wanted.mean, wanted.std
-        if federation.input_shape[0] == 1:  # a gray image that the model repeats over its channels
+        if federation.input_shape[0] == 1:  # the model repeats a gray image over its channels
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
         federation = replace(federation, transform=replace(federation.transform, mean=mean, std=std))
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)
@@ -217,7 +217,7 @@ def _prepared(
 def _closed_form(
     features: Federation, names: Sequence[str], skip: bool, device: str
 ) -> tuple[list[dict[str, Any]], Result | None]:
-    """Return one row per head; with `skip`, a head that can't be computed is one with a note."""
+    """Return one row per head; with `skip`, a failing head has a note instead of values."""
     absent = "refuse" if features.counts().sum(0).all() else "never"
     pooled = replace(features, rows=[np.sort(np.concatenate(features.rows))], client_test=None, client_names=None)
     rows: list[dict[str, Any]] = []
@@ -237,14 +237,14 @@ def _closed_form(
             rows.append(_left_out(name, str(error)))
             continue
         bound = None
-        if name != "fedcof":  # which needs the spread of several clients' means
+        if name != "fedcof":  # fedcof needs the means of several clients
             bound = run(pooled, HEAD_ALONE, rounds=0, stages=[stage], device=device).stages[name].accuracy
         rows.append(_row(name, features, last, name, bound))
     return rows, last
 
 
 def _fedavg(features: Federation, rounds: int, seed: int, device: str) -> list[dict[str, Any]]:
-    """Return the rows of FedAvg, and of CCVR after it, on the same features."""
+    """Return the rows of FedAvg and of CCVR after it on the same features."""
     stage = CCVR(covariance="full" if _full_bytes(features) * len(features) <= LARGEST else "diagonal")
     settings: dict[str, Any] = {"rounds": rounds, "lr": 0.1, "evaluate_every": rounds, "seed": seed, "device": device}
     result = run(features, HEAD_ALONE, stages=[stage], metrics=METRICS, **settings)
@@ -255,7 +255,7 @@ def _fedavg(features: Federation, rounds: int, seed: int, device: str) -> list[d
 def _row(
     head: str, features: Federation, result: Result, stage: str | None = None, pooled: float | None = None
 ) -> dict[str, Any]:
-    """Return the row of a run, or of one of its stages, with what all rounds until then cost."""
+    """Return the row of a run or of a stage, with the cumulative cost of all rounds."""
     after = None if stage is None else result.stages[stage]
     metrics = result.metrics if after is None else after.metrics.get("metrics") or {}
     costs = result.rows if after is None else [*result.rows, after.metrics]

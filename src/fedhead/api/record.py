@@ -1,4 +1,4 @@
-"""Measurements of a run, without its weights: as data frames and plots."""
+"""Records of a run as data frames and plots, without weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RecordedResult(RunMetrics):
-    """Measurements of a run.
+    """Records of a run.
 
     Args:
         record: Recipe and records of the run.
@@ -34,32 +34,32 @@ class RecordedResult(RunMetrics):
 
     @property
     def stage_rows(self) -> dict[str, Row]:
-        """The records of the stages, by name."""
+        """Records by stage name."""
         return self.record.stage_rows
 
     @property
     def recipe(self) -> Recipe:
-        """The settings of the run."""
+        """Recipe of the run."""
         return self.record.recipe
 
     @property
     def path(self) -> Path | None:
-        """The run folder, if the run has one."""
+        """Run folder, if any."""
         return self.record.folder
 
     @property
     def finished(self) -> bool:
-        """True if the run came to its end."""
+        """True if the run is finished."""
         return self.record.finished
 
     @property
     def history(self) -> pd.DataFrame:
-        """The numbers of every round, one line per round."""
+        """Scalar values, one row per round."""
         return frames.history(self.rows)
 
     @property
     def clients(self) -> pd.DataFrame:
-        """One line per client: training samples, and accuracies of its own model after the rounds and each stage."""
+        """Training samples and personal accuracies after the rounds and each stage, one row per client."""
         record = self.record
         return frames.clients(final_rows(self.rows), record.stage_rows, record.counts, record.client_names)
 
@@ -74,13 +74,13 @@ class RecordedResult(RunMetrics):
         """Plot a column of `history` over the rounds, with the stages as lines.
 
         Args:
-            metric: The column; by default the accuracy, or the test loss where there is none.
+            metric: Column; None: the accuracy, or else the test loss.
 
         Returns:
-            A matplotlib figure, which notebooks show.
+            A matplotlib figure.
 
         Raises:
-            BadInput: If no round has such a number.
+            BadInput: If no round has such a value.
         """
         from fedhead.report.figures import plots
 
@@ -95,7 +95,7 @@ class RecordedResult(RunMetrics):
         return plots.curve(values.index.tolist(), values.tolist(), metric, after)
 
     def show(self) -> Report:
-        """Return the report's page about this run, which notebooks show inline: curves, classes, clients, partition.
+        """Return the report of this run, which notebooks show inline: curves, classes, clients, partition.
 
         Returns:
             The page; `save` writes it to a file.
@@ -104,9 +104,9 @@ class RecordedResult(RunMetrics):
 
         return Report([self.record])
 
-    # -- how it is shown --------------------------------------------------------------------------
+    # -- display ----------------------------------------------------------------------------------
     def __repr__(self) -> str:
-        """Say how well it went; None for what there is no test set for."""
+        """Show the accuracies; None without a test set."""
         shown = {"accuracy": self.accuracy, "personal": self.personal}
         if self.recipe.objective == "regression":
             shown = {"test_loss": self.test_loss, "personal_loss": self._last("personal_loss")}

@@ -1,6 +1,6 @@
-"""Reference entries of recipe keys and of components' parameters, read from the code that defines them.
+"""Reference entries of recipe keys and component parameters, extracted from the code.
 
-A field is documented by its type, its default and the comment beside or above it, or by `Args:` of its class.
+A field is documented by its type, its default and its comment, or by `Args:` of its class.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def field_entries(cls: type, prefix: str = "") -> list[Entry]:
     """Return the documentation of a dataclass's fields.
 
     Args:
-        cls: The dataclass.
-        prefix: Put before each name, such as "method.".
+        cls: Dataclass.
+        prefix: Prefix of each name, such as "method.".
     """
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -53,7 +53,7 @@ def field_entries(cls: type, prefix: str = "") -> list[Entry]:
 
 
 def explain(name: str) -> str:
-    """Return what a recipe key or a component is, as a text of several lines.
+    """Return the documentation of a recipe key or a component.
 
     Args:
         name: Recipe key such as "lr", or name of a component such as "fedprox" or "ccvr".
@@ -64,14 +64,14 @@ def explain(name: str) -> str:
     if entry := next((entry for entry in recipe_keys() if entry.name == name), None):
         lines = [f"{name}: {entry.meaning}", f"  allowed: {entry.allowed}", f"  default: {entry.default}"]
         return "\n".join([*lines, f"  example: fedhead run digits '{entry.example}'"])
-    found = [registry for registry in registries().values() if name in registry]
-    if not found:
+    matches = [registry for registry in registries().values() if name in registry]
+    if not matches:
         near = difflib.get_close_matches(name, [*KEYS, *(word for r in registries().values() for word in r)], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise BadInput(
             f"unknown key or component {name!r}: {hint}fedhead ls keys lists keys, fedhead ls methods methods"
         )
-    return "\n\n".join(_component(registry.kind, name, registry[name]) for registry in found)
+    return "\n\n".join(_component(registry.kind, name, registry[name]) for registry in matches)
 
 
 def _component(kind: str, name: str, component: Any) -> str:
@@ -86,7 +86,7 @@ def _component(kind: str, name: str, component: Any) -> str:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """Return the comment beside or above each field of a class."""
+    """Return the comment of each field of a class."""
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {t.start[0] - 1: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
@@ -104,7 +104,7 @@ def _comments(source: str) -> dict[str, str]:
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """Return the entries of the section `Args:` of a docstring."""
+    """Parse the section `Args:` of a docstring."""
     texts: dict[str, str] = {}
     word = ""
     for line in docstring.partition("\nArgs:\n")[2].splitlines():
@@ -119,7 +119,7 @@ def _arguments(docstring: str) -> dict[str, str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as a recipe writes it."""
+    """Format a value for a recipe."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_written, value))}]"
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))

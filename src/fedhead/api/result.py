@@ -1,4 +1,4 @@
-"""`fedhead.Result`: a run, just trained or loaded from its folder."""
+"""`fedhead.Result`: a run, trained or loaded from its folder."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 
 class Result(RecordedResult):
-    """A run: what it measured, and the models that it trained.
+    """Result of a run: its records and trained models.
 
-    `fedhead.run` returns it, `fedhead.load` reads it from a run folder.
+    Returned by `fedhead.run` and `fedhead.load`.
 
     Args:
-        record: Settings and records of the run.
-        trained: Returns the states of server and clients, when they are needed.
+        record: Recipe and records of the run.
+        trained: Returns the states of server and clients; called lazily.
 
     Attributes:
-        record: Settings and records of the run.
-        rows: The records of the rounds, as dictionaries; see `history`.
+        record: Recipe and records of the run.
+        rows: Records of the rounds, as dictionaries; see `history`.
         executor: Name of the executor, or of the transport.
-        preparing: Seconds that training waited for compiling.
-        compiled_from: From which round on the steps were compiled; None: they never were.
-        last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
+        preparing: Seconds spent waiting for compilation.
+        compiled_from: First round with compiled steps; None: no compilation.
+        last_rounds: Number of last rounds in `accuracy_mean`.
     """
 
     def __init__(self, record: Run, trained: Callable[[], TrainedState]):
@@ -65,12 +65,12 @@ class Result(RecordedResult):
 
     @classmethod
     def of(cls, finished: FinishedRun, recipe: Recipe, path: Path | None = None) -> Self:
-        """Return the result of a run that was just finished.
+        """Create the result of a finished run.
 
         Args:
-            finished: The run.
-            recipe: What was run.
-            path: The run folder, if there is one.
+            finished: Finished run.
+            recipe: Recipe of the run.
+            path: Run folder, if any.
 
         Returns:
             The result.
@@ -98,48 +98,48 @@ class Result(RecordedResult):
     # -- states and models ------------------------------------------------------------------------
     @cached_property
     def trained(self) -> TrainedState:
-        """The states of server and clients; a run folder is opened when they are first needed."""
+        """States of server and clients, loaded lazily from a run folder."""
         return self._open()
 
     @property
     def server(self) -> Tree:
-        """The server's final state."""
+        """Final server state."""
         return self.trained.server
 
     @property
     def states(self) -> dict[int, Tree]:
-        """The state of each client that took part."""
+        """States of the clients that participated."""
         kept = self.trained.states
         return {} if kept is None else dict(kept.kept)
 
     @property
     def weights(self) -> Weights | None:
-        """The global model's weights, where the method has one."""
+        """Weights of the global model, if the method has one."""
         clients = self.trained.clients
         return global_model(clients.method, self.server, clients.task)
 
     @property
     def stages(self) -> dict[str, StageResult]:
-        """The results of the stages, by name."""
+        """Results by stage name."""
         return self.trained.stages
 
     def calibrate(self, stage: str | Stage | type[Stage]) -> StageResult:
-        """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is.
+        """Run a stage, such as `CCVR()`, on the trained federation, without changing the run.
 
         Args:
-            stage: The stage, its class, or its name as in a recipe, such as "ridge(alpha=0.1)".
+            stage: Stage, its class, or its recipe text, such as "ridge(alpha=0.1)".
 
         Returns:
-            Its accuracies, its weights and the states that it left.
+            The accuracies, weights and states after the stage.
 
         Raises:
-            BadInput: If the stage does not go with the method, the models or the transport.
+            BadInput: If the stage is incompatible with the method, the models or the transport.
         """
         return run_stage(self.trained.with_data(), instance(STAGES, stage, Stage))
 
     @property
     def transform(self) -> AnyTransform:
-        """The preprocessing of stored samples before models see them: `result.module()(result.transform(x))`.
+        """Transform from stored samples to model inputs: `result.module()(result.transform(x))`.
 
         Bytes are divided by 255, then the mean is subtracted and the result divided by the deviation, per channel
         (`transform.mean`, `transform.std`). The run folder has both in `environment.json`, under `inputs`.
@@ -149,14 +149,14 @@ class Result(RecordedResult):
     def module(self, client: int | None = None, stage: str | None = None) -> nn.Module:
         """Return a module with the trained weights, in evaluation mode.
 
-        It is of the type that `fedhead.split` was given, with the same names in its state dict. A built-in model is a
-        `torch.nn.Sequential` of its parts. It does not normalize: give it `result.transform(x)` for samples x as the
-        federation stores them, or `export` it with `normalize=True`. Images of bytes that came without a normalization
-        were trained on as `(x / 255 - 0.5) / 0.5`, from -1 to 1, and not as `x / 255`.
+        It has the type and the state dict names of the module passed to `fedhead.split`. A built-in model is a
+        `torch.nn.Sequential` of its parts. The module does not normalize: pass `result.transform(x)` for stored samples
+        x, or use `export` with `normalize=True`. The default normalization of byte images is `(x / 255 - 0.5) / 0.5`,
+        from -1 to 1, not `x / 255`.
 
         Args:
-            client: The client whose own model is asked for; None: the global model.
-            stage: The stage after which it is taken, such as "ccvr"; None: after the last round.
+            client: Client whose personal model is returned; None: the global model.
+            stage: Stage after which the model is taken, such as "ccvr"; None: after the last round.
 
         Returns:
             The module, on the CPU.
@@ -167,38 +167,38 @@ class Result(RecordedResult):
         return self.trained.after(stage, client).module(client)
 
     def scores(self, x: Any, client: int | None = None, stage: str | None = None) -> NDArray[np.float32]:
-        """Return the scores of the classes for samples; the highest is the prediction. See `predict` for objectives.
+        """Return the class scores of samples; the highest is the prediction. See `predict` for objectives.
 
         Args:
-            x: Samples like those that the federation was made of. Missing values (NaN) of a table are filled with the
-                training data's means where the federation was made with missing="mean".
-            client: The client whose own model predicts; None: the global model.
-            stage: The stage after which it predicts; None: after the last round.
+            x: Samples in the format of the federation. Missing values (NaN) of a table are filled with the means of the
+                training data if the federation was loaded with missing="mean".
+            client: Client whose personal model predicts; None: the global model.
+            stage: Stage after which the model predicts; None: after the last round.
 
         Returns:
-            Scores, [N, C]: logits, unless the method has its own rule. Of a binary objective the logit of the second
-            class, [N, 1]; of a regression the numbers, [N, T].
+            Scores, [N, C]: logits, unless the method has its own rule. A binary objective has the logit of the second
+            class, [N, 1]; a regression the predicted numbers, [N, T].
         """
         trained = self.trained
         samples = model_inputs(trained.clients.federation, x)
         return np.asarray(trained.after(stage, client).scores(samples, client).cpu().numpy())
 
     def predict(self, x: Any, client: int | None = None, stage: str | None = None) -> NDArray[Any]:
-        """Return what is predicted for samples: the class as an index 0 … C-1, or what the objective has in its place.
+        """Return the predictions for samples: class indices 0 … C-1, or labels or numbers for other objectives.
 
         Args:
-            x: Samples like those that the federation was made of. Missing values (NaN) of a table are filled with the
-                training data's means where the federation was made with missing="mean".
-            client: The client whose own model predicts; None: the global model.
-            stage: The stage after which it predicts; None: after the last round.
+            x: Samples in the format of the federation. Missing values (NaN) of a table are filled with the means of the
+                training data if the federation was loaded with missing="mean".
+            client: Client whose personal model predicts; None: the global model.
+            stage: Stage after which the model predicts; None: after the last round.
 
         Returns:
-            Indices of classes, [N]; `record.class_names` has their names. Of several labels 0 or 1 each, [N, L]; of a
-            regression numbers, [N], or [N, T] where there are several per sample.
+            Class indices, [N]; `record.class_names` has their names. A multilabel objective has 0 or 1 per label,
+            [N, L]; a regression has numbers, [N], or [N, T] for several targets.
         """
         objective = self.trained.clients.task.objective
-        found = objective.predictions(objective.scores(torch.from_numpy(self.scores(x, client, stage)))).numpy()
-        return found[:, 0] if objective.name == "regression" and found.shape[1] == 1 else found
+        predictions = objective.predictions(objective.scores(torch.from_numpy(self.scores(x, client, stage)))).numpy()
+        return predictions[:, 0] if objective.name == "regression" and predictions.shape[1] == 1 else predictions
 
     def evaluate(
         self,
@@ -211,36 +211,36 @@ class Result(RecordedResult):
         """Test a model on samples.
 
         Args:
-            x: Samples like those that the federation was made of.
-            y: Their labels.
-            metrics: Further metrics by name, or functions, as `fedhead.run` takes them.
-            client: The client whose own model is tested; None: the global model.
-            stage: The stage after which it is tested; None: after the last round.
+            x: Samples in the format of the federation.
+            y: Labels.
+            metrics: Further metrics: names or functions, as in `fedhead.run`.
+            client: Client whose personal model is tested; None: the global model.
+            stage: Stage after which the model is tested; None: after the last round.
 
         Returns:
-            The accuracy in per cent (None of a regression), the mean loss and the metrics, by name; NaN for a metric
-            that has no value for these samples.
+            The accuracy in per cent (None for a regression), the mean loss and the metrics, by name; NaN for an
+            undefined metric.
 
         Raises:
-            BadInput: If x or y can't be used, or a metric is unknown or of the clients' accuracies.
+            BadInput: If x or y is invalid, or a metric is unknown or needs the clients' accuracies.
         """
-        found = registry.find(metrics, objective=self.trained.clients.task.objective.name)
-        if several := [name for name, one in found.items() if one.of_clients]:
+        available = registry.find(metrics, objective=self.trained.clients.task.objective.name)
+        if several := [name for name, metric in available.items() if metric.of_clients]:
             raise BadInput(f"metric {several[0]} is of all clients' accuracies: one model on given samples has none")
         tested = self._tested(x, y, client, stage)
-        values = registry.measure(found, tested).values
+        values = registry.measure(available, tested).values
         return {"accuracy": evaluation.accuracy(tested), "loss": evaluation.loss(tested), **values}
 
     def confusion(
         self, x: Any = None, y: Any = None, client: int | None = None, stage: str | None = None
     ) -> pd.DataFrame:
-        """Count samples by class (lines) and predicted class (columns).
+        """Count samples by class (rows) and predicted class (columns).
 
         Args:
             x: Samples; None: the global test set.
-            y: Their labels.
-            client: The client whose own model predicts; None: the global model.
-            stage: The stage after which it predicts; None: after the last round.
+            y: Labels.
+            client: Client whose personal model predicts; None: the global model.
+            stage: Stage after which the model predicts; None: after the last round.
 
         Returns:
             The confusion matrix.
@@ -249,10 +249,10 @@ class Result(RecordedResult):
             BadInput: If there is no test set.
         """
         if x is None:
-            held = self.trained.with_data().test
-            if held is None:
+            test = self.trained.with_data().test
+            if test is None:
                 raise BadInput("confusion: the federation has no global test set: give x and y")
-            x, y = map_inputs(lambda t: t.cpu(), held.x), held.y.cpu()
+            x, y = map_inputs(lambda t: t.cpu(), test.x), test.y.cpu()
         return frames.confusion(self._tested(x, y, client, stage).confusion, self.record.class_names)
 
     def _tested(self, x: Any, y: Any, client: int | None, stage: str | None) -> Predictions:
@@ -277,15 +277,15 @@ class Result(RecordedResult):
         client: int | None = None,
         stage: str | None = None,
     ) -> Path:
-        """Write a trained model to a file that other programs read, and check it against `scores`.
+        """Export a trained model to a file, and check the file against `scores`.
 
         Args:
-            path: The file; its suffix selects the format: .onnx (needs `fedhead[export]`), .pt2 (`torch.export`), both
-                with any number of samples per batch, or .safetensors (the state dict of `module`).
-            normalize: Whether the file takes samples as they are stored (images as bytes), and normalizes them itself;
-                otherwise it takes normalized ones, as `module` does.
-            client: The client whose own model is written; None: the global model.
-            stage: The stage after which it is taken, such as "ccvr"; None: after the last round.
+            path: Output file; its suffix selects the format: .onnx (needs `fedhead[export]`), .pt2 (`torch.export`),
+                both with any batch size, or .safetensors (the state dict of `module`).
+            normalize: Whether the exported model takes stored samples (images as bytes) and normalizes them; otherwise
+                it takes normalized ones, like `module`.
+            client: Client whose personal model is exported; None: the global model.
+            stage: Stage after which the model is taken, such as "ccvr"; None: after the last round.
 
         Returns:
             The path.

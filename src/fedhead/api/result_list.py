@@ -1,4 +1,4 @@
-"""Several runs at once, and their table."""
+"""List of results, with a table."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
 
 class Results(list[Result]):
-    """Several runs, as `fedhead.load_all` returns them."""
+    """List of results, returned by `fedhead.load_all`."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """One line per run: where it is, the settings that differ, how far it came, and its accuracies."""
+        """Folder, differing recipe keys, status and accuracies, one row per run."""
         import pandas as pd
 
         flat = [result.recipe.flat() for result in self]
-        keys = list(dict.fromkeys(key for one in flat for key in one))
-        differ = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
+        keys = list(dict.fromkeys(key for keys_of_run in flat for key in keys_of_run))
+        differ = [key for key in keys if any(keys_of_run.get(key) != flat[0].get(key) for keys_of_run in flat)]
         lines = [
             {
                 "run": str(result.path),
-                **{key: one.get(key) for key in differ},
+                **{key: keys_of_run.get(key) for key in differ},
                 "state": result.record.state,
                 "accuracy": result.accuracy,
                 "personal": result.personal,
                 **{f"accuracy_{name}": row.get("accuracy") for name, row in result.stage_rows.items()},
             }
-            for result, one in zip(self, flat, strict=True)
+            for result, keys_of_run in zip(self, flat, strict=True)
         ]
         return pd.DataFrame(lines)
 
     def show(self) -> Report:
-        """Return the report's page about these runs, which notebooks show inline.
+        """Return the report of these runs, which notebooks show inline.
 
         Returns:
             The page; `save` writes it to a file.

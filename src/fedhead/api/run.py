@@ -108,93 +108,87 @@ def run(
     Components are named as in recipes (a built-in name, package.module:Name or file.py:Name), or given themselves.
 
     Args:
-        federation: The clients' data.
-        model: A `SplitModel` (see `fedhead.split`), the name of an architecture as in `mlp(hidden=[32])`, a function
-            (input_shape) that builds one, or a list of n such for clients of different architectures: client i has
-            model i mod n, or the one that `assign` gives it.
-        method: A method, or its name or class for the method with its defaults.
-        rounds: How many rounds are trained; 0 with stages that need none, such as `ridge` on pretrained weights.
+        federation: Data of the clients.
+        model: `SplitModel` (see `fedhead.split`), name of an architecture as in `mlp(hidden=[32])`, function
+            (input_shape) that builds a model, or list of n of these for heterogeneous clients: client i has model
+            i mod n, or the one given by `assign`.
+        method: Method, or its name or class with default parameters.
+        rounds: Number of rounds; 0 with stages that need no training, such as `ridge` on pretrained weights.
         local_epochs: Epochs of local training per round: a number, a list with one per client, or `"uniform(1, 5)"`,
             drawn for each client once (with `per=round`: in every round).
-        local_steps: Steps of local training per round in place of epochs, likewise.
+        local_steps: Steps of local training per round instead of epochs, in the same forms.
         batch_size: Samples per local step.
-        lr: The learning rate of local training.
-        optimizer: `"sgd"`, `"adam"`, `"adamw"`, or an optimizer with its own settings, as `fedhead.SGD(0.1)`, which
-            takes the place of `lr`, `momentum`, `nesterov`, `betas` and `weight_decay`.
-        momentum: SGD's momentum; Adam has none, its averages are set by `betas`.
+        lr: Learning rate of local training.
+        optimizer: `"sgd"`, `"adam"`, `"adamw"`, or an optimizer such as `fedhead.SGD(0.1)`, which overrides `lr`,
+            `momentum`, `nesterov`, `betas` and `weight_decay`.
+        momentum: Momentum of SGD; for Adam set `betas`.
         nesterov: Whether SGD uses Nesterov momentum.
-        betas: The decay of Adam's averages.
-        weight_decay: The weight of the L2 penalty.
-        lr_decay: The learning rate is multiplied by this after every round.
-        lr_schedule: What else it is multiplied by, round by round: `"cosine"` (or `"cosine(0.01)"`, which ends at a
+        betas: Decay rates of Adam's averages.
+        weight_decay: Weight of the L2 penalty.
+        lr_decay: Factor of the learning rate per round.
+        lr_schedule: Schedule of the learning rate over rounds: `"cosine"` (or `"cosine(0.01)"`, which ends at a
             hundredth), `"step(30, 0.1)"`.
-        warmup_rounds: Rounds in which the learning rate rises to `lr`, before the schedule begins.
-        clip_norm: Largest norm of the gradient of a local step, as `torch.nn.utils.clip_grad_norm_`.
+        warmup_rounds: Rounds of linear warm-up to `lr`, before the schedule starts.
+        clip_norm: Maximum gradient norm of a local step, as in `torch.nn.utils.clip_grad_norm_`.
         label_smoothing: Share of each target that is spread over all classes, as in
             `torch.nn.functional.cross_entropy`.
         class_weights: Weight of each class in the loss: numbers, `"balanced"` (from the class counts of all clients
             together), or `"balanced_per_client"` (from each client's own).
-        drop_last: Leave an epoch's last, partial batch out.
-        persistent_optimizer: Keep each client's optimizer state from round to round.
-        participation: The share of the clients that train in a round.
-        sampler: Who they are: `"uniform"` (as None), `"weighted"` by their samples, `"round_robin"`, or a sampler.
-        stragglers: Simulated clients that are late: `"drop(0.2)"` leaves each out with probability 0.2,
-            `"partial(0.2)"` lets it do a part of its steps.
-        weights: First weights in place of the model's own: a state dict, a .safetensors or PyTorch file, or a run
-            folder, with the names of your module or of the model's parts.
-        freeze: What stays at its first weights: parts (`"extractor"`), submodules, or patterns of parameters' names.
-        cache_features: With a frozen extractor and no augmentation: compute the features of all samples once, and keep
-            them in memory (True) or in a folder, for later runs as well.
-        stages: What follows the rounds, in order: stages, or their names or classes.
-        uploads: What each reply passes before it leaves its client, in order: uploads, their classes, or texts
-            such as `clip(1.0)`.
-        aggregator: What the server takes in place of the weighted mean, such as `krum(2)`: an aggregator, its class, or
-            a text.
-        outliers: What the server does with replies that stand out from the others of their round, such as
-            `drop(norm=5)`.
-        metrics: Metrics of the global model in every evaluated round, besides the accuracy: names, or functions.
-        validation: Share of each client's training samples that it does not train on; what callbacks watch is measured
-            on them.
-        callbacks: What may stop the run or keep the models of a round, such as `fedhead.EarlyStopping(patience=5)` and
-            `fedhead.BestModel()`: callbacks, their classes, or texts.
-        seed: Decides initial weights, batches and who takes part.
-        assign: The number of each client's model in the list `model`.
-        evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
-        last_rounds: Over how many of the last rounds `Result.accuracy_mean` is taken.
-        executor: How clients are computed: `"auto"` (the fastest in a short trial), a name that `fedhead ls executors`
-            lists, an executor or its class.
+        drop_last: Drop the last, partial batch of an epoch.
+        persistent_optimizer: Keep each client's optimizer state between rounds.
+        participation: Share of the clients that train in a round.
+        sampler: Sampler of the cohort: `"uniform"` (default), `"weighted"` by samples, `"round_robin"`, or a sampler.
+        stragglers: Simulation of late clients: `"drop(0.2)"` drops each with probability 0.2, `"partial(0.2)"` cuts its
+            steps.
+        weights: Initial weights: a state dict, a .safetensors or PyTorch file, or a run folder, with the names of your
+            module or of the model's parts.
+        freeze: Frozen parts (`"extractor"`), submodules, or patterns of parameter names.
+        cache_features: With a frozen extractor and no augmentation: compute the features of all samples once and cache
+            them in memory (True) or in a folder, which later runs reuse.
+        stages: Stages after the rounds, in order, or their names or classes.
+        uploads: Transforms of each reply before it is sent, in order: uploads, their classes, or texts such as
+            `clip(1.0)`.
+        aggregator: Aggregator that replaces the weighted mean, such as `krum(2)`, its class, or a text.
+        outliers: Policy for replies that differ from the others of their round, such as `drop(norm=5)`.
+        metrics: Metrics of the global model in every evaluated round, in addition to the accuracy: names or functions.
+        validation: Share of each client's training samples held out for the metrics of callbacks.
+        callbacks: Callbacks that may stop the run or keep the models of a round, such as
+            `fedhead.EarlyStopping(patience=5)` and `fedhead.BestModel()`, their classes, or texts.
+        seed: Seed of initial weights, batches and cohorts.
+        assign: Index of each client's model in the list `model`.
+        evaluate_every: Rounds between evaluations; the last `last_rounds` are always evaluated.
+        last_rounds: Number of last rounds in `Result.accuracy_mean`.
+        executor: Executor: `"auto"` (the fastest in a short trial), a name from `fedhead ls executors`, an executor or
+            its class.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
-        compile: When the steps of a stack are compiled on a GPU, where the run is long enough: `"auto"` while training
-            goes on uncompiled, `"wait"` before it, so that a run that is repeated has the same numbers bit for bit,
-            `"never"`.
-        out: Run folder, as `fedhead run` writes it: from it the run can be resumed, reported and loaded
-            (`fedhead.load`). What a recipe can't hold (the data, modules, classes of a notebook, functions) is recorded
-            by name and digest, and has to be given again to resume.
-        resume: With `out`, True: go on with the run that was stopped there, or, with more `rounds` or `stages` than it
-            has, that is finished. Without `out` a snapshot from an earlier run's `on_round`.
+        compile: Compilation of the stack's steps on a GPU, for long runs: `"auto"` compiles in parallel with training,
+            `"wait"` compiles first, so that repeated runs are bit-identical, `"never"` does not compile.
+        out: Run folder, from which the run can be resumed, reported and loaded (`fedhead.load`). Objects that a recipe
+            can't store (data, modules, classes of a notebook, functions) are recorded by name and digest, and have to
+            be passed again to resume.
+        resume: With `out`, True: resume an interrupted run, or extend a finished one to more `rounds` or `stages`.
+            Without `out`: a snapshot from an earlier run's `on_round`.
         progress: Show a progress bar, also in notebooks.
-        loggers: What carries the records elsewhere while the run goes on, such as `"csv"` or
-            `fedhead.TensorBoard("logs")`: loggers, their classes, or texts.
-        on_round: Called with a snapshot after each round; the run ends after a round for which it returns
-            `fedhead.STOP`.
+        loggers: Loggers of the records, such as `"csv"` or `fedhead.TensorBoard("logs")`, their classes, or texts.
+        on_round: Called with a snapshot after each round; returns `fedhead.STOP` to end the run.
 
     Returns:
         The finished run.
 
     Raises:
-        BadInput: Something can't be used, or not with the rest; nothing was computed yet.
-        Diverged: Training left the finite numbers.
+        BadInput: An argument is invalid, or arguments are incompatible; raised before training.
+        Diverged: Numbers became non-finite.
     """
     _check_arguments(federation, model, metrics, out, resume)
-    numbers = Recipe(  # whose ranges hold here too
+    numbers = Recipe(  # checks the ranges
         dataset=federation.title,
         partition=federation.partition,
         clients=len(federation),
         objective=None if federation.objective == "multiclass" else federation.objective,  # type: ignore[arg-type]
         rounds=rounds,
         local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
-        local_steps=local_steps,  # type: ignore[arg-type]  # likewise
+        local_steps=local_steps,  # type: ignore[arg-type]  # a list becomes a tuple
         batch_size=batch_size,
         optimizer=optimizer if isinstance(optimizer, str) else "sgd",  # type: ignore[arg-type]  # checked there
         lr=lr,
@@ -244,7 +238,7 @@ def run(
 
     inputs = InputSpec.of(federation)
     experiment = build_experiment(numbers, inputs, given=given, make_models=make_models, assign=assign)
-    texts = [one if isinstance(one, str) else None for one in _given(model)]
+    texts = [item if isinstance(item, str) else None for item in _given(model)]
     recipe, objects = described(experiment, numbers, federation, texts)
     if weights is not None:
         objects["weights"] = f"digest {initial_weights.digest(weights)}"
@@ -257,9 +251,9 @@ def run(
             observers.append(RoundFunction(on_round))
         if out is None:
             earlier = resume if isinstance(resume, Snapshot) else None
-            with closing(RunLoggers(recipe, None, made_loggers)) as own:
+            with closing(RunLoggers(recipe, None, made_loggers)) as logs:
                 simulation = Simulation(experiment, federation, compute)
-                return Result.of(rounds_loop.run(simulation, [*observers[:1], own, *observers[1:]], earlier), recipe)
+                return Result.of(rounds_loop.run(simulation, [*observers[:1], logs, *observers[1:]], earlier), recipe)
         run = RunWriter(
             recipe, os.fspath(out), resume=bool(resume), compute=compute, objects=objects, loggers=made_loggers
         )
@@ -268,7 +262,7 @@ def run(
             try:
                 return Result.of(run_in_folder(run, experiment, federation, compute, observers), recipe, run.out)
             finally:
-                torch.set_num_threads(threads)  # the folder's number was for this run
+                torch.set_num_threads(threads)  # restore; the run sets its own number
     return load(
         out,
         federation=federation,
@@ -282,7 +276,7 @@ def run(
 
 
 def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume: Any) -> None:
-    """Refuse arguments of other kinds, before they fail somewhere inside, and what names no run to resume."""
+    """Check the types of arguments, and that there is a run to resume."""
     if not isinstance(federation, Federation):
         kind = type(federation).__name__
         raise BadInput(f"federation is {kind}: make one first, fedhead.Federation.from_arrays(x, y)")
@@ -301,18 +295,18 @@ def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume
         raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
-def _check_optimizer(asked: Any, numbers: Recipe) -> Optimizer:
-    """Return an optimizer; refuses what is none, and numbers beside it that would have no effect."""
-    if not isinstance(asked, SGD | Adam):
-        kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
+def _check_optimizer(given: Any, numbers: Recipe) -> Optimizer:
+    """Check that an argument is an optimizer, and that no other argument would be ignored."""
+    if not isinstance(given, SGD | Adam):
+        kind = given.__name__ if isinstance(given, type) else type(given).__name__
         names = ", ".join(repr(name) for name in OPTIMIZERS)
         objects = "fedhead.SGD(…), fedhead.Adam(…), fedhead.AdamW(…)"
         raise BadInput(f"optimizer is {kind}: give a name, {names}, or {objects}")
     plain = Recipe()
     for name in ("lr", "momentum", "nesterov", "betas", "weight_decay"):
         if getattr(numbers, name) != getattr(plain, name):
-            raise BadInput(f"{name}: {getattr(numbers, name)} would have no effect, the optimizer {asked} has its own")
-    return asked
+            raise BadInput(f"{name}: {getattr(numbers, name)} would have no effect, the optimizer {given} has its own")
+    return given
 
 
 def _models(
@@ -325,22 +319,22 @@ def _models(
     given = _given(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
-    specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
+    specs = [(item, _head_beside(item, head)) for item in given if not isinstance(item, nn.Module)]
     built = iter(build_many(specs, federation.input_shape, federation.outputs, seed) if specs else [])
     models, tokens = [], federation.largest_token
-    for number, one in enumerate(given):
-        if not isinstance(one, nn.Module):
+    for number, item in enumerate(given):
+        if not isinstance(item, nn.Module):
             models.append(next(built))
-            if tokens is not None:  # shapes were checked when it was built, integers were not
-                named = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", number))
-                require_runnable(models[-1], federation.input_shape, federation.outputs, f"model {named}", tokens)
+            if tokens is not None:  # the build checks shapes, not token ids
+                name = item if isinstance(item, str) else getattr(item, "name", getattr(item, "__name__", number))
+                require_runnable(models[-1], federation.input_shape, federation.outputs, f"model {name}", tokens)
             continue
-        users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
+        users = [number] if assign is None else [k for k, index in enumerate(assign) if index == number]
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
-        if not isinstance(one, SplitModel):
-            raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require_runnable(one, federation.input_shape, federation.outputs, name=which, largest_token=tokens)
-        models.append(one)
+        if not isinstance(item, SplitModel):
+            raise BadInput(f"{which} is {type(item).__name__}: wrap it first, fedhead.split(model, classifier='…')")
+        require_runnable(item, federation.input_shape, federation.outputs, name=which, largest_token=tokens)
+        models.append(item)
     return models
 
 
@@ -349,6 +343,6 @@ def _given(model: Any) -> list[Any]:
 
 
 def _head_beside(model: Any, head: str | None) -> dict[str, str]:
-    """Return the head that the method needs, for a model whose text names none."""
-    named = isinstance(model, str) and "head" in read_call(model, "model").named
-    return {} if head is None or named else {"head": head}
+    """Return the head that the method needs, for a model whose text has no head."""
+    has_head = isinstance(model, str) and "head" in read_call(model, "model").named
+    return {} if head is None or has_head else {"head": head}

@@ -1,4 +1,4 @@
-"""`fedhead.run_recipe`: train by a recipe in a run folder, once for each of its seeds."""
+"""`fedhead.run_recipe`: run a recipe in a run folder, once per seed."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ def run_recipe(
     loggers: Sequence[Logger | type[Logger] | str] = (),
     progress: bool = False,
 ) -> Row:
-    """Run a recipe as `fedhead run` does: once, or once for each of its seeds.
+    """Run a recipe like `fedhead run`: once, or once per seed.
 
-    Each run has its own folder. Of several, one that diverges or whose folder is damaged does not stop the others; it
-    is named under `failed` and enters no mean.
+    Each run has its own folder. With several seeds, a diverged run or a damaged folder does not stop the others. It is
+    listed under `failed` and excluded from the means.
 
     Args:
-        recipe: The name of a built-in recipe, or a recipe's file.
-        assignments: Texts such as `"rounds=5"`, on top of the recipe.
-        out: The run folder; of several seeds, the folder that holds theirs (`seed0` and so on). None: a new one under
+        recipe: Name of a built-in recipe, or recipe file.
+        assignments: Overrides of the recipe, such as `"rounds=5"`.
+        out: Run folder; with several seeds, the parent of their folders (`seed0` and so on). None: a new one under
             runs/.
-        resume: Continue interrupted runs; finished ones are left as they are.
-        allow_changed_code: Continue although your own code has changed since.
-        data: The folder of the data sets; None: the default one.
+        resume: Resume interrupted runs; finished ones are not changed.
+        allow_changed_code: Resume even if your code has changed.
+        data: Folder of the data sets; None: the default one.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         executor: `"auto"`, a name that `fedhead ls executors` lists, or your own by name.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
-        compile: When steps are compiled on a GPU, as in `fedhead.run`.
-        threads: CPU threads; None: by the model's size.
-        loggers: Loggers besides those of the recipe, as in `fedhead.run`.
+        compile: Compilation of steps on a GPU, as in `fedhead.run`.
+        threads: CPU threads; None: by the size of the model.
+        loggers: Loggers in addition to those of the recipe, as in `fedhead.run`.
         progress: Show a progress bar.
 
     Returns:
-        The final results, as `result.json` holds them; of several seeds, their means and deviations, with the single
+        The final results in the format of `result.json`; with several seeds, means and deviations, and the single
         results under `runs`.
 
     Raises:
-        BadInput: Something can't be used, or not with the rest.
+        BadInput: An argument is invalid, or arguments are incompatible.
         FedheadError: No run has a result.
-        RunInterrupted: Ctrl-C; it says where the run stopped.
+        RunInterrupted: Ctrl-C, with the folder and the rounds of the run.
     """
     require(not resume or out is not None, "--resume needs --out (resume needs out): name the run folder to continue")
     wanted = load(str(recipe), assignments)
@@ -77,26 +77,26 @@ def run_recipe(
     runs = {folder: wanted}
     if wanted.seeds:
         runs = {folder / f"seed{seed}": wanted.override([f"seed={seed}"]) for seed in wanted.seeds}
-    if resume:  # refuse another recipe before the first run starts
-        for place, one in runs.items():
+    if resume:  # check all recipes before the first run starts
+        for place, planned in runs.items():
             with suppress(DamagedRun):  # the run itself reports it
                 if RunFolder.holds_run(place):
-                    RunFolder.open(place).check_continued_by(one)
+                    RunFolder.open(place).check_continued_by(planned)
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)
     results: list[Row] = []
     failed: dict[str, str] = {}
     with Progress(quiet=not progress) as bar:
-        for number, (place, one) in enumerate(runs.items()):
-            label = f"{one.method} (seed {one.seed})" if len(runs) > 1 else one.method
-            observer = bar.observer(label, len(runs) * one.rounds, number * one.rounds)
+        for number, (place, planned) in enumerate(runs.items()):
+            label = f"{planned.method} (seed {planned.seed})" if len(runs) > 1 else planned.method
+            observer = bar.observer(label, len(runs) * planned.rounds, number * planned.rounds)
             try:
-                result = run.execute(one, place, compute, resume=resume, observers=[observer], loggers=made_loggers)
+                result = run.execute(planned, place, compute, resume=resume, observers=[observer], loggers=made_loggers)
             except KeyboardInterrupt as interrupt:
-                raise RunInterrupted(folder, place, one.rounds) from interrupt
+                raise RunInterrupted(folder, place, planned.rounds) from interrupt
             except (Diverged, DamagedRun) as error:
                 if not wanted.seeds:
                     raise
-                failed[f"seed {one.seed}"] = str(error)
+                failed[f"seed {planned.seed}"] = str(error)
             else:
                 results.append(result)
     if not wanted.seeds:
@@ -107,19 +107,19 @@ def run_recipe(
 
 
 def raise_failed(failed: Mapping[str, str]) -> None:
-    """Raise `FedheadError` with the runs that are in no mean, if there are any."""
+    """Raise `FedheadError` if any run failed."""
     if failed:
-        named = "; ".join(f"{name} is in no mean: {why}" for name, why in failed.items())
-        raise FedheadError(f"{named}; fix it, and the same command runs what failed again")
+        reasons = "; ".join(f"{name} is in no mean: {why}" for name, why in failed.items())
+        raise FedheadError(f"{reasons}; fix it, and the same command runs what failed again")
 
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM during a run.
 
     Args:
-        out: What `run_recipe` is to be given as `out` to continue.
-        folder: The folder of the run that was interrupted.
-        rounds: How many rounds it was to have.
+        out: Argument `out` of `run_recipe` to resume.
+        folder: Folder of the interrupted run.
+        rounds: Number of rounds of the run.
     """
 
     def __init__(self, out: Path, folder: Path, rounds: int):
@@ -130,13 +130,13 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 def _new_folder(source: str | PathLike[str], recipe: Recipe) -> Path:
-    """Return a folder under runs/ that is not there yet, named after the recipe and its method."""
+    """Return an unused folder under runs/, named after the recipe and its method."""
     name = f"{Path(source).stem}-{recipe.method.rpartition(':')[2]}"
     return unused(Path("runs") / (name if recipe.seeds else f"{name}-seed{recipe.seed}"))
 
 
 def unused(path: Path) -> Path:
-    """Return the path, or the first of path-2, path-3 … that is not there yet."""
+    """Return the path, or the first of path-2, path-3 … that does not exist."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -145,7 +145,7 @@ def unused(path: Path) -> Path:
 
 
 def _averaged(results: Sequence[Row]) -> Row:
-    """Return the means and deviations over runs, and the runs themselves."""
+    """Return means and deviations over runs, and the single results."""
     metrics = results[0].get("metrics") or {}
     stages = {
         name: {

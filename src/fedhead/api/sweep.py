@@ -1,4 +1,4 @@
-"""Sweeps from Python: a recipe with every combination of values."""
+"""`fedhead.sweep`: a recipe with every combination of values."""
 
 from __future__ import annotations
 
@@ -39,51 +39,51 @@ def sweep(
     compile: str = "auto",
     progress: bool = False,
 ) -> Results:
-    """Run a recipe with every combination of values, each with every seed, in one folder that can be resumed.
+    """Run a recipe with every combination of values and every seed, in one resumable folder.
 
-    Each cell and seed has its own run folder and ends as its single run would. Called again, it goes on where it was
-    stopped. A run that fails is named in a warning, and the others go on.
+    Each cell and seed has its own run folder and the same results as a single run. The same call resumes an
+    interrupted sweep. A failed run is logged as a warning and does not stop the others.
 
     Args:
-        recipe: Name of a built-in recipe, a recipe's file, or a sweep's file with axes in it.
-        axes: Values by recipe key, as recipes write them: a list is an axis, all else holds for every cell. The value
-            of a key that takes a list is a list, and a list of lists is an axis of such.
-        seeds: How many seeds, or a list of them; None: the recipe's.
-        out: The sweep's folder; None: one under runs/ that is named after the recipe and the axes.
-        allow_changed_code: Add runs also to those of an older version of your own code.
-        minutes: Begin no run after so many minutes.
-        shard: Which part of how many to run, such as "3/16"; None: all.
-        engine: "local" runs in this process, one run after another; "shared" all at once, runs that differ in seeds
-            and partitions alone in one stack, which fills a GPU and rounds differently; "ray" on a Ray cluster.
-        cpus_per_cell: With Ray: the CPUs that the runs of a cell get.
-        gpus_per_cell: With Ray: the GPUs, or the share of one.
-        data: The folder of the data sets; None: the default one.
-        device: Where to compute: "auto", "cpu" or "cuda".
-        executor: What trains the clients, as in `fedhead.run`.
+        recipe: Name of a built-in recipe, recipe file, or sweep file with axes.
+        axes: Values by recipe key: a list is an axis, all other values hold for every cell. For keys that take a list,
+            a list of lists is an axis.
+        seeds: Number or list of seeds; None: those of the recipe.
+        out: Folder of the sweep; None: one under runs/ that is named after the recipe and the axes.
+        allow_changed_code: Add runs to those of an older version of your code.
+        minutes: Time after which no run is started.
+        shard: Shard to run, such as "3/16"; None: all runs.
+        engine: "local" runs sequentially in this process. "shared" runs concurrently: runs that differ only in seed or
+            partition share one stack, which uses a GPU better and rounds differently. "ray" uses a Ray cluster.
+        cpus_per_cell: CPUs per cell on Ray.
+        gpus_per_cell: GPUs per cell on Ray; may be a fraction.
+        data: Folder of the data sets; None: the default one.
+        device: Device: "auto", "cpu" or "cuda".
+        executor: Executor, as in `fedhead.run`.
         precision: "fp32", "tf32" or "bf16".
-        compile: When steps are compiled on a GPU, as in `fedhead.run`.
-        progress: Print a line about each run that begins.
+        compile: Compilation of steps on a GPU, as in `fedhead.run`.
+        progress: Print a line for each run that starts.
 
     Returns:
-        The runs that there are, finished or not, in the order of the cells, as `fedhead.load_all` returns them.
+        All runs so far, finished or not, in the order of the cells, as returned by `fedhead.load_all`.
 
     Raises:
-        BadInput: A cell can't be built, two are the same, or the folder holds something else, or results of an older
-            version of your own code.
+        BadInput: A cell can't be built, two cells are equal, or the folder holds something else or results of an older
+            version of your code.
     """
     runner = make_engine(engine, cpus_per_cell, gpus_per_cell, "cell")
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)
     table = plan(source, axes or {})
     place = None if data is None else Path(data)
-    settings = Compute(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
+    compute = Compute(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(
         table,
         None if out is None else Path(out),
         seeds=seeds,
         shard=part,
         minutes=minutes,
-        compute=settings,
+        compute=compute,
         engine=runner,
         log=print if progress else lambda text: None,
     )

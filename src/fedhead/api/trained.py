@@ -1,4 +1,4 @@
-"""A trained federation, from which models and predictions are taken, of a run's rounds or of one of its stages."""
+"""Models and predictions of a trained federation, after the rounds or after a stage."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from fedhead.engine.states.client_states import ClientStates
 from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import SplitModel, load
 
-BATCH = 1024  # samples that are predicted at once
+BATCH = 1024  # samples per batch of predictions
 
 
 @dataclass
 class TrainedState:
-    """The states of server and clients after a run.
+    """States of server and clients after a run.
 
     Args:
-        clients: The clients; their data may be blank, where only models and predictions are asked for.
-        server: The server's state after the last round.
-        states: The clients' states; None where they stayed at their sites.
-        round: The round after which these are the states.
-        stages: The results of the stages, by name.
-        algorithms: The stages themselves, by name, on top of the method.
-        with_data: Returns the trained federation with its data, for what has to be computed anew.
+        clients: Clients; their data may be blank if only models and predictions are needed.
+        server: Server state after the last round.
+        states: Client states; None if they are stored at the sites.
+        round: Round of the states.
+        stages: Results by stage name.
+        algorithms: Stages by name, built on the method.
+        with_data: Returns the trained simulation with its data.
     """
 
     clients: Clients
@@ -73,12 +73,12 @@ class TrainedState:
                 f"stage: the folder holds no state after {stage}: the run was stopped before it, or its "
                 f"stages.safetensors is missing; compute it with result.calibrate({stage!r}), or resume the run"
             )
-        found = self.stages[stage]
-        if client is not None and found.states is None:  # a folder holds what the server had after a stage
+        result = self.stages[stage]
+        if client is not None and result.states is None:  # a folder has only the server state of a stage
             from fedhead.engine.rounds.rounds import run_stage
 
-            found = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
-        return StateAfter(self.clients, self.algorithms[stage], found.server, found.states, self.round)
+            result = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
+        return StateAfter(self.clients, self.algorithms[stage], result.server, result.states, self.round)
 
     def _check_client(self, client: int) -> None:
         count = len(self.clients.assign)
@@ -90,31 +90,31 @@ class TrainedState:
 
 @dataclass(frozen=True)
 class StateAfter:
-    """The states after the rounds or after one stage, and what they predict."""
+    """States and predictions after the rounds or after one stage."""
 
     clients: Clients
     algorithm: Algorithm
     server: Tree
     states: ClientStates | None
-    round: int  # the last one
+    round: int  # last round
 
     def weights(self, client: int | None) -> Weights:
-        """Return the global model, or the model that a client uses for itself.
+        """Return the weights of the global model or of a client's personal model.
 
         Raises:
             BadInput: If there is no global model.
         """
         if client is None:
-            found = global_model(self.algorithm, self.server, self.clients.task)
-            if found is None:
+            model = global_model(self.algorithm, self.server, self.clients.task)
+            if model is None:
                 name = self.algorithm.name
                 raise BadInput(f"{name} leaves no global model, every client has its own: name one, client=0")
-            return found
+            return model
         with torch.no_grad():
             return self.algorithm.personal_model(self._client(client))
 
     def scores(self, x: Inputs, client: int | None) -> Tensor:
-        """Return the scores of the classes for model inputs, [N, C]."""
+        """Return the class scores of model inputs, [N, C]."""
         clients = self.clients
         with torch.no_grad():
             if client is None:
@@ -124,16 +124,16 @@ class StateAfter:
                     for part in _parts(x, clients)
                 ]
             else:
-                own = self._client(client)
-                w = self.algorithm.personal_model(own)
+                state = self._client(client)
+                w = self.algorithm.personal_model(state)
                 rows = [
-                    check_rows(self.algorithm.predict(w, part, own), part, self.algorithm.name)
+                    check_rows(self.algorithm.predict(w, part, state), part, self.algorithm.name)
                     for part in _parts(x, clients)
                 ]
             return torch.cat(rows).float()
 
     def module(self, client: int | None) -> nn.Module:
-        """Return the user's own module, or that of a built-in model, with the weights of this state."""
+        """Return the user's module, or that of a built-in model, with the weights of this state."""
         template = self.architecture(client)
         w = self.weights(client).to("cpu").part(*PARTS)
         if template.origin is not None:
@@ -141,7 +141,7 @@ class StateAfter:
         return plain(template, w)
 
     def architecture(self, client: int | None) -> SplitModel:
-        """Return the architecture of the global model, or of the model that a client uses for itself."""
+        """Return the architecture of the global model or of a client's personal model."""
         task = self.clients.task if client is None else self.clients.task_of(client)
         return self.algorithm.architecture(task.model)
 
@@ -154,23 +154,23 @@ class StateAfter:
 
 
 def plain(model: SplitModel, w: Weights) -> nn.Module:
-    """Return the parts of a model in a row, which gives logits, with the names that the model has for its weights."""
-    made = copy.deepcopy(model).cpu()
-    load(made, w)
-    parts = OrderedDict((name, part) for name, part in made.named_children())
+    """Return a sequential module of the model's parts, which computes logits and has the same weight names."""
+    copied = copy.deepcopy(model).cpu()
+    load(copied, w)
+    parts = OrderedDict((name, part) for name, part in copied.named_children())
     return nn.Sequential(parts).eval()
 
 
 def model_inputs(data: Federation, x: Any) -> Inputs:
-    """Return what the model is given for samples like those of the federation, not yet normalized.
+    """Convert samples in the format of the federation to model inputs before normalization.
 
     Args:
-        data: The federation, or a blank one like it.
-        x: Samples, in any layout that gives the shape of the federation's. Missing values of a table are filled as the
-            federation's were, where the rows have the columns that the table had.
+        data: Federation, which may be blank.
+        x: Samples, in any layout that matches the federation's shape. Missing values of a table are filled as in the
+            federation, if the columns are the same.
 
     Raises:
-        BadInput: If their shape or type is another one, or values are missing and can't be filled.
+        BadInput: If the shape or dtype differs, or missing values can't be filled.
     """
     if is_frame(x) and not all(kind.kind in "iufb" for kind in x.dtypes):
         raise BadInput(
@@ -186,11 +186,11 @@ def model_inputs(data: Federation, x: Any) -> Inputs:
                 f"x has shape {tuple(x.shape)}, the run's samples are {describe(known)}: give a batch, x[None] for one"
             )
     like, layout = named_inputs.prepare_like(x, known, stated, "x")
-    found = fill_inputs(named_inputs.convert(like, layout, "x", missing=True), data.missing)
-    if (shape_of(found), type_of(found)) != (shape_of(known), type_of(known)):
-        given, own = describe(found), describe(known)
-        raise BadInput(f"x holds samples {given}, the run's are {own}: give samples like those it was trained on")
-    for part in tensors_of(found):
+    converted = fill_inputs(named_inputs.convert(like, layout, "x", missing=True), data.missing)
+    if (shape_of(converted), type_of(converted)) != (shape_of(known), type_of(known)):
+        given, expected = describe(converted), describe(known)
+        raise BadInput(f"x holds samples {given}, the run's are {expected}: give samples like those it was trained on")
+    for part in tensors_of(converted):
         if part.is_floating_point() and (empty := part.isnan().flatten(1).any(1)).any():
             fix = (
                 "give the table's own columns, which are filled as those of the training data were"
@@ -198,11 +198,11 @@ def model_inputs(data: Federation, x: Any) -> Inputs:
                 else 'fill it (they are filled where the federation was made with missing="mean")'
             )
             raise BadInput(f"x holds NaN, first in sample {int(empty.nonzero()[0])}: {fix}")
-    return found
+    return converted
 
 
 def _parts(x: Inputs, clients: Clients) -> Iterator[Any]:
-    """Normalized batches on the device of the model."""
+    """Yield normalized batches on the device of the model."""
     for begin in range(0, len(tensors_of(x)[0]), BATCH):
         part = map_inputs(lambda t, at=begin: t[at : at + BATCH].to(clients.device), x)
         yield to_dtype(clients.federation.transform(part), clients.dtype)
