@@ -135,7 +135,7 @@ def test_metrics_of_another_objective_are_refused_by_name() -> None:
         ("mse", "multiclass", "metric mse is not for objective=multiclass: use one of accuracy"),
         ("ece", "multilabel", "metric ece is not for objective=multilabel: use one of .*hamming_loss"),
         (lambda y_proba: 0.0, "regression", "needs y_proba, which objective=regression lacks"),
-        (lambda confusion: 0.0, "multilabel", "needs confusion, which objective=multilabel has not"),
+        (lambda confusion: 0.0, "multilabel", "needs confusion, which objective=multilabel lacks"),
     ]:
         with pytest.raises(fh.BadInput, match=message):
             find([name], objective=objective)
