@@ -1,1 +1,1 @@
-"""The three papers: their tables, published values, analyses and figures."""
+"""Reproduction of three papers: tables, published values, analyses and figures."""

@@ -25,14 +25,14 @@ S = TypeVar("S", bound=Stage)
 
 
 def own_stage(run: Trained, kind: type[S]) -> S:
-    """Return the run's stage of this class with the settings of its recipe, or one with defaults."""
+    """Return the run's stage of this class, or one with default parameters."""
     return next((stage for stage in run.experiment.stages if type(stage) is kind), kind())
 
 
 @analysis("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
 def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compare the local models on the test samples by pairwise linear CKA; several runs are compared layer by layer."""
-    found = {}
+    """Compare the local models on the test samples by pairwise linear CKA, layer by layer."""
+    similarities = {}
     for name, run in by_label(runs).items():
         simulation, test = run.simulation, client_models.held_out_pool(run.simulation)
         require(
@@ -42,8 +42,8 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
         models = client_models.local_models(simulation, run.executor, run.round + 1)
         rows = embed.sample_rows(test.y, options.samples or len(test), options.seed)
         batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
-        found[name] = cka.similarity(simulation.task.model, models, batches)
-    first = next(iter(found.values()))
+        similarities[name] = cka.similarity(simulation.task.model, models, batches)
+    first = next(iter(similarities.values()))
     shown = list(first.layers)
     shown = [shown[0], shown[len(shown) // 2], shown[-1]] if len(shown) > 3 else shown
     numbers = {
@@ -53,10 +53,10 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
             "samples": dict(each.samples),
             "layers": {layer: matrix.tolist() for layer, matrix in each.layers.items()},
         }
-        for name, each in found.items()
+        for name, each in similarities.items()
     }
     maps = plots.heat_maps({layer: first.layers[layer].numpy() for layer in shown}, first.clients, options.width)
-    means = plots.layer_means({name: each.means() for name, each in found.items()}, options.width)
+    means = plots.layer_means({name: each.means() for name, each in similarities.items()}, options.width)
     return AnalysisReport(numbers, {"": maps, "-means": means})
 
 
@@ -64,7 +64,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
     "norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)"
 )
 def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compute the norms of the local classifiers in chosen rounds, which are run again, and after the last round."""
+    """Compute the norms of the local classifiers in selected rounds, which are repeated, and after the last round."""
     run = only(runs, "norms")
     after_last = run.round + 1
     client_models.check_rounds(options.rounds, after_last, run.round)
@@ -76,14 +76,14 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
     maps = {"samples": counts.numpy()}
     numbers: dict[str, Any] = {"clients": clients, "counts": counts.tolist(), "rounds": {}}
     for number, each in models.items():
-        found = norms.client_norms(each)
-        # the run's last model is trained by the clients once more, as in a round that the run does not have
+        values = norms.client_norms(each)
+        # The clients train the final model once more, as in an additional round.
         extra = {"trained": f"once more, after the run's {run.round} rounds"} if number == after_last else {}
-        maps[f"norms, {'after the last round' if extra else f'round {number}'}"] = found.numpy()
+        maps[f"norms, {'after the last round' if extra else f'round {number}'}"] = values.numpy()
         numbers["rounds"][str(number)] = {
             **extra,
-            "norms": found.tolist(),
-            "correlation_with_counts": norms.correlation(found, counts),
+            "norms": values.tolist(),
+            "correlation_with_counts": norms.correlation(values, counts),
         }
     shown = {"": plots.by_client_and_class(maps, clients, options.width)}
     if global_model(run.simulation.experiment.method, run.simulation.server, run.simulation.task) is not None:
@@ -103,7 +103,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
 
 @analysis("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
 def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compare the mean sliced Wasserstein distance with the gains of CCVR and of all real data, one point per run."""
+    """Compare the mean sliced Wasserstein distance with the gains of CCVR and of real data, one point per run."""
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
         expected = _forecast(run, options)
@@ -126,7 +126,7 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
 
 @analysis("forecast", "expected gain of calibrating, from class statistics alone (CCVR, Section 5.4)")
 def analyze_forecast(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compare the present classifier with the best linear one on features drawn from the class statistics."""
+    """Compare the current classifier with the best linear one on features drawn from the class statistics."""
     return AnalysisReport({name: _forecast(run, options)._asdict() for name, run in by_label(runs).items()})
 
 
@@ -150,7 +150,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     assert calibrated is not None, "a run with features of one global model has a calibrated one"
 
     def predicted(algorithm: Algorithm, w: Weights) -> Tensor:
-        # by the algorithm's own scores: a calibration may transform features in testing
+        # Uses the algorithm's scores, since a calibration may transform features at test time.
         scores = algorithm.scores(Output(z, z, classify(simulation.task.model, w, z)), w, simulation.task)
         return scores.argmax(1).cpu()
 
@@ -171,9 +171,9 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
 
 @analysis("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
 def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Reconstruct training samples of three classes from their features and from means over their class.
+    """Reconstruct training samples of three classes from their features and from class means.
 
-    As in the paper there are three samples: one of each of the classes that the largest client has most of.
+    As in the paper there are three samples, one for each of the largest client's three largest classes.
     """
     run = only(runs, "inversion")
     simulation = run.simulation
@@ -182,25 +182,25 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     client = max(simulation.clients.holders, key=lambda k: len(simulation.clients.federation.rows[k]))
     rows = torch.from_numpy(simulation.clients.federation.rows[client])
     y = simulation.clients.pool.y.cpu()[rows]
-    held = y.bincount()
-    chosen = [int(c) for c in held.argsort(descending=True, stable=True)[:3] if held[c] > 0]
+    counts = y.bincount()
+    chosen = [int(c) for c in counts.argsort(descending=True, stable=True)[:3] if counts[c] > 0]
     w, names = client_models.global_weights(simulation), simulation.clients.federation.names
     shown: dict[str, dict[str, Any]] = {}
     numbers: dict[str, Any] = {"client": client, "classes": chosen, "features_in_the_mean": {}, "error": {}}
     for c in chosen:
         mine = rows[y == c][: options.samples or 50].to(simulation.device)
         inputs = simulation.clients.pool.view(mine, None)
-        found = inversion.inversions(simulation.task.model, w, inputs, seed=options.seed)
-        titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in found.numbers)]
-        images = zip(titles, [found.original, *found.found], strict=True)
+        result = inversion.inversions(simulation.task.model, w, inputs, seed=options.seed)
+        titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in result.numbers)]
+        images = zip(titles, [result.original, *result.found], strict=True)
         shown[str(names[c]) if names else f"class {c}"] = {title: image.cpu().numpy() for title, image in images}
-        numbers["features_in_the_mean"][str(c)] = list(found.numbers)
-        numbers["error"][str(c)] = found.errors()
+        numbers["features_in_the_mean"][str(c)] = list(result.numbers)
+        numbers["error"][str(c)] = result.errors()
     return AnalysisReport(numbers, {"": plots.images(shown, options.width)})
 
 
 def only(runs: Sequence[Trained], name: str) -> Trained:
-    """Return the one run that an analysis takes.
+    """Return the single run of an analysis.
 
     Raises:
         BadInput: If there are several.

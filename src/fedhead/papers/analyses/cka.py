@@ -1,7 +1,7 @@
-"""Linear CKA: how similar the features of different clients' models are, layer by layer.
+"""Linear CKA: similarity of the features of different clients' models, layer by layer.
 
 CKA(X, Y) = ‖YᵀX‖²_F / (‖XᵀX‖_F · ‖YᵀY‖_F) for features X [n, p] and Y [n, q] of the same samples with centered columns
-(Kornblith et al., 2019); CCVR's appendix prints the denominator squared, which would not give 1 for a model and itself.
+(Kornblith et al., 2019). CCVR's appendix prints the denominator squared, which does not give 1 for identical models.
 The products are summed over chunks of samples, so memory depends on the layers' widths, not on the number of samples.
 """
 
@@ -60,7 +60,7 @@ class Grams:
         """Return the CKA of every pair of models, [K, K]."""
         out = torch.ones(self.models, self.models, dtype=torch.float64)
         square = {
-            # centered afterwards: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
+            # Centered afterwards: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
             (i, j): float(torch.addr(cross, self._total[i], self._total[j], alpha=-1 / self.samples).square().sum())
             for (i, j), cross in self._cross.items()
         }
@@ -74,7 +74,7 @@ class Grams:
 
 
 class Kernels:
-    """The same as `Grams` for a layer wider than the number of samples, using inner products of samples."""
+    """Alternative to `Grams` for layers wider than the number of samples, with inner products of samples."""
 
     def __init__(self, models: int, samples: int):
         self.models, self.limit = models, samples
@@ -103,7 +103,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Similarity:
-    """The pairwise CKA of several models per layer."""
+    """Pairwise CKA of several models per layer."""
 
     clients: Sequence[int]
     layers: Mapping[str, Tensor]  # layer -> [K, K]
@@ -136,13 +136,13 @@ def similarity(
         if not sums:
             widths = {name: a[0].numel() for name, a in each[0].items()}
             sums = _plan(widths, len(weights), kernel_samples)
-        for name, held in sums.items():
-            held.add([found[name] for found in each])
+        for name, total in sums.items():
+            total.add([outputs[name] for outputs in each])
     return Similarity(list(weights), {n: s.cka() for n, s in sums.items()}, {n: s.samples for n, s in sums.items()})
 
 
 def _plan(widths: Mapping[str, int], models: int, kernel_samples: int) -> dict[str, Grams | Kernels]:
-    """Use sums for narrow layers as far as memory allows, and kernels on fewer samples for the widest."""
+    """Select Grams for narrow layers within the memory budget, and kernels on fewer samples for wide ones."""
     left, plan = float(BUDGET), {}
     for name, width in sorted(widths.items(), key=lambda item: item[1]):
         left -= 8 * width**2 * models * (models + 1) / 2

@@ -1,4 +1,4 @@
-"""The clients' local models of a round, and the features of the global model, for analyses."""
+"""Local models of a round, and features of the global model, for analyses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHUNK = 1024  # samples per forward pass
 
 
 class Observer(Algorithm):
-    """Trains clients as a method does, on the same batches, and sends their models."""
+    """Algorithm that trains clients like a method, on the same batches, and sends their models."""
 
     name = "observer"
 
@@ -42,19 +42,19 @@ class Observer(Algorithm):
         self.broadcast = method.broadcast  # type: ignore[misc]  # differs by instance
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """As the method."""
+        """Return the method's message to a client."""
         return self.method.per_client(server, client, task)
 
     def start(self, client: Client) -> Weights:
-        """As the method."""
+        """Return the method's initial weights of a client."""
         return self.method.start(client)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """As the method."""
+        """Return the method's phases."""
         return self.method.phases(task)
 
     def correct(self, g: Tree, client: Client) -> Tree:
-        """As the method."""
+        """Apply the method's gradient correction."""
         return self.method.correct(g, client)
 
     def finish(self, w: Weights, client: Client) -> Reply:
@@ -66,8 +66,8 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
     """Return every client's model after local training in the next round, without changing the simulation.
 
     Args:
-        simulation: The federation in its present state.
-        executor: Trains the clients.
+        simulation: Simulation in its current state.
+        executor: Executor.
         round: Number of the round.
     """
     observer = Observer(simulation.experiment.method)
@@ -83,36 +83,36 @@ def own_features(simulation: Simulation, models: Mapping[int, Weights]) -> dict[
     Returns:
         Features and labels per client.
     """
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    features: dict[int, tuple[Tensor, Tensor]] = {}
     pool = simulation.clients.pool
     for client, w in models.items():
         model = simulation.clients.task_of(client).model.eval()
         rows = torch.from_numpy(simulation.clients.federation.rows[client]).to(simulation.device)
         parts = [functional_call(model, dict(w), (pool.view(part, None),)).z for part in torch.split(rows, CHUNK)]
-        found[client] = torch.cat(parts), pool.y[rows]
-    return found
+        features[client] = torch.cat(parts), pool.y[rows]
+    return features
 
 
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
-    """Run rounds again from the present state and return the local models of some of them.
+    """Repeat rounds from the initial state and return the local models of some of them.
 
     The first round is round 1; the numbers are the same as in the original run.
 
     Args:
-        simulation: The federation in its initial state.
-        executor: Trains the clients.
+        simulation: Simulation in its initial state.
+        executor: Executor.
         rounds: Rounds whose local models are returned.
 
     Returns:
         Weights by round and client.
     """
-    found = {}
+    models = {}
     for number in range(1, max(rounds, default=0) + 1):
         if number in rounds:
-            found[number] = local_models(simulation, executor, number)
+            models[number] = local_models(simulation, executor, number)
         if number < max(rounds):
             train_round(simulation.using(executor), number)
-    return found
+    return models
 
 
 def global_weights(simulation: Simulation) -> Weights:
@@ -153,14 +153,14 @@ def global_accuracy(simulation: Simulation) -> float:
 
 
 def check_rounds(rounds: Sequence[int], last: int, trained: int) -> None:
-    """Refuse rounds outside 1 … `last` of a run that trained so many rounds."""
+    """Check that rounds are within 1 … `last` of a run with `trained` rounds."""
     outside = [r for r in rounds if not 1 <= r <= last]
     if outside:
         raise BadInput(f"round {outside[0]} is not among the run's 1 … {trained}: give others with --rounds")
 
 
 def check_same_size(sizes: Collection[int], where: object) -> None:
-    """Refuse clients whose features differ in dimension, so that they have no common space."""
+    """Check that the features of all clients have the same dimension."""
     require(
         len(set(sizes)) <= 1,
         f"{where}: clients' features differ in dimension ({sorted(set(sizes))}), so they can't be compared",
@@ -180,7 +180,7 @@ def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tup
 
 
 def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
-    """Compute the class statistics of all clients' features, as CCVR would merge them."""
+    """Compute the merged class statistics of all clients' features, as in CCVR."""
     pool = simulation.task.pool
     assert pool is not None, "a simulation holds all clients' data"
     w, task = global_weights(simulation), simulation.task

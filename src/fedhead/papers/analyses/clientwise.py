@@ -1,4 +1,4 @@
-"""Analyses of clients with their own models, also of different architectures (FedClassAvg, Fig. 8 and 9)."""
+"""Analyses of personal models, possibly with different architectures (FedClassAvg, Fig. 8 and 9)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedhead.runs.reopen import Trained
 
 @analysis("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
 def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Embed the features of the same test samples from every client's own model; one row of panels per run."""
+    """Embed the features of the same test samples from every personal model, one row of panels per run."""
     numbers: dict[str, Any] = {}
     embeddings = {}
     for name, run in by_label(runs).items():
@@ -59,13 +59,13 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
         chosen = [client for client, correct in zip(models, right[:, best], strict=True) if correct]
-        found = {client: conductance.conductance(models[client], x, truth)[0].cpu() for client in chosen}
-        client_models.check_same_size([len(v) for v in found.values()], run.path)
-        similar = conductance.similarity(found)
-        order = torch.stack([conductance.ranks(v) for v in found.values()])
+        values = {client: conductance.conductance(models[client], x, truth)[0].cpu() for client in chosen}
+        client_models.check_same_size([len(v) for v in values.values()], run.path)
+        similar = conductance.similarity(values)
+        order = torch.stack([conductance.ranks(v) for v in values.values()])
         label = f"{name}, class {int(truth)}"
         maps[label] = (order.numpy(), chosen)
-        equal = all(torch.equal(v, found[chosen[0]]) for v in found.values())
+        equal = all(torch.equal(v, values[chosen[0]]) for v in values.values())
         if equal and len(chosen) > 1:
             same.append(label)
             warn_once(
@@ -76,7 +76,7 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
             "sample": int(rows[best]),
             "class": int(truth),
             "clients": chosen,
-            "conductance": {str(k): v.tolist() for k, v in found.items()},
+            "conductance": {str(k): v.tolist() for k, v in values.items()},
             "rank_correlation": similar,
             "one_model": equal,
         }

@@ -1,7 +1,7 @@
-"""Neural collapse: how close features and classifier are to a simplex, and how well clients agree on it.
+"""Neural collapse: distance of features and classifier from a simplex ETF, and agreement of clients.
 
 The metrics of FedETF's section 5.3, on features z, the classifier's input. `measure` evaluates the global model,
-`local_view` the clients' models in the next round, and `round_metrics` both, also while a run goes on.
+`local_view` the clients' models in the next round, and `round_metrics` both, also during a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Collapse(NamedTuple):
-    """The three properties of neural collapse, one number each."""
+    """Three metrics of neural collapse."""
 
     nc1: float  # variance within classes over that between them: 0 when features collapse to their prototypes
     nc2: float  # mean square of pairwise prototype cosines minus −1/(C−1): 0 when prototypes form a simplex ETF
@@ -55,9 +55,9 @@ def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
     """
     means, counts = prototypes(z, y, classes)
     spread, _ = prototypes((z - means[y]).square().sum(1, keepdim=True), y, classes)
-    held = counts > 0
-    between = (means[held] - means[held].mean(0)).square().sum(1).mean()
-    return float(spread[held].mean() / between.clamp_min(1e-30))
+    present = counts > 0
+    between = (means[present] - means[present].mean(0)).square().sum(1).mean()
+    return float(spread[present].mean() / between.clamp_min(1e-30))
 
 
 def simplex_error(means: Tensor, center: bool = False) -> float:
@@ -84,11 +84,11 @@ def alignment(means: Tensor, vectors: Tensor) -> float:
 
 
 def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
-    """Compute how similar the clients' vectors of the same class are: pairwise cosines, averaged over classes.
+    """Compute the pairwise cosines of the clients' vectors of the same class, averaged over classes.
 
     Args:
         vectors: [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1).
-        held: Which classes each client has, [K, C]; only classes that both clients of a pair have count.
+        held: Mask of the classes of each client, [K, C]; only classes of both clients of a pair count.
 
     Returns:
         Cosines [K, K]; nan for a pair without common classes.
@@ -100,7 +100,7 @@ def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
 
 
 def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
-    """Return the mean of `agreement` over all pairs of clients that can be compared."""
+    """Return the mean of `agreement` over all pairs of clients with common classes."""
     pairs = agreement(vectors, held)
     other = torch.ones_like(pairs).triu(1).bool()
     return float(pairs[other].nanmean())
@@ -112,19 +112,19 @@ def measure(simulation: Simulation) -> Collapse:
     z, y = held_out_features(simulation)
     classes = simulation.task.classes
     means, counts = prototypes(z, y, classes)
-    held = counts > 0
+    present = counts > 0
     vectors = global_weights(simulation)["classifier.weight"]
     return Collapse(
-        within_over_between(z, y, classes), simplex_error(means[held]), alignment(means[held], vectors[held])
+        within_over_between(z, y, classes), simplex_error(means[present]), alignment(means[present], vectors[present])
     )
 
 
 class LocalView(NamedTuple):
-    """The clients' models after local training, for the clients that have data."""
+    """Local models after local training, of the clients with data."""
 
     clients: list[int]
-    prototypes: Tensor  # [K, C, d], of the client's own samples
-    held: Tensor  # [K, C], which classes the client has
+    prototypes: Tensor  # [K, C, d], of the client's samples
+    held: Tensor  # [K, C], mask of the client's classes
     vectors: Tensor  # [K, C, d], the rows of its classifier
 
 
@@ -132,13 +132,13 @@ def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalV
     """Return prototypes and classifiers of all clients after local training in the next round."""
     models = local_models(simulation, executor, round)
     check_same_size([task.model.features for task in simulation.clients.tasks], "the run")
-    means, held = [], []
+    means, masks = [], []
     for z, y in own_features(simulation, models).values():
-        own, counts = prototypes(z, y, simulation.task.classes)
-        means.append(own)
-        held.append(counts > 0)
+        local_means, counts = prototypes(z, y, simulation.task.classes)
+        means.append(local_means)
+        masks.append(counts > 0)
     vectors = torch.stack([w["classifier.weight"] for w in models.values()])
-    return LocalView(list(models), torch.stack(means), torch.stack(held), vectors)
+    return LocalView(list(models), torch.stack(means), torch.stack(masks), vectors)
 
 
 def round_metrics(simulation: Simulation, executor: Executor, round: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Layer conductance: which features matter to a client's classifier (FedClassAvg, Fig. 9)."""
+"""Layer conductance: importance of features for a client's classifier (FedClassAvg, Fig. 9)."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def conductance(model: SplitModel, x: Tensor, y: Tensor, steps: int = 50) -> Ten
         raise BadInput("conductance needs captum: install it with pip install 'fedhead[analysis]'") from error
     logits = Logits(model.eval())
     layer = LayerConductance(logits, logits.model.classifier)
-    found = layer.attribute(x, target=y, n_steps=steps, attribute_to_layer_input=True)
-    return cast(Tensor, found[0] if isinstance(found, tuple) else found).detach()
+    attributions = layer.attribute(x, target=y, n_steps=steps, attribute_to_layer_input=True)
+    return cast(Tensor, attributions[0] if isinstance(attributions, tuple) else attributions).detach()
 
 
 def ranks(values: Tensor) -> Tensor:

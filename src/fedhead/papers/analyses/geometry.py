@@ -16,21 +16,21 @@ from fedhead.runs.reopen import Trained, fresh
 
 @analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
 def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
+    """Measure NC1 to NC3 and consistency; earlier rounds are repeated, with the same numbers."""
     numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
     return AnalysisReport(numbers, {"": plots.collapse(numbers, options.width)})
 
 
 def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
-    """Return the metrics after each chosen round, and after the last."""
+    """Return the metrics after each selected round and after the last."""
     check_rounds(rounds, run.round, run.round)
-    simulation, found = fresh(run), []
+    simulation, rows = fresh(run), []
     early = {r for r in rounds if r < run.round}
     for number in range(1, max(early, default=0) + 1):
         train_round(simulation.using(run.executor), number)
         if number in early:
-            found.append(collapse.round_metrics(simulation, run.executor, number))
-    return [*found, collapse.round_metrics(run.simulation, run.executor, run.round)]
+            rows.append(collapse.round_metrics(simulation, run.executor, number))
+    return [*rows, collapse.round_metrics(run.simulation, run.executor, run.round)]
 
 
 @analysis("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
@@ -42,7 +42,7 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
         view = collapse.local_view(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        # a vector's neighbors are those of its class at other clients; a larger perplexity separates equal vectors
+        # Neighbors of a vector are those of its class at other clients; a larger perplexity would separate equal ones.
         perplexity = max((clients - 1) / 3, 1.0)
         points = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, perplexity)
         labels = torch.arange(classes).repeat(clients)
@@ -60,11 +60,11 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
 @analysis("dimension", "accuracy and collapse against the dimension of the features, over runs (FedETF, Fig. 6a)")
 def analyze_dimension(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Measure accuracy and neural collapse of the global models of runs whose features differ in dimension."""
-    found: dict[int, list[dict[str, float]]] = {}
+    groups: dict[int, list[dict[str, float]]] = {}
     for run in runs:
         accuracy = global_accuracy(run.simulation)
         measured = {"accuracy": accuracy, **collapse.measure(run.simulation)._asdict()}
-        found.setdefault(run.simulation.task.model.features, []).append(measured)
-    numbers = {d: {key: sum(e[key] for e in each) / len(each) for key in each[0]} for d, each in sorted(found.items())}
+        groups.setdefault(run.simulation.task.model.features, []).append(measured)
+    numbers = {d: {key: sum(e[key] for e in each) / len(each) for key in each[0]} for d, each in sorted(groups.items())}
     fig = plots.dimension(numbers, options.width)
-    return AnalysisReport({str(d): {**values, "runs": len(found[d])} for d, values in numbers.items()}, {"": fig})
+    return AnalysisReport({str(d): {**values, "runs": len(groups[d])} for d, values in numbers.items()}, {"": fig})

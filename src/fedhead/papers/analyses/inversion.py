@@ -1,4 +1,4 @@
-"""Feature inversion: how much of an input its feature, or a mean of features, reveals (CCVR, appendix C)."""
+"""Feature inversion: reconstruction of inputs from features or means of features (CCVR, appendix C)."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def variation(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Inversions:
-    """An input, and its reconstructions from its own feature and from means of several features of its class."""
+    """Input and its reconstructions from its feature and from means of several features of its class."""
 
     original: Tensor  # [c, h, w]
     numbers: Sequence[int]  # number of features in each mean; 1 is the raw feature
     found: Tensor  # [len(numbers), c, h, w]
 
     def errors(self) -> list[float]:
-        """Return the squared distance to the original relative to that of its mean: 0 is identical, 1 shows nothing."""
+        """Return the squared errors relative to that of a constant image: 0 is identical, 1 reveals nothing."""
         blank = (self.original - self.original.mean()).square().sum().clamp_min(1e-12)
         return [float((x - self.original).square().sum() / blank) for x in self.found]
 
@@ -86,5 +86,5 @@ def inversions(
         z = functional_call(model.eval(), dict(w), (inputs,)).z
     counts = [n for n in numbers if n <= len(inputs)]
     target = torch.stack([z[:n].mean(0) for n in counts])
-    found = invert(model, w, target, inputs.shape[1:], steps=steps, seed=seed)
-    return Inversions(inputs[0].detach(), counts, found)
+    reconstructions = invert(model, w, target, inputs.shape[1:], steps=steps, seed=seed)
+    return Inversions(inputs[0].detach(), counts, reconstructions)

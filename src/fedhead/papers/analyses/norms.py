@@ -25,12 +25,12 @@ def client_norms(models: Mapping[int, Tree]) -> Tensor:
 
 
 def spread(norms: Tensor) -> float:
-    """Return how unequal the norms are: standard deviation over mean (0: all equal)."""
+    """Return the coefficient of variation of the norms: standard deviation over mean (0: all equal)."""
     return float(norms.std(unbiased=False) / norms.mean())
 
 
 def correlation(norms: Tensor, counts: Tensor) -> float:
-    """Return how closely norms follow label counts [K, C]: the correlation over classes, averaged over clients."""
+    """Return the correlation of norms and label counts [K, C] over classes, averaged over clients."""
     a, b = norms.double(), counts.double()
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     each = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-12)

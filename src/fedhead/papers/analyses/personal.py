@@ -1,4 +1,4 @@
-"""The clients' own models, of any architecture."""
+"""Personal models of the clients, of any architecture."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]:
     """Return the personal model of each client after a round, in evaluation mode."""
-    found: dict[int, SplitModel] = {}
+    models: dict[int, SplitModel] = {}
     method = simulation.experiment.method
     for job in simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, round):
         for index, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model)
             load(model, method.personal_model(job.program.client(job.inputs(index))).part(*PARTS))
-            found[client] = model.eval()
-    return dict(sorted(found.items()))
+            models[client] = model.eval()
+    return dict(sorted(models.items()))
 
 
 @torch.no_grad()
@@ -40,17 +40,17 @@ def outputs(models: Mapping[int, SplitModel], pool: Pool, rows: Tensor, chunk: i
         rows: Rows of the pool.
         chunk: Samples per forward pass.
     """
-    found: dict[int, Output] = {}
+    results: dict[int, Output] = {}
     for client, model in models.items():
         parts = [model(pool.view(part, None)) for part in torch.split(rows.to(pool.device), chunk)]
-        found[client] = Output(*(torch.cat(part) for part in zip(*parts, strict=True)))
-    return found
+        results[client] = Output(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return results
 
 
 def agreement(z: Tensor, y: Tensor, client: Tensor) -> float:
-    """Return how often a feature's nearest neighbor among other clients' features has the same class, in percent.
+    """Return the percentage of features whose nearest neighbor at another client has the same class.
 
-    It is 100 if features mean the same to all clients, and at chance level if they have no common meaning.
+    It is 100 if all clients share a feature space, and at chance level if their spaces are unrelated.
     """
     unit = torch.nn.functional.normalize(z.double(), dim=1)
     nearest = (unit @ unit.T).masked_fill(client[:, None] == client[None, :], -2.0).argmax(dim=1)

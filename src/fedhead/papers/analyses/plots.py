@@ -1,4 +1,4 @@
-"""Figures of the analyses: drift and calibration (CCVR), geometry (FedETF), clients' own models (FedClassAvg)."""
+"""Figures of the analyses: drift and calibration (CCVR), geometry (FedETF), personal models (FedClassAvg)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _numbered(count: int) -> list[str]:
 
 
 def _scatter(ax: Axes, points: Array, labels: Array, count: int, size: float = 3) -> Any:
-    """Draw embedded points, colored by which of some classes or clients they belong to."""
+    """Draw embedded points, colored by class or client."""
     without_axes(ax)
     x, y = np.asarray(points).T
     return ax.scatter(x, y, c=labels, s=size, lw=0, cmap=class_colors(count), vmin=-0.5, vmax=count - 0.5)
@@ -63,7 +63,7 @@ def _color_scale(shown: Any, ax: Axes, label: str, count: int, width: float) -> 
 
 
 def _by_name(values: Mapping[str, Mapping[str, float]], ylabel: str, width: float) -> tuple[Figure, Axes, list[str]]:
-    """Draw one line per run over named places, such as layers."""
+    """Draw one line per run over categories, such as layers."""
     fig, (ax,) = panels(1, width, 1, 2.6)
     names = list(dict.fromkeys(name for each in values.values() for name in each))
     for i, each in enumerate(values.values()):
@@ -76,7 +76,7 @@ def _by_name(values: Mapping[str, Mapping[str, float]], ylabel: str, width: floa
 
 
 def class_colors(classes: int) -> Colormap:
-    """Return colors of classes: as far as they can be told apart one by one, else along a scale."""
+    """Return distinct colors for few classes, else a color scale."""
     if classes > 20:
         return colormaps["nipy_spectral"].resampled(classes)
     palette = colormaps["tab20" if classes > 10 else "tab10"]
@@ -205,12 +205,12 @@ def amounts(
     xlabel: str,
     width: float = WIDTHS[2],
 ) -> Figure:
-    """Plot the accuracy after calibration against how much it was done with (CCVR, Fig. 4, 7 and 14).
+    """Plot the accuracy after calibration against the number of features (CCVR, Fig. 4, 7 and 14).
 
     Args:
         curves: Amounts and accuracies by run.
         before: Accuracy of each run before calibration, drawn as a thin line.
-        xlabel: What the amounts are.
+        xlabel: Label of the amounts.
         width: Width in inches.
     """
     fig, (ax,) = panels(1, width, 1, 2.5)
@@ -229,7 +229,7 @@ def amounts(
 def collapse(runs: Mapping[str, Sequence[Mapping[str, float]]], width: float = WIDTHS[2]) -> Figure:
     """Plot each metric over the rounds, one panel per metric, one line per run (FedETF, Fig. 5).
 
-    Points of consecutive rounds are joined; between others nothing is known, so there is no line.
+    Only points of consecutive rounds are connected.
     """
     fig, axes = panels(len(COLLAPSE), width, 3, 1.9)
     for ax, (key, title) in zip(axes, COLLAPSE.items(), strict=True):
@@ -308,7 +308,7 @@ def rank_maps(
 ) -> Figure:
     """Plot the ranks of the features' conductances by client, one panel per run (FedClassAvg, Fig. 9).
 
-    Features are in the classifier's own order: sorted by their ranks, any run would show a gradient.
+    Features are in the classifier's order: sorted by rank, any run would show a gradient.
 
     Args:
         maps: Ranks [clients, features] and the clients by run.

@@ -1,4 +1,4 @@
-"""Analyses of the records in run folders: learning curves, splits and steps of fine-tuning; they need no data."""
+"""Analyses of the records in run folders, without data: learning curves, splits and steps of fine-tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedhead.runs.read_runs import Run
 
 @analysis("learning", "a metric over the rounds, mean and deviation over seeds (FedETF, Fig. 4, 8)", reads="records")
 def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisReport:
-    """Plot a metric over the rounds, one line per setting; runs that did not finish are separate lines."""
+    """Plot a metric over the rounds, one line per setting; unfinished runs are separate lines."""
     entries = Content(runs).methods
     numbers: dict[str, Any] = {}
     for entry in entries:
@@ -79,7 +79,7 @@ def analyze_labels(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisRep
 
 @analysis("finetune", "personal accuracy after each step of fine-tuning (FedETF, Fig. 6b)", reads="records")
 def analyze_finetuning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisReport:
-    """Plot what stages recorded after each of their steps, one line per run and stage."""
+    """Plot the accuracy after each step of a stage, one line per run and stage."""
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
         for stage, row in ((run.result or {}).get("stages") or {}).items():

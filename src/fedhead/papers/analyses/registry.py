@@ -1,4 +1,4 @@
-"""The registry of analyses: each looks into trained runs and returns numbers and figures."""
+"""Registry of analyses, which compute numbers and figures from trained runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """The options of an analysis; each uses those that apply to it.
+    """Options of analyses; each analysis uses those that apply to it.
 
     Args:
         samples: Number of samples to use; None: the default of the analysis.
-        rounds: Rounds whose local models are analyzed, besides those after the last.
-        seed: Seed of what is drawn.
-        metric: The metric of learning curves.
+        rounds: Rounds whose local models are analyzed, in addition to those after the last.
+        seed: Seed of random draws.
+        metric: Metric of learning curves.
         width: Width of the figures in inches.
     """
 
@@ -38,11 +38,11 @@ class AnalysisOptions:
 
 
 class AnalysisReport(NamedTuple):
-    """The results of an analysis.
+    """Results of an analysis.
 
     Attributes:
-        numbers: Anything that JSON can represent.
-        figures: Matplotlib figures by the suffix of the file's name, "" for the main one; none by default.
+        numbers: JSON-serializable values.
+        figures: Matplotlib figures by suffix of the file name, "" for the main one.
     """
 
     numbers: Mapping[str, Any]
@@ -50,13 +50,13 @@ class AnalysisReport(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """An analysis, one line of `fedhead ls analyses`.
+    """Registered analysis.
 
     Args:
-        description: What it shows.
-        run: The function.
-        reads: "models": it gets the runs opened again with models and data (`Trained`); "records": only what their
-            folders record (`fedhead.runs.read_runs.Run`), which needs neither data nor a checkpoint.
+        description: One-line description.
+        run: Function of the analysis.
+        reads: "models": it gets runs with models and data (`Trained`); "records": only the records of their folders
+            (`fedhead.runs.read_runs.Run`), without data or checkpoint.
     """
 
     description: str
@@ -85,9 +85,9 @@ def analysis(name: str, description: str = "", reads: Reads = "models") -> Calla
     """Register an analysis under a name: a function (runs, options) that returns an `AnalysisReport`.
 
     Args:
-        name: The name on the command line.
-        description: One line for `fedhead ls analyses`; without it the docstring's first.
-        reads: "models" or "records": what it needs of the runs.
+        name: Name on the command line.
+        description: One line for `fedhead ls analyses`; default: the first line of the docstring.
+        reads: Input of the analysis, "models" or "records".
 
     Returns:
         A decorator that registers the function and returns it.
@@ -100,23 +100,23 @@ def analysis(name: str, description: str = "", reads: Reads = "models") -> Calla
     return register
 
 
-def _checked(found: Any, name: str) -> Analysis:
-    function = check_function(found, name, "analysis", ["runs", "options"], "a fedhead.AnalysisReport")
-    description = getattr(found, "description", "") or first_docline(found)
-    return Analysis(description, function, getattr(found, "reads", "models"))
+def _checked(component: Any, name: str) -> Analysis:
+    function = check_function(component, name, "analysis", ["runs", "options"], "a fedhead.AnalysisReport")
+    description = getattr(component, "description", "") or first_docline(component)
+    return Analysis(description, function, getattr(component, "reads", "models"))
 
 
 R = TypeVar("R", "Run", "Trained")
 
 
 def by_label(runs: Sequence[R]) -> dict[str, R]:
-    """Return runs by their names in plots: method and partition, then what else differs, then the folder."""
+    """Return runs by label: method and partition, then other keys that differ, then the folder."""
     labels = [f"{run.recipe.method} {run.recipe.partition}" for run in runs]
     if len(set(labels)) < len(labels):
         flat = [run.recipe.flat() for run in runs]
-        differ = [k for k in dict.fromkeys(k for one in flat for k in one) if len({repr(f.get(k)) for f in flat}) > 1]
+        differ = [k for k in dict.fromkeys(k for keys in flat for k in keys) if len({repr(f.get(k)) for f in flat}) > 1]
         known = ("method", "partition", "loggers", "metrics")
-        more = [", ".join(f"{k}={f[k]}" for k in differ if k in f and k not in known) for f in flat]
-        labels = [f"{text}, {rest}" if rest else text for text, rest in zip(labels, more, strict=True)]
+        details = [", ".join(f"{k}={f[k]}" for k in differ if k in f and k not in known) for f in flat]
+        labels = [f"{text}, {rest}" if rest else text for text, rest in zip(labels, details, strict=True)]
     names = [f"{text} ({run.path})" if labels.count(text) > 1 else text for text, run in zip(labels, runs, strict=True)]
     return dict(zip(names, runs, strict=True))

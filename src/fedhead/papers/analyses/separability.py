@@ -1,4 +1,4 @@
-"""How separable the Gaussians of the classes are, and what calibration may gain from that (CCVR, Section 5.4)."""
+"""Separability of the classes' Gaussians, and the expected gain of calibration (CCVR, Section 5.4)."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: 
 
 
 def mean_distance(distance: Tensor) -> float:
-    """Return the mean over pairs of different classes; the larger, the more separable."""
+    """Return the mean over pairs of different classes; larger means more separable."""
     upper = distance[tuple(torch.triu_indices(len(distance), len(distance), offset=1))]
     return float(upper[~upper.isnan()].mean())
 
 
 class Forecast(NamedTuple):
-    """The expected effect of calibration, from class statistics and the present head alone, in percent."""
+    """Expected effect of calibration in percent, from class statistics and the current head only."""
 
-    separability: float  # the mean sliced Wasserstein distance between classes
-    present: float  # the present head's accuracy on virtual features
-    reachable: float  # that of the best head for Gaussians of one shape (linear discriminant analysis)
-    gain: float  # the expected gain of calibration, in points
+    separability: float  # mean sliced Wasserstein distance between classes
+    present: float  # accuracy of the current head on virtual features
+    reachable: float  # accuracy of the best head for Gaussians of equal covariance (linear discriminant analysis)
+    gain: float  # expected gain of calibration, in points
 
 
 def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
-    """Forecast the gain of calibration without training or testing anything.
+    """Forecast the gain of calibration without training or testing.
 
-    Virtual features replace a balanced test set: on them the present head is compared with the best linear classifier
-    for the classes' Gaussians. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); calibration can
-    gain what the present head lacks.
+    Virtual features replace a balanced test set, on which the current head is compared with the best linear classifier
+    for the classes' Gaussians. More separable Gaussians have a higher bound (CCVR, Fig. 6). Calibration can gain at
+    most the difference.
 
     Args:
-        model: Supplies the classifier's architecture.
-        head: The classifier's parameters by full name.
+        model: Model with the classifier's architecture.
+        head: Parameters of the classifier by full name.
         statistics: Class statistics.
         samples: Virtual features per class.
         seed: Seed of the draws.

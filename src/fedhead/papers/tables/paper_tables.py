@@ -1,4 +1,4 @@
-"""Tables of the papers, sweeps with published values: `fedhead reproduce ccvr/table2`.
+"""Paper tables: sweeps with published values, `fedhead reproduce ccvr/table2`.
 
 A table is a YAML file, papers/<paper>/<table>.yaml:
 
@@ -30,9 +30,9 @@ A table is a YAML file, papers/<paper>/<table>.yaml:
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
       public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
 
-A choice or a rule may also give `seeds` (at full scale), `metric`, `deviation` and `value`: the dotted
-place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
-one run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric costs no
+A choice or a rule may also set `seeds` (at full scale), `metric`, `deviation` and `value`: the dotted path of our
+value in a run's or a stage's results, if it differs from that of the metric. Cells with the same training share one
+run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric needs no
 training.
 """
 
@@ -52,32 +52,32 @@ from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
 
 Scale = Literal["full", "small"]
-_LAST_WINS = ("metric", "deviation", "value", "stage")  # the last layer that gives one of these decides it
+_LAST_WINS = ("metric", "deviation", "value", "stage")  # the last layer with such a key wins
 _TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
-_SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
-# Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
+_SEED_KEYS = ("seed", "seeds", "partition_seed")  # set by --seeds and --splits
+# Dotted path of a cell's value in a run's result, by the name of the metric in published.csv.
 _RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
 _STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCell(Cell):
-    """A cell of a paper's table: how its value is found, and which published value it is compared with."""
+    """Cell of a paper table, with the path of its value and the filter of its published value."""
 
-    labels: Mapping[str, str]  # axis -> the choice, as it was run: digits-for-cifar100 where small data stands for it
+    labels: Mapping[str, str]  # axis -> choice as run, such as digits-for-cifar100 at small scale
     metric: str
-    value: str  # dotted place in the result
+    value: str  # dotted path in the result
     deviation: str
     find: Mapping[str, str]
-    overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
+    overrides: Sequence[str] = ()  # key=value changes of the table's keys
     scale: Scale = "full"
 
     def override(self, changes: Mapping[str, Any]) -> PaperCell:
-        """Return the cell with other recipe keys, without parameters of stages that it does not have.
+        """Return the cell with overridden recipe keys; parameters of unused stages are ignored.
 
         Raises:
-            BadInput: For keys that decide which seeds and splits are drawn.
+            BadInput: For keys that set seeds and splits.
         """
         prefix = f"stage.{self.stage}."
         for key in changes:
@@ -95,7 +95,7 @@ class PaperCell(Cell):
         )
 
     def end_in(self, stage: str | None) -> PaperCell:
-        """Return the cell with its value measured after another stage, with that stage's defaults; None: after none."""
+        """Return the cell measured after another stage with default parameters; None: without a stage."""
         value = (_STAGE_VALUES if stage else _RUN_VALUES)[self.metric]
         changed = [*self.overrides, f"stage={stage or 'none'}"]
         return replace(self, stage=stage, parameters={}, value=value, overrides=changed)
@@ -103,16 +103,16 @@ class PaperCell(Cell):
 
 @dataclass(frozen=True)
 class PaperTable(Table):
-    """A table of a paper, as its YAML file says."""
+    """Paper table, read from its YAML file."""
 
     def cells(self, scale: Scale = "full", pick: Sequence[str] = ()) -> list[PaperCell]:
-        """Return the table's cells; with `pick` those that fit one of the texts, all words of it.
+        """Return the cells; with `pick`, those that match all words of one of the texts.
 
-        A word that is a choice of the table fits that choice alone (fedavg is not fedavgm), any other one is sought
-        in the cell's name.
+        A word that is a choice of the table matches only that choice (fedavg does not match fedavgm). Any other word is
+        searched in the cell's name.
 
         Raises:
-            BadInput: One of the texts fits no cell.
+            BadInput: A text matches no cell.
         """
         every = [self.cell(choices, scale) for choices in self.combinations()]
         if not pick:
@@ -125,20 +125,20 @@ class PaperTable(Table):
         def picks(cell: PaperCell, text: str) -> bool:
             return all(fits(cell, word) for word in text.split())
 
-        for text in pick:  # one that picks nothing is a slip, which the others must not hide
+        for text in pick:  # a text without a match is a mistake
             if not any(picks(cell, text) for cell in every):
                 raise unknown(f"cell of {self.name}", text, [cell.name for cell in every])
         return [cell for cell in every if any(picks(cell, text) for text in pick)]
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
-        """Return other readings of the paper by name: `when`, `set`, `small` and `stage`, or `all_of` several."""
+        """Return the variants, other interpretations of the paper: `when`, `set`, `small` and `stage`, or `all_of`."""
         return dict(self.content.get("variants", {}))
 
     def varied(self, cells: Sequence[PaperCell], names: Sequence[str]) -> list[PaperCell]:
-        """Return, of these cells, those that the variants concern, each as each variant has it.
+        """Apply variants to the cells that they concern, and return the changed cells.
 
         Raises:
-            BadInput: There is no such variant, one concerns none of the cells, or one is named twice.
+            BadInput: A variant is unknown, concerns no cell, or is given twice.
         """
         out: list[PaperCell] = []
         for number, name in enumerate(names):
@@ -147,19 +147,19 @@ class PaperTable(Table):
             if name in names[:number]:
                 raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
             found = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
-            if not found:  # a slip, which the others must not hide
+            if not found:  # a variant without cells is a mistake
                 raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
             out += found
         return out
 
     def as_in(self, cell: PaperCell, name: str) -> PaperCell | None:
-        """Return a cell as a variant has it; None if the variant does not concern it."""
+        """Apply a variant to a cell; None if the variant does not concern it."""
         parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
         concerning = [part for part in parts if matches(part.get("when", {}), cell.choices)]
         return reduce(_as_in, concerning, cell) if concerning else None
 
     def cell(self, choices: Mapping[str, str], scale: Scale = "full") -> PaperCell:
-        """Return the table's own cell of one choice per axis."""
+        """Return the unchanged cell of one choice per axis."""
         layers = [self.content, *self.layers(choices)]
         keys: dict[str, Any] = dict(self.content.get("base", {}))
         find = {k: str(self.content[k]) for k in ("paper", "table") if k in self.content}
@@ -194,7 +194,7 @@ class PaperTable(Table):
         )
 
     def _labels(self, choices: Mapping[str, str], data: str, scale: Scale) -> dict[str, str]:
-        """Return the choices as they are run: small data may stand for the paper's."""
+        """Return the choices with the data set in use, which may replace the paper's at small scale."""
         labels = dict(choices)
         for axis, choice in choices.items() if scale == "small" else ():
             expected = (self.content["axes"][axis][choice] or {}).get("find", {}).get("dataset", data)
@@ -204,7 +204,7 @@ class PaperTable(Table):
 
 
 def _as_in(cell: PaperCell, variant: Mapping[str, Any]) -> PaperCell:
-    """Return a cell as a variant has it."""
+    """Apply a variant to a cell."""
     ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
     small = variant.get("small", {}) if cell.scale == "small" else {}
     return ending.override({**variant.get("set", {}), **small})
@@ -212,12 +212,12 @@ def _as_in(cell: PaperCell, variant: Mapping[str, Any]) -> PaperCell:
 
 # -- reading ------------------------------------------------------------------------------------------
 def names() -> dict[str, Path]:
-    """Return the files of the tables by name, such as ccvr/table2."""
+    """Return the files of all tables; keys are names such as ccvr/table2."""
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(Path(__file__).parents[1].glob("*/*.yaml"))}
 
 
 def load(name: str) -> PaperTable:
-    """Return a table by its name, with every key checked."""
+    """Load and validate a table."""
     known = names()
     if name not in known:
         raise unknown("table", name, known)
@@ -226,7 +226,7 @@ def load(name: str) -> PaperTable:
 
 
 def parse(name: str, text: str) -> PaperTable:
-    """Return a table from its YAML text."""
+    """Parse a table from YAML."""
     content = read_yaml(text, name)
     if not isinstance(content, dict):
         raise BadInput(f"{name}: a table is a list of keys ({', '.join(sorted(_TABLE_KEYS))})")

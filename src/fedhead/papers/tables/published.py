@@ -1,4 +1,4 @@
-"""The papers' published values, and which of them a cell is compared with."""
+"""Published values of the papers, and lookup of the value of a cell."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedhead.papers.tables.results import digest
 
 @cache
 def published_rows() -> tuple[Mapping[str, str], ...]:
-    """Return every value of the papers' tables, one row each."""
+    """Read all published values, one row each."""
     with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def published(cell: PaperCell) -> tuple[float, float | None] | None:
-    """Return the published mean and deviation of a cell, or None if the paper gives no value for it."""
+    """Return the published mean and deviation of a cell; None if the paper has no value."""
     place = published_place(cell)
     row = {"mean": ""} if place is None else published_rows()[place]
     mean = _number(row["mean"])
@@ -29,34 +29,34 @@ def published(cell: PaperCell) -> tuple[float, float | None] | None:
 
 
 def published_place(cell: PaperCell) -> int | None:
-    """Return the index in `published_rows` of a cell's value; cells of two tables may share one."""
+    """Return the index of a cell's value in `published_rows`; cells of two tables may share one."""
     rows = enumerate(published_rows())
-    found = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]
-    if len(found) > 1:
-        raise BadInput(f"{cell.name}: {len(found)} published values fit {dict(cell.find)}; name more columns in `find`")
-    return found[0] if found else None
+    hits = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]
+    if len(hits) > 1:
+        raise BadInput(f"{cell.name}: {len(hits)} published values fit {dict(cell.find)}; name more columns in `find`")
+    return hits[0] if hits else None
 
 
 def has_published_settings(table: PaperTable, cell: PaperCell) -> bool:
-    """Return whether a cell has the settings of its table or of a variant, by its name or as key=value.
+    """Return whether a cell has the recipe keys of its table or of a variant.
 
-    A variant is another reading of the paper, so its results are compared with the published ones too.
+    A variant is another interpretation of the paper, so its results are compared with the published ones too.
 
     Args:
-        table: The cell's table.
-        cell: One of its cells at full scale, perhaps changed.
+        table: Table of the cell.
+        cell: Cell at full scale, possibly changed.
 
     Raises:
         BadInput: The cell can't be built.
     """
     if not cell.overrides:
         return True
-    own, mine = table.cell(cell.choices), digest(cell)
-    variants = (table.as_in(own, name) for name in table.variants())
-    return digest(own) == mine or any(variant is not None and digest(variant) == mine for variant in variants)
+    base, mine = table.cell(cell.choices), digest(cell)
+    variants = (table.as_in(base, name) for name in table.variants())
+    return digest(base) == mine or any(variant is not None and digest(variant) == mine for variant in variants)
 
 
 def _number(text: str) -> float | None:
-    """Return a published value; sizes such as 22 KB in bytes."""
+    """Parse a published value; sizes such as 22 KB are converted to bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
     return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None

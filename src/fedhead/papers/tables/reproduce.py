@@ -1,4 +1,4 @@
-"""Run a table of a paper: its runs, and our results beside the published ones."""
+"""Reproduction of paper tables: runs, and comparison with the published values."""
 
 from __future__ import annotations
 
@@ -47,33 +47,33 @@ def reproduce(
     engine: Engine | None = None,
     log: Log = lambda _: None,
 ) -> TableResult:
-    """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
+    """Run the missing runs of a table and write table.json and table.csv into the folder `out`.
 
-    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). Runs
-    that were finished are not run again, interrupted ones are resumed.
+    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`).
+    Finished runs are not repeated, interrupted ones are resumed.
 
     Args:
-        table: The table.
-        out: Where its runs go.
-        scale: The paper's settings, or a version that runs in minutes on a CPU.
-        pick: Which cells, see `Table.cells`; none: all.
-        seeds: How many of the paper's seeds, or which; None: all of them.
-        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
-        overrides: Recipe keys that replace the table's own.
-        variants: Names of the table's variants; given, their cells are measured in place of the table's own.
-        results: A folder whose CSV file keeps each result; what it holds is not measured again.
-        minutes: Begin no run after so many minutes.
+        table: Table.
+        out: Folder of the runs.
+        scale: "full", or "small" for a version that runs in minutes on a CPU.
+        pick: Selection of cells, see `PaperTable.cells`; empty: all.
+        seeds: Number or list of seeds; None: all seeds of the paper.
+        splits: Number of partitions, with seeds from 0, or list of their seeds; None: the table's default.
+        overrides: Recipe keys that override those of the table.
+        variants: Names of variants; if given, their cells are measured instead of the table's.
+        results: Folder whose CSV files store results; stored results are not measured again.
+        minutes: Time after which no run is started.
         compute: Device, executor, precision and data folder.
-        shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
-        claims: Which runs other processes have taken; None: no process runs this table beside this one.
-        engine: What runs the trainings; None: this process, one after another.
-        log: Called with a line about each run that begins.
+        shard: Shard to run and number of shards, (3, 16) for the third of sixteen; None: all runs.
+        claims: Claims shared with other processes; None: only this process runs the table.
+        engine: Engine that runs the trainings; None: sequentially in this process.
+        log: Called with a line for each run that starts.
 
     Returns:
-        The results of the picked cells, as far as they were run, with what failed.
+        The results of the selected cells so far, with failures.
 
     Raises:
-        BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
+        BadInput: If a cell can't be built, or nothing matches `pick`, `variants` or `overrides`.
     """
     compute, engine = compute or Compute(), engine or LocalEngine()
     budget = TimeBudget(minutes)
@@ -89,10 +89,10 @@ def reproduce(
         compute=compute,
     )
     context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
-    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
+    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # a stopped table covers every cell
     stored = _found(planned, context.results)
     finished: list[Measurement] = []
-    if not context.claims.over:  # else what other processes of this very command have finished is no earlier result
+    if not context.claims.over:  # else the results of the command's other processes would count as earlier ones
         enter_finished(planned, context)
         finished = [row for row in _found(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
@@ -100,10 +100,10 @@ def reproduce(
             log(_stored(known, place, len(planned), context))
     left, failures = measure_all(planned, context)
     check_writable(out, "the table", "--out")
-    with FileLock(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
-        context.results.read()  # also what other shards have measured meanwhile
+    with FileLock(out / TABLE_LOCK):  # commands may end together: the last writer sees all results
+        context.results.read()  # includes results of other shards
         missing = enter_finished(planned, context)
-        made = TableResult(
+        result = TableResult(
             table=table.name,
             title=table.title,
             scale=scale,
@@ -123,13 +123,13 @@ def reproduce(
             failures={**failures, **context.claims.failures()},
             file=table_result.file_name(variants, overrides or {}),
         )
-        table_result.write(out, made)
+        table_result.write(out, result)
     if shard is not None and missing:
         log(
             f"{len(missing)} of {len(planned)} results are not there yet: when all shards have ended, the command "
             "without --shard measures what is left and writes the table"
         )
-    return made
+    return result
 
 
 def _found(repetitions: Sequence[Repetition], results: Results) -> list[Measurement]:
@@ -137,10 +137,10 @@ def _found(repetitions: Sequence[Repetition], results: Results) -> list[Measurem
 
 
 def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:
-    """Say which results are not measured now, and where they are from."""
+    """Describe the stored results that are not measured again."""
     origins = sorted({f"{row.device}, {row.precision}" for row in known})
-    asked = context.compute.precision
-    others = "" if all(row.precision == asked for row in known) else f", where {asked} is asked for now"
+    precision = context.compute.precision
+    others = "" if all(row.precision == precision for row in known) else f", where {precision} is asked for now"
     return (
         f"{len(known)} of {planned} results are in {place}, from {' and '.join(origins)}{others}; "
         "to measure them again, use another folder"
@@ -158,10 +158,10 @@ def plan(
     variants: Sequence[str] = (),
     compute: Compute | None = None,
 ) -> tuple[list[PaperCell], list[Repetition]]:
-    """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
+    """Return the cells of `reproduce` with the same arguments, and their repetitions per seed and split.
 
     Raises:
-        BadInput: For whatever `reproduce` would refuse before its first run.
+        BadInput: For every error that `reproduce` raises before its first run.
     """
     compute = compute or Compute()
     check_compute(compute, table.folders, select.device(compute.device))
@@ -178,7 +178,7 @@ def plan(
 
 
 def _refuse_idle(table: PaperTable, cells: Sequence[PaperCell], overrides: Mapping[str, Any]) -> None:
-    """Refuse parameters of a stage in which none of the cells ends; other keys concern every cell."""
+    """Check that every stage with overridden parameters is the stage of some cell."""
     stages = {cell.stage for cell in cells if cell.stage is not None}
     for key in overrides:
         if key.startswith("stage.") and not any(key.startswith(f"stage.{stage}.") for stage in stages):
@@ -189,7 +189,7 @@ def _refuse_idle(table: PaperTable, cells: Sequence[PaperCell], overrides: Mappi
 def repetitions(
     table: str, cell: PaperCell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
 ) -> list[Repetition]:
-    """Return a cell once per seed and split."""
+    """Return the repetitions of a cell, one per seed and split."""
     code = digest(cell)
     drawn = drawn_splits(splits), drawn_seeds(cell.seeds, seeds)
     if (count := len(drawn[0]) * len(drawn[1])) > MOST_RUNS:

@@ -1,8 +1,7 @@
 """Measured results in a CSV file: one row per cell, split and seed.
 
-Rows are appended and flushed as soon as a result is known, and rows that are there need not be measured again, on
-whichever machine: nothing else is needed to go on. All *.csv files of the folder are read, so that rows which were
-measured elsewhere can be put beside the others.
+Rows are appended and flushed immediately. Existing rows are not measured again, on any machine. All *.csv files of the
+folder are read, so rows of several machines can be combined.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ _FIX = "correct it, or remove the line: its result is then measured again"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row: a cell measured with one seed on one split."""
+    """Row: a cell measured with one seed on one split."""
 
     table: str
     cell: str
-    overrides: str  # key=value, what was changed of the table's settings
-    digest: str  # of all settings but seed and split, see `digest`
+    overrides: str  # key=value changes of the table's keys
+    digest: str  # of all keys except seed and split, see `digest`
     scale: str
     split: int  # seed of the partition
     seed: int
     metric: str
-    value: float | None  # the cell's own, by its metric
-    stage: str  # after which the next three were measured; none: after the last round
+    value: float | None  # of the cell's metric
+    stage: str  # stage of the next three values; none: after the last round
     accuracy: float | None  # of the global model, in per cent
     accuracy_mean: float | None  # over the last rounds
     personal: float | None  # mean over the clients
     client_deviation: float | None  # of personal
     bytes_up: int | None
     bytes_down: int | None
-    training_seconds: float | None  # by the clock, preparation included; of runs that trained together, its share
+    training_seconds: float | None  # wall-clock time with preparation; a share of it for a shared stack
     stage_seconds: float | None
-    together: int | None  # how many runs shared the training's time
+    together: int | None  # number of runs that shared the training's time
     executor: str
     precision: str
     device: str
@@ -67,28 +66,27 @@ class Measurement:
 _TYPES = get_type_hints(Measurement)
 
 
-# What decides no result, or has its own column.
+# Keys that don't affect a result, or have their own column.
 NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers")
 
 
 def digest(cell: PaperCell) -> str:
-    """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart.
+    """Return a hash that identifies a result: of `all_settings` without seed and split.
 
-    Which rounds are evaluated decides a result only where callbacks stop a run, or keep a round, by what they see.
+    `evaluate_every` is included only with callbacks, which may stop a run or keep a round by an evaluation.
     """
     settings = all_settings(cell.recipe(0))
     left_out = NOT_IN_DIGEST if "callbacks" in settings else (*NOT_IN_DIGEST, "evaluate_every")
     keys = {k: v for k, v in settings.items() if k not in left_out}
-    keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
+    keys |= {"figure": cell.value}  # never rename: part of the digests of recorded rows
     return digest_json(keys, 6)
 
 
 def all_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe's flat keys with all that decides what comes of it.
+    """Return all values that determine a recipe's result.
 
-    Method and stages count with all their parameters, so that a default which changes makes another result. Compute
-    that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
-    components from outside the package counts too.
+    All parameters of method and stages are included, so that a changed default changes the digest. Keys that are off
+    (null, false, empty) are left out, so that a new option does not. Digests of external components are included.
     """
     method, stages = build.algorithms(recipe)
     keys = recipe.flat() | _fields("method", method)
@@ -98,9 +96,9 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
     return _without_off(keys)
 
 
-def _fields(prefix: str, made: Any) -> dict[str, Any]:
-    parameters = [f.name for f in dataclasses.fields(made) if f.name != "method"]
-    return {f"{prefix}.{name}": getattr(made, name) for name in parameters}
+def _fields(prefix: str, component: Any) -> dict[str, Any]:
+    parameters = [f.name for f in dataclasses.fields(component) if f.name != "method"]
+    return {f"{prefix}.{name}": getattr(component, name) for name in parameters}
 
 
 def _without_off(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _without_off(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Results:
-    """The measurements of a folder; without a folder, of this process alone."""
+    """Measurements of a folder, or of this process without a folder."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder
@@ -117,10 +115,10 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read the folder's files, again where other processes may have added rows; those that are held stay."""
-        files = [] if self.folder is None else sorted(self.folder.glob("[!.]*.csv"))  # drafts begin with a dot
+        """Read or reload the folder's files; rows in memory stay."""
+        files = [] if self.folder is None else sorted(self.folder.glob("[!.]*.csv"))  # drafts start with a dot
         for path in files:
-            if not path.name.startswith("table"):  # a table's own file, where --out is the same folder
+            if not path.name.startswith("table"):  # skip tables, if --out is the same folder
                 for row in _read(path):
                     self._enter(row)
 
@@ -128,18 +126,18 @@ class Results:
         return iter(self._rows.values())
 
     def find(self, digest: str, split: int, seed: int) -> Measurement | None:
-        """Return a result that was measured already, under any cell's name."""
+        """Return an existing result, under any cell name."""
         return self._rows.get((digest, split, seed))
 
     def of(self, digest: str) -> list[Measurement]:
-        """Return all that was measured of a result, by split and seed."""
-        found = [row for key, row in self._rows.items() if key[0] == digest]
-        return sorted(found, key=lambda row: (row.split, row.seed))
+        """Return all rows of a result, sorted by split and seed."""
+        rows = [row for key, row in self._rows.items() if key[0] == digest]
+        return sorted(rows, key=lambda row: (row.split, row.seed))
 
     def add(self, row: Measurement) -> None:
-        """Append a row to the file, on the disk before this returns; one that is there already is left.
+        """Append a row to the file and flush it; an existing row is kept.
 
-        One without a value is no result: it is named and not entered.
+        A row without a value is logged and not stored.
         """
         if row.value is None:
             warn_once(f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} has no {row.metric}: no result")
@@ -151,7 +149,7 @@ class Results:
         self._enter(row)
 
     def check_writable(self) -> None:
-        """Refuse a folder that rows can't be added to, before anything is trained for them."""
+        """Check that the folder is writable, before any training."""
         if self.folder is not None:
             check_writable(self.folder, "results", "--results")
 
@@ -170,12 +168,12 @@ def _name(row: Measurement) -> tuple[str, ...]:
 
 
 def _append(path: Path, row: Measurement) -> None:
-    """Add a row by replacing the file, unless another process has entered it."""
+    """Add a row by replacing the file, unless another process has added it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             if path.exists() and any(_name(row) == _name(other) for other in _read(path)):
-                return  # another process has entered it meanwhile
+                return  # added by another process
             text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
             lines = io.StringIO()
             writer = csv.writer(lines, lineterminator="\n")
@@ -192,7 +190,7 @@ def _append(path: Path, row: Measurement) -> None:
 def _read(path: Path) -> Iterator[Measurement]:
     refuse_special(path)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # as spreadsheets write it
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a BOM
             reader = csv.reader(file)
             if (header := next(reader, list(_TYPES))) != list(_TYPES):
                 raise BadInput(
@@ -211,7 +209,7 @@ def _read(path: Path) -> Iterator[Measurement]:
 
 
 def _value(where: str, name: str, text: str) -> Any:
-    """Return the value of a column."""
+    """Parse the value of a column."""
     hint = _TYPES[name]
     if hint is str:
         return text
@@ -229,7 +227,7 @@ def _value(where: str, name: str, text: str) -> Any:
 
 
 def value_at(result: Mapping[str, Any], place: str) -> float | None:
-    """Return the number at a dotted place of a run's or a stage's results, None where there is none."""
+    """Return the number at a dotted path of a run's or a stage's results; None if it is missing."""
     value: Any = result
     for word in place.split("."):
         value = value.get(word) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""The page of a folder of results: our results beside the published ones, cell by cell, and a picture of them all."""
+"""Results page of a folder: our results and the published ones, cell by cell, with a figure."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from fedhead.studies.training import training_key
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
 CLOSE = 2.0  # points
-_BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # every page does
+_BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # start of every page
 _MOST = 5  # names in one line
 
 
 @dataclass(frozen=True)
 class Line:
-    """A cell that was measured."""
+    """Measured cell."""
 
     table: str
     cell: PaperCell
     result: CellResult
     rows: Sequence[Measurement]
-    gains: Sequence[float]  # over the cell without its stage, run by run: both of one split and seed
+    gains: Sequence[float]  # over the cell without its stage, paired by split and seed
     published_gain: float | None
 
     @property
     def beyond(self) -> bool:
-        """True if we differ from the paper by more than twice its deviation, or by 2 points where it has none."""
+        """True if we differ from the paper by more than twice its deviation, or by 2 points without a deviation."""
         f = self.result
         most = CLOSE if f.published_deviation is None else 2 * f.published_deviation
         return f.difference is not None and abs(f.difference) > most
 
     @property
     def close(self) -> bool:
-        """True within 2 points or twice the deviation, or with the published value in our own range."""
+        """True within 2 points or twice the deviation, or with the published value in our range."""
         f = self.result
-        there = [v for v in f.values if v is not None]
+        values = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
             return False
-        return self.within_points or not self.beyond or min(there) <= f.published <= max(there)
+        return self.within_points or not self.beyond or min(values) <= f.published <= max(values)
 
     @property
     def within_points(self) -> bool:
@@ -61,13 +61,12 @@ class Line:
 
 
 def write(folder: Path) -> Path:
-    """Write README.md and figure.svg of a folder of results from its rows alone.
+    """Write README.md and figure.svg of a folder of results from its rows.
 
-    A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
+    The file notes.md of the folder, with explanations of differences, is included in the page.
 
     Raises:
-        BadInput: The folder holds no results, a file of it can't be read, or its README.md was not written by this
-            function.
+        BadInput: The folder has no results, a file can't be read, or its README.md was not written by this function.
     """
     _refuse_other_page(folder / PAGE)
     notes = read_text(folder / NOTES) if (folder / NOTES).exists() else ""
@@ -78,14 +77,14 @@ def write(folder: Path) -> Path:
         raise BadInput(f"{folder} holds results of scale small alone, which the published ones are not compared with")
     every = [tables.load(name) for name in tables.names()]
     measured = {table.name: lines(table, results) for table in every}
-    own = {row for found in measured.values() for line in found for row in line.rows}
-    others = _others(every, [row for row in results if row not in own])
+    known = {row for group in measured.values() for line in group for row in line.rows}
+    others = _others(every, [row for row in results if row not in known])
     plots.save(
         plots.against(_pairs(measured.values())),
         folder / PICTURE,
         title="fedhead reproduce: our results against the published ones",
     )
-    left = [row for row in results if row not in own and not any(row in line.rows for line in others)]
+    left = [row for row in results if row not in known and not any(row in line.rows for line in others)]
     for line in _left_out(left):
         warn_once(f"{folder}: {line}")
     text = page(every, measured, others, results, left, notes)
@@ -95,7 +94,7 @@ def write(folder: Path) -> Path:
 
 
 def _refuse_other_page(path: Path) -> None:
-    """Refuse to overwrite what this module did not write."""
+    """Check that an existing page was written by this module."""
     if not path.exists():
         return
     refuse_special(path)
@@ -107,7 +106,7 @@ def _refuse_other_page(path: Path) -> None:
 
 
 def lines(table: PaperTable, results: Results) -> list[Line]:
-    """Return the cells of a table that were measured, as the table has them."""
+    """Return the measured cells of a table, without changed ones."""
     cells = table.cells()
     return [line for cell in cells if (line := _line(table.name, cell, cells, results)) is not None]
 
@@ -119,7 +118,7 @@ def _line(table: str, cell: PaperCell, cells: Sequence[PaperCell], results: Resu
     gains: list[float] = []
     published_gain = None
     alike = (c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric)
-    # a mean over several rounds is not of the model that the stage started from
+    # A mean over several rounds does not belong to the model before the stage.
     before = next((c for c in alike if c.value == cell.value), None)
     if cell.stage is not None and before is not None:
         start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
@@ -131,7 +130,7 @@ def _line(table: str, cell: PaperCell, cells: Sequence[PaperCell], results: Resu
 
 
 def _others(every: Iterable[PaperTable], rest: Iterable[Measurement]) -> list[Line]:
-    """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
+    """Return the measured cells with overrides, by cell and override."""
     cells = {(table.name, cell.name): (table, cell) for table in every for cell in table.cells()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
     for row in rest:
@@ -139,8 +138,8 @@ def _others(every: Iterable[PaperTable], rest: Iterable[Measurement]) -> list[Li
             groups.setdefault((row.table, row.cell, row.overrides, row.digest), []).append(row)
     out = []
     for (_, name, _, _), rows in groups.items():
-        table, own = cells[rows[0].table, name]
-        if (cell := changed_cell(own, rows[0])) is not None:
+        table, unchanged = cells[rows[0].table, name]
+        if (cell := changed_cell(unchanged, rows[0])) is not None:
             out.append(
                 Line(table.name, cell, cell_result(cell, rows, has_published_settings(table, cell)), rows, [], None)
             )
@@ -150,7 +149,7 @@ def _others(every: Iterable[PaperTable], rest: Iterable[Measurement]) -> list[Li
 def _pairs(measured: Iterable[Sequence[Line]]) -> dict[str, list[tuple[float, float]]]:
     """Return (published, ours) of every accuracy, by paper."""
     out: dict[str, list[tuple[float, float]]] = {}
-    for line in (line for found in measured for line in found):
+    for line in (line for group in measured for line in group):
         f = line.result
         if f.mean is not None and f.published is not None and f.published <= 100:
             out.setdefault(line.table.partition("/")[0], []).append((f.published, f.mean))
@@ -166,15 +165,15 @@ def page(
     left: Sequence[Measurement],
     notes: str = "",
 ) -> str:
-    """Return the page as Markdown."""
-    found = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
-    known = {published_place(line.cell) for line in found}
-    close, near = sum(line.close for line in found), sum(line.within_points for line in found)
-    single = sum(len(line.rows) == 1 for line in found)
+    """Format the page as Markdown."""
+    matched = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
+    known = {published_place(line.cell) for line in matched}
+    close, near = sum(line.close for line in matched), sum(line.within_points for line in matched)
+    single = sum(len(line.rows) == 1 for line in matched)
     total = sum(1 for row in published_rows() if row["mean"])
     parts = [
         "# Results",
-        f"{len(known)} of the papers' {total} published values are measured; {close} of {len(found)} cells are close "
+        f"{len(known)} of the papers' {total} published values are measured; {close} of {len(matched)} cells are close "
         f"to theirs: {near} within {CLOSE:g} points, the others within twice the published deviation, which may be "
         f"many points, or with the published value in the range of our own splits and seeds. {single} cells have one "
         f"split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
@@ -182,7 +181,7 @@ def page(
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
         f"![Our results against the published ones]({PICTURE})",
-        _time([*(line for found in measured.values() for line in found), *others]),
+        _time([*(line for group in measured.values() for line in group), *others]),
         *_left_out(left),
     ]
     if notes:
@@ -203,34 +202,34 @@ def page(
 
 
 def _left_out(rows: Sequence[Measurement]) -> list[str]:
-    """Say which rows the page leaves out, and why."""
+    """Describe the rows that the page leaves out, and the reason."""
     small = [row for row in rows if row.scale != "full"]
     lost = [row for row in rows if row.scale == "full"]
     names = list(dict.fromkeys(f"{row.table} {row.cell} {row.overrides}".strip() for row in lost))
-    more = [f"… {len(names) - _MOST} more"] if len(names) > _MOST else []
-    listed = "; ".join([*names[:_MOST], *more])
-    said = f"Left out: {_rows(lost)} of settings, or of own code, that no table has now: {listed}."
+    rest = [f"… {len(names) - _MOST} more"] if len(names) > _MOST else []
+    listed = "; ".join([*names[:_MOST], *rest])
+    message = f"Left out: {_rows(lost)} of settings, or of own code, that no table has now: {listed}."
     scale = f"Left out: {_rows(small)} of scale small, which the published values are not compared with."
-    return [*([said] if lost else []), *([scale] if small else [])]
+    return [*([message] if lost else []), *([scale] if small else [])]
 
 
 def _rows(rows: Sequence[Measurement]) -> str:
     return f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
 
 
-def _table(table: PaperTable, found: Sequence[Line]) -> str:
-    gains = any(line.gains for line in found)
+def _table(table: PaperTable, measured: Sequence[Line]) -> str:
+    gains = any(line.gains for line in measured)
     head = [*table.axes(), "ours", "runs", "published", "difference", "in range"]
     head += ["gain", "published gain"] if gains else []
     body = []
-    for line in found:
+    for line in measured:
         row = [*(line.cell.choices[axis] for axis in table.axes()), *_columns(line)]
         if gains:
             theirs = "" if line.published_gain is None or not line.gains else f"{line.published_gain:+.2f}"
             row += [mean_std(line.gains, sign="+") if line.gains else "", theirs]
         body.append(row)
     every = len(table.cells())
-    left = "" if len(found) == every else f"\n\n{every - len(found)} of its {every} cells are not measured yet."
+    left = "" if len(measured) == every else f"\n\n{every - len(measured)} of its {every} cells are not measured yet."
     return _markdown(head, body) + left
 
 
@@ -242,11 +241,11 @@ def _changed(others: Sequence[Line]) -> str:
 
 def _columns(line: Line) -> list[str]:
     f = line.result
-    there = [v for v in f.values if v is not None]
+    values = [v for v in f.values if v is not None]
     difference = "" if f.difference is None else f"{f.difference:+.2f}"
     inside = ""
-    if f.comparable and f.published is not None and len(there) > 1:
-        inside = "yes" if min(there) <= f.published <= max(there) else "no"
+    if f.comparable and f.published is not None and len(values) > 1:
+        inside = "yes" if min(values) <= f.published <= max(values) else "no"
     return [
         plus_minus(f.mean, f.deviation),
         _runs(line.rows),
@@ -261,13 +260,13 @@ def _runs(rows: Sequence[Measurement]) -> str:
     return f"{len(splits)} × {len(seeds)}" if len(splits) * len(seeds) == len(rows) else str(len(rows))
 
 
-def _time(found: Iterable[Line]) -> str:
-    """Say how long it took, a training and a stage counted once however many cells have them."""
+def _time(measured: Iterable[Line]) -> str:
+    """Describe the total time; a training or stage shared by several cells counts once."""
     trainings: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     stages: dict[tuple[str, str], dict[tuple[str, str, str, float], float]] = {}
-    for row, cell in {row: line.cell for line in found for row in line.rows}.items():
+    for row, cell in {row: line.cell for line in measured for row in line.rows}.items():
         where = (row.device, row.precision)
-        # what was measured by another commit was trained once more
+        # Measured by another commit: trained separately.
         training = (training_key(cell.recipe(row.seed, row.split)), row.commit)
         if row.training_seconds is not None:
             trainings.setdefault(where, {}).setdefault(training, row.training_seconds)

@@ -1,4 +1,4 @@
-"""Measure the cells of paper tables: an ordinary run per cell, seed and split; runs that train alike train once."""
+"""Measurement of paper tables: an ordinary run per cell, seed and split, with shared trainings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedhead.studies.writable import check_writable
 
 @dataclass(frozen=True)
 class Repetition:
-    """A cell to be measured with one seed on one split."""
+    """Cell to be measured with one seed on one split."""
 
     table: str
     cell: PaperCell
@@ -39,40 +39,40 @@ class Repetition:
 
     @property
     def split(self) -> int:
-        """The seed of the partition."""
+        """Seed of the partition."""
         return self.recipe.seed if self.recipe.partition_seed is None else self.recipe.partition_seed
 
     @property
     def name(self) -> str:
-        """The cell with what was changed of it, the seed and the split."""
+        """Name of the cell with its overrides, seed and split."""
         split = [] if self.recipe.partition_seed is None else [f"split {self.recipe.partition_seed}"]
         return ", ".join([" ".join([self.cell.name, *self.cell.overrides]), f"seed {self.recipe.seed}", *split])
 
     def found(self, results: Results) -> Measurement | None:
-        """Return its row, if it was measured already."""
+        """Return the row if it is already measured."""
         return results.find(self.digest, self.split, self.recipe.seed)
 
 
 @dataclass(frozen=True)
 class MeasureContext:
-    """Options of measuring cells, and where their results go."""
+    """Options and results of a measurement."""
 
-    out: Path  # the folder of the run folders
+    out: Path  # parent of the run folders
     results: Results = field(default_factory=Results)
     compute: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
     log: Log = lambda _: None
-    shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
-    claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
+    shard: tuple[int, int] | None = None  # shard and number of shards, (3, 16) for the third of sixteen
+    claims: Claims = field(default_factory=Claims)  # shared with other processes of this command
     engine: Engine = field(default_factory=LocalEngine)
 
 
 class TableQueue(RunQueue):
-    """Trainings of a table; their results are recorded as soon as they end.
+    """Queue of a table's trainings, which records results immediately.
 
     Args:
-        jobs: What is to be measured, by training.
-        context: Options, and where the results go.
+        jobs: Repetitions by training.
+        context: Options and results.
     """
 
     def __init__(self, jobs: Mapping[str, Sequence[Repetition]], context: MeasureContext):
@@ -86,16 +86,16 @@ class TableQueue(RunQueue):
 
 
 def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> tuple[int, Mapping[str, str]]:
-    """Measure missing results as far as time allows; a run that fails does not stop the others.
+    """Measure missing results within the time budget; a failed run does not stop the others.
 
     Returns:
-        The number of runs that were not run or failed, and why runs failed, by name.
+        The number of missing or failed runs, and the reasons of failures by name.
     """
     jobs: dict[str, list[Repetition]] = {}
     for repetition in repetitions:
         jobs.setdefault(training_key(repetition.recipe), []).append(repetition)
     if context.shard is not None:
-        number, count = context.shard  # of all trainings: whether they are measured already does not matter
+        number, count = context.shard  # over all trainings, measured or not
         jobs = dict(list(jobs.items())[number - 1 :: count])
     _enter_known([r for each in jobs.values() for r in each], context)
     missing = {key: left for key, each in jobs.items() if (left := enter_finished(each, context))}
@@ -112,13 +112,13 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
 
 
 def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
-    """Enter the results of finished runs, and return the repetitions that are still missing.
+    """Record the results of finished runs and return the missing repetitions.
 
-    A run that can't be read is left to be measured, where it is named.
+    An unreadable run counts as missing; measuring it reports the error.
 
     Args:
-        repetitions: What is to be measured.
-        context: Options, and where the results go.
+        repetitions: Repetitions.
+        context: Options and results.
     """
     for repetition in repetitions:
         if repetition.found(context.results) is None:
@@ -129,7 +129,7 @@ def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -
 
 
 def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> None:
-    """Enter results of other tables under this one's names."""
+    """Record results of other tables under this table's names."""
     for repetition in repetitions:
         cell, row = repetition.cell, repetition.found(context.results)
         if row is not None:
@@ -138,7 +138,7 @@ def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> 
 
 
 def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob:
-    """Return the runs of cells that train alike; the first has no stage, and the others begin where it ends."""
+    """Create the job of one training: the first run has no stage, and the others start from its checkpoint."""
     first = repetitions[0].recipe
     training = replace(repetitions[0].cell, stage=None, parameters={}).recipe(first.seed, first.partition_seed)
     runs = {folder(context.out, training): training}
@@ -152,16 +152,16 @@ def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob
 
 
 def folder(out: Path, recipe: Recipe) -> Path:
-    """Return the run folder of a recipe: one for cells with the same run, another where a default changes."""
+    """Return the run folder of a recipe, shared by cells with the same run; it depends on defaults too."""
     keys = {k: v for k, v in all_settings(recipe).items() if k != "seed"}
     code = digest_json(keys, 4)
     parts = "-".join([recipe.dataset, recipe.partition, recipe.method, *recipe.stages])
-    words = re.sub(r"[^a-z0-9.]+", "-", parts.lower())
-    return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
+    text = re.sub(r"[^a-z0-9.]+", "-", parts.lower())
+    return out / "runs" / f"{text.strip('-')}-{code}" / f"seed-{recipe.seed}"
 
 
 def _measurement(repetition: Repetition, trained: Mapping[str, Any], about: Mapping[str, Any]) -> Measurement:
-    """Return the row of a cell from the results of its run and what that was run on."""
+    """Return the row of a cell from the results and the environment of its run."""
     cell = repetition.cell
     stages = list((trained.get("stages") or {}).values())
     result: Mapping[str, Any] = trained if cell.stage is None else stages[-1]

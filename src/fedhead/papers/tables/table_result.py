@@ -1,4 +1,4 @@
-"""A table with our results beside the published ones."""
+"""Results of a table, with the published ones."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
 from fedhead.report import table
 
-_LONGEST = 100  # characters of what a file's name says of the changes
+_LONGEST = 100  # characters of the changes in a file name
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of one cell, ours and the paper's, in per cent."""
+    """Result of one cell, ours and the paper's, in per cent."""
 
     cell: str
-    digest: str  # of its settings
+    digest: str  # of its recipe
     choices: Mapping[str, str]
     overrides: Sequence[str]
     metric: str
-    values: Sequence[float | None]  # ours, one per split and seed; None where the run has no such value
+    values: Sequence[float | None]  # ours, one per split and seed; None: no value
     mean: float | None
-    deviation: float | None  # over splits and seeds, or over clients, as the paper's; None where there is but one
+    deviation: float | None  # over splits and seeds, or over clients, as in the paper; None for a single value
     published: float | None
     published_deviation: float | None
-    difference: float | None  # ours less the paper's; None where the two can't be compared
-    comparable: bool = True  # whether the published value is for these settings, see `has_published_settings`
+    difference: float | None  # ours minus the paper's; None if not comparable
+    comparable: bool = True  # whether the published value applies, see `has_published_settings`
     seeds: Sequence[int] = ()  # of its values
     splits: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """The results of a table, as far as it was run."""
+    """Results of a table so far."""
 
     table: str
     title: str
     scale: str
-    seeds: Sequence[int]  # of all cells together, as are the splits; a cell may have some of them
+    seeds: Sequence[int]  # of all cells, like the splits; a cell may have fewer
     splits: Sequence[int]
     comparable: bool
     axes: Sequence[str]
     cells: Sequence[CellResult]
-    left: int = 0  # runs that were not run, for lack of time or because they failed
-    failures: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their cells and seeds
-    file: str = "table"  # the name of its files, without .csv and .json
+    left: int = 0  # runs that were not started or failed
+    failures: Mapping[str, str] = field(default_factory=dict)  # reasons by cell and seed
+    file: str = "table"  # name of its files, without .csv and .json
 
     def note(self) -> str:
-        """Return the remarks that a reader needs before comparing."""
-        there = [cell for cell in self.cells if cell.values]
+        """Return the caveats of the comparison."""
+        done = [cell for cell in self.cells if cell.values]
         drawn = ", ".join(
-            [_count([len(cell.seeds) for cell in there], "seed"), _count([len(cell.splits) for cell in there], "split")]
+            [_count([len(cell.seeds) for cell in done], "seed"), _count([len(cell.splits) for cell in done], "split")]
         )
         changed = list(dict.fromkeys(text for cell in self.cells for text in cell.overrides))
         settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
@@ -76,26 +76,26 @@ class TableResult:
         )
 
 
-def _count(numbers: Sequence[int], what: str) -> str:
-    """Say how many of something cells have.
+def _count(numbers: Sequence[int], noun: str) -> str:
+    """Format the numbers of seeds or splits of cells.
 
     >>> _count([3, 3], "seed"), _count([1, 3], "seed"), _count([], "split")
     ('3 seeds', '1 to 3 seeds per cell', '0 splits')
     """
     least, most = min(numbers, default=0), max(numbers, default=0)
     number = f"{least}" if least == most else f"{least} to {most}"
-    return f"{number} {what}{'s' if most != 1 else ''}{' per cell' if least != most else ''}"
+    return f"{number} {noun}{'s' if most != 1 else ''}{' per cell' if least != most else ''}"
 
 
 def cell_result(cell: PaperCell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
-    """Return a cell's result from its rows.
+    """Compute a cell's result from its rows.
 
-    A deviation over clients is the mean over the runs of each one's deviation over its clients.
+    A deviation over clients is averaged over runs.
 
     Args:
-        cell: The cell.
-        measured: Its rows.
-        comparable: Whether the published value is for its settings.
+        cell: Cell.
+        measured: Rows of the cell.
+        comparable: Whether the published value applies to its recipe.
     """
     values = [row.value for row in measured]
     mean, deviation = mean_and_deviation(values)
@@ -121,12 +121,12 @@ def cell_result(cell: PaperCell, measured: Sequence[Measurement], comparable: bo
 
 
 def difference(ours: float | None, expected: float | None, comparable: bool) -> float | None:
-    """Return ours less the published value; None where one is missing, or the two can't be compared."""
+    """Return our value minus the published one; None if one is missing or they are not comparable."""
     return ours - expected if ours is not None and expected is not None and comparable else None
 
 
 def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
-    """Return the name of a table's files, without .csv and .json: what was changed of the table is not the table.
+    """Return the name of a table's files without suffix, which includes variants and overrides.
 
     >>> [file_name([], {}), file_name(["public-code"], {"method.mu": 0.5})]
     ['table', 'table-public-code+method.mu=0.5']
@@ -139,12 +139,12 @@ def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
 
 
 def json_text(result: TableResult) -> str:
-    """Return the table as JSON, in full."""
+    """Serialize the table to JSON with all values."""
     return json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n"
 
 
 def write(out: Path, result: TableResult) -> None:
-    """Write the table's .json file, in full, and its .csv file, rounded for reading."""
+    """Write the table's .json file with all values and its .csv file with rounded ones."""
     out.mkdir(parents=True, exist_ok=True)
     with atomic(out / f"{result.file}.json") as draft:
         draft.write_text(json_text(result), encoding="utf-8")
@@ -162,5 +162,5 @@ def write(out: Path, result: TableResult) -> None:
 
 
 def plus_minus(mean: float | None, deviation: float | None) -> str:
-    """Format a mean and its deviation; numbers of bytes are written whole."""
+    """Format a mean and its deviation; numbers of bytes as integers."""
     return f"{mean:,.0f}" if mean is not None and mean >= 1000 else table.plus_minus(mean, deviation)
