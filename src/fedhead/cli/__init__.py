@@ -1,6 +1,6 @@
-"""The command line: `fedhead --help` lists what it can do.
+"""Command line interface: `fedhead --help` lists the commands.
 
-Heavy imports wait until a command needs them, so that help and mistakes are answered at once.
+Heavy imports are lazy, so that help and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def call(arguments: Sequence[str]) -> int:
             words = [*arguments, "--help"] if list(arguments) in GROUPS else list(arguments)
             code = app(words, prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # what typer makes of Ctrl-C outside of what says more
+        if code == INTERRUPTED:  # typer's code for Ctrl-C outside `interruptible`
             print("stopped", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except UsageError as error:
@@ -76,7 +76,7 @@ def call(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("stopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+    except BrokenPipeError:  # the reader closed the pipe, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -97,7 +97,7 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse empty words, as a shell makes of a variable that is not set: as a path they mean the working directory."""
+    """Check for empty arguments, such as unset shell variables: as a path they mean the working directory."""
     for before, word in zip(["", *arguments], arguments, strict=False):
         option, equals, value = word.partition("=")
         if equals and option.startswith("--") and not value.strip():
@@ -111,7 +111,7 @@ def main() -> None:
     """Run the command `fedhead`: the entry point of the installed script."""
     tune_malloc()
     code = call(sys.argv[1:])
-    # Python would take every object apart now, for more than a second with a GPU; the operating system is faster.
+    # Skip Python's teardown of objects, which takes more than a second with a GPU.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 class _OneLineFormatter(logging.Formatter):
-    """Formats a record as `warning: text`, on one line however long the text is."""
+    """Formatter of records as `warning: text` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}"
@@ -127,7 +127,7 @@ class _OneLineFormatter(logging.Formatter):
 
 @contextmanager
 def _log_lines() -> Iterator[None]:
-    """Write what the library logs to the standard error while a command runs, one line per record."""
+    """Write the library's log to standard error during a command, one line per record."""
     logger, handler = logging.getLogger("fedhead"), logging.StreamHandler()
     handler.setFormatter(_OneLineFormatter())
     propagated, logger.propagate = logger.propagate, False

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedhead.core.system.errors import require
 
 
 def once(texts: list[str] | None) -> list[str] | None:
-    """Return KEY=VALUE words of which none names a key twice."""
+    """Check that no key is given twice in KEY=VALUE assignments."""
     refuse_repeated(texts or ())
     return texts
 
@@ -60,12 +60,12 @@ Compile = Annotated[
 
 
 def words(text: str) -> list[str]:
-    """Return the words between commas."""
+    """Split a text at commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def numbers(option: str, text: str | None) -> int | list[int] | None:
-    """Read how many, or which: a comma makes a list, "7," one of a single number."""
+    """Parse a number or a comma-separated list; "7," is a list of one number."""
     try:
         if text is None or "," not in text:
             return None if text is None else int(text)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return the standard output; wide where it is no terminal, so that tables are not wrapped in files and pipes."""
+    """Return a console on standard output, wide in files and pipes so that tables are not wrapped."""
     from rich.console import Console
 
     out = Console(highlight=False)
@@ -33,8 +33,8 @@ def print_table(table: Table, left: int = 1) -> None:
     """Print a table under its title.
 
     Args:
-        table: The table.
-        left: How many columns are left-aligned.
+        table: Table.
+        left: Number of left-aligned columns.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -53,12 +53,12 @@ GOES_ON = "the same command goes on where it stopped"
 
 
 class Stopped(Exception):
-    """The user interrupted a command; the message says how to go on.
+    """Interruption of a command by the user; the message says how to resume.
 
     Args:
-        message: For the user.
-        code: The exit code of the command.
-        out: The folder of the run that was interrupted; None: the message says all.
+        message: Message for the user.
+        code: Exit code of the command.
+        out: Folder of the interrupted run; None: the message is complete.
     """
 
     def __init__(self, message: str, code: int, out: Path | None = None):
@@ -67,12 +67,12 @@ class Stopped(Exception):
 
 
 class _Terminated(KeyboardInterrupt):
-    """A SIGTERM, as a cluster sends it when a job's time is up: what Ctrl-C ends, it ends the same way."""
+    """SIGTERM, such as from a cluster at the end of a job's time; handled like Ctrl-C."""
 
 
 @contextmanager
 def interruptible(message: str = "stopped") -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into `Stopped`; a run that is interrupted says itself where it stopped."""
+    """Convert Ctrl-C and SIGTERM to `Stopped`, with the message of an interrupted run if any."""
     try:
         with raising_on_term(_Terminated()):
             yield
@@ -83,13 +83,13 @@ def interruptible(message: str = "stopped") -> Iterator[None]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Say how a command continues that was interrupted, or ended by a full disk or too little memory."""
+    """Add how to resume to the error of an interrupted command, a full disk or insufficient memory."""
     try:
         with interruptible(f"stopped; {GOES_ON}"):
             yield
-    except Unwritable:  # says itself what to do: another command, with another folder
+    except Unwritable:  # its message has the fix
         raise
-    except Exception as error:  # the disk may be full anywhere; what is no fault of the machine is raised again
+    except Exception as error:  # only errors of the machine are converted
         if (fault := machine_fault(error)) is None:
             raise
         raise FedheadError(f"{fault}; {GOES_ON}") from error
@@ -124,7 +124,7 @@ def print_run(result: Row) -> None:
 
 
 def _traffic(result: Row, runs: list[Row]) -> str:
-    """Return what was sent, in rounds and in stages apart: a stage may send more than all rounds."""
+    """Format the traffic of rounds and of stages separately: a stage may send more than all rounds."""
     of_stages = [sum(one[f"bytes_{way}"] for r in runs for one in r["stages"].values()) for way in ("up", "down")]
     of_rounds = [result[f"bytes_{way}"] - sent for way, sent in zip(("up", "down"), of_stages, strict=True)]
     texts = [f"{_bytes(up)} up, {_bytes(down)} down" for up, down in (of_rounds, of_stages)]
@@ -136,21 +136,21 @@ def _bytes(count: float) -> str:
 
 
 def _percent(values: list[float | None]) -> str:
-    """Return the value of a run in per cent; of several, their mean and deviation."""
+    """Format the value of a run in per cent, or mean and deviation of several."""
     shown = mean_std(values)
     return shown if shown == "–" else f"{shown} %"
 
 
 def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:
-    """Name what failed of many runs, after all others are done and their table is printed.
+    """Raise an error with the failed runs, after the others are done and their table is printed.
 
     Args:
-        failures: Why runs failed, by what they are called.
-        broken: What became of processes that ended early, see `studies.devices.on_each`.
-        missing: How many runs the table lacks; without any, a process that ended early is only worth a warning.
+        failures: Reasons of failures by run name.
+        broken: Messages about crashed processes, see `studies.devices.on_each`.
+        missing: Number of runs missing in the table; if 0, a crashed process is only a warning.
 
     Raises:
-        FedheadError: If there is anything.
+        FedheadError: If any run failed or is missing.
     """
     if failures:
         name, reason = next(iter(failures.items()))

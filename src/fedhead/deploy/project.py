@@ -1,9 +1,9 @@
 """Folder of a deployment, written by `fedhead deploy init`.
 
-app/                  what `flwr run` bundles and sends to every site: a pyproject.toml, nothing else
-server.yaml           what is trained, and with which sites
-sites/NAME/site.yaml  where a site's data is; the folder goes to the site's machine
-certs/                what `fedhead deploy certs` writes
+app/                  the bundle of `flwr run`, sent to every site: only a pyproject.toml
+server.yaml           config of the server: recipe and sites
+sites/NAME/site.yaml  config of a site; the folder is copied to the site's machine
+certs/                certificates and keys of `fedhead deploy certs`
 .deploy/              logs and database of `fedhead deploy up`
 """
 
@@ -26,7 +26,7 @@ from fedhead.recipes.recipe_data import is_path
 
 @dataclass(frozen=True)
 class Project:
-    """The folder of a deployment."""
+    """Folder of a deployment."""
 
     path: Path
 
@@ -60,7 +60,7 @@ class Project:
             path: Folder; it must be empty or not exist.
             recipe: Recipe name or file.
             sites: Names of the sites.
-            assignments: `key=value` settings on top of the recipe.
+            assignments: `key=value` overrides of the recipe.
             data: One data source per site, or none to use the recipe's data set.
 
         Raises:
@@ -75,7 +75,7 @@ class Project:
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         refuse_other_clients(assignments, sites)
         loaded = load(recipe, [*assignments, f"clients={len(sites)}"])
-        # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
+        # Fail now if the recipe is invalid; the sites' input shapes are not known yet.
         algorithms(loaded) if data else build_experiment(loaded)
         own_files, modules = _own_code(loaded)
         project.app.mkdir(parents=True)
@@ -118,7 +118,7 @@ class Project:
 
     @property
     def app(self) -> Path:
-        """The folder that Flower bundles; it is apart from all else because a bundle goes to every site."""
+        """Folder that Flower bundles, separate because a bundle is sent to every site."""
         return self.path / "app"
 
     @property
@@ -146,7 +146,7 @@ def _filled(template: str, **values: object) -> str:
 
 
 def _own_code(recipe: Recipe) -> tuple[dict[str, str], list[str]]:
-    """Return the files that a recipe names, by the paths it writes, and the modules of installed packages."""
+    """Return the user's files by their paths in the recipe, and the modules of installed packages."""
     files: dict[str, str] = {}
     modules: list[str] = []
     for entry in components.sources(recipe):

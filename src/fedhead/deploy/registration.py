@@ -1,4 +1,4 @@
-"""Registration: the sites' public keys are made known to the SuperLink, which admits no other node."""
+"""Registration of the sites' public keys at the SuperLink, which admits no other nodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedhead.flower.server.node_keys import public_key
 
 
 def register(address: str, authority: Path, keys: Mapping[str, Path]) -> list[str]:
-    """Register public keys at a SuperLink; keys that it knows already are left as they are.
+    """Register public keys at a SuperLink; known keys are skipped.
 
     Args:
-        address: The SuperLink's host and port.
-        authority: The certificate of the authority that issued the SuperLink's certificate.
-        keys: By site, the file of its public key in OpenSSH's format.
+        address: Host and port of the SuperLink.
+        authority: Certificate of the authority that issued the SuperLink's certificate.
+        keys: Files of public keys in OpenSSH format, by site.
 
     Returns:
         The sites whose keys were new to the SuperLink.

@@ -142,9 +142,9 @@ def panels(
 
 
 def log_scale(ax: Axes) -> None:
-    """Make the x axis of what is drawn logarithmic, with plain numbers at the powers of ten.
+    """Set a logarithmic x axis with plain numbers at the powers of ten.
 
-    Where there is room for them, 2 and 5 times these have theirs too.
+    If there is room, 2 and 5 times these are labeled too.
     """
     ax.set_xscale("log")
     low, high = ax.get_xlim()

@@ -139,10 +139,10 @@ def shorten(text: str, longest: int) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Return a text on one line with LaTeX's special characters escaped.
+    r"""Return a text on one line with LaTeX's special characters escaped.
 
     >>> latex_text("fedprox (μ=0.1) & 5 %")
-    'fedprox ($\\\\mu$=0.1) \\\\& 5 \\\\%'
+    'fedprox ($\\mu$=0.1) \\& 5 \\%'
     """
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 

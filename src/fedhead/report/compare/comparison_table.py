@@ -1,7 +1,7 @@
 """Comparisons of methods over settings: the pivot, paired gains over a baseline, and ranks over the settings.
 
-"Better" is never one lucky seed: differences are paired over the same seed and split and carry an interval; with one
-pair there is none, and that is said.
+Differences are paired over the same seed and split and have a confidence interval. With one pair there is no interval,
+and a note says why.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured
 from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
 
-_FEWEST = ("loss", "seconds", "bytes")  # what is better small, by a part of its name
+_FEWEST = ("loss", "seconds", "bytes")  # parts of names of metrics to minimize
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A method's paired differences from the baseline in one setting.
+    """Paired differences of a method from the baseline in one setting.
 
     Args:
         row: Index of the method.
         column: Index of the setting.
-        paired: The differences, method minus baseline; None where no seed and split is in both.
+        paired: Differences, method minus baseline; None without common seeds and splits.
         p_t: p-value of the paired t-test after Holm's correction over all gains of the table.
-        p_wilcoxon: Likewise of Wilcoxon's signed-rank test.
+        p_wilcoxon: p-value of Wilcoxon's signed-rank test, also corrected.
     """
 
     row: int
@@ -40,17 +40,17 @@ class Gain:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """Methods compared over settings.
+    """Comparison of methods over settings.
 
     Args:
-        metric: What is compared.
-        better: Whether high or low values are good.
-        level: Level of the intervals.
+        metric: Metric.
+        better: Direction of the metric.
+        level: Confidence level of the intervals.
         pivot: Values by method and setting.
-        baseline: Index of the row that the others are compared with; None where there is one row only.
+        baseline: Index of the baseline's row; None for a single row.
         gains: Differences of all other rows from the baseline.
-        ranking: Ranks over the settings that all methods have; None where there are fewer than two.
-        notes: What a reader must know: runs that do not count, pairs without a partner.
+        ranking: Ranks over the settings of all methods; None for fewer than two.
+        notes: Notes about excluded runs and missing pairs.
     """
 
     metric: str
@@ -63,7 +63,7 @@ class ComparisonTable:
     notes: tuple[str, ...]
 
     def best(self, column: int) -> set[int]:
-        """Return the rows that are best in a column, with all that tie at the precision that is shown."""
+        """Return the best rows of a column, including ties at the displayed precision."""
         shown = {i: self.number(cell.mean) for (i, j), cell in self.pivot.cells.items() if j == column}
         if len(shown) < 2:
             return set()
@@ -72,13 +72,13 @@ class ComparisonTable:
         return {i for i, text in shown.items() if text == best}
 
     def number(self, value: float, sign: bool = False) -> str:
-        """Format a value of the metric: two digits for values of some size, four significant ones for small."""
+        """Format a value of the metric: two decimals for large values, four significant digits for small ones."""
         largest = max((abs(cell.mean) for cell in self.pivot.cells.values()), default=0.0)
         digits = 2 if largest >= 2 else 4
         return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
 
     def cell(self, row: int, column: int) -> str:
-        """Format a cell: mean ± deviation, and the number of values where cells differ in it; – where it is empty."""
+        """Format a cell: mean ± deviation, and the number of values if it varies between cells; – if empty."""
         cell = self.pivot.cells.get((row, column))
         if cell is None:
             return "–"
@@ -88,7 +88,7 @@ class ComparisonTable:
 
     @property
     def count(self) -> int | None:
-        """The number of values that every cell has; None if they differ."""
+        """Number of values per cell; None if it varies."""
         counts = {len(cell.values) for cell in self.pivot.cells.values()}
         return counts.pop() if len(counts) == 1 else None
 
@@ -103,17 +103,17 @@ def compare(
     arrangement: Arrangement | None = None,
     gains: bool = True,
 ) -> ComparisonTable:
-    """Compare what finished runs measured.
+    """Compare the measurements of finished runs.
 
     Args:
-        measured: What they measured.
-        metric: Which value; None: the accuracy, or what there is in its place.
-        baseline: A row's label or a method's name; None: fedavg, or the first row.
-        by: Keys of the columns; empty: by what varies.
-        level: Level of the intervals.
-        notes: What else a reader must know.
-        arrangement: What tells methods and settings apart, where further recipes have a part in that.
-        gains: Whether gains and ranks are computed, which takes longer than all else.
+        measured: Measurements.
+        metric: Metric; None: the accuracy, or the first available one.
+        baseline: Label of a row or name of a method; None: fedavg, or the first row.
+        by: Recipe keys of the columns; empty: all keys that vary.
+        level: Confidence level of the intervals.
+        notes: Further notes.
+        arrangement: Row and column keys, if further recipes affect them.
+        gains: Whether to compute gains and ranks, which is the slowest part.
 
     Raises:
         BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
@@ -129,10 +129,10 @@ def compare(
     differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
     better, assumed = _better(metric, measured)
     ranking, ranked = _ranking(table, better) if gains else (None, [])
-    said = [*notes, *table.notes, *assumed, *unpaired, *ranked]
+    lines = [*notes, *table.notes, *assumed, *unpaired, *ranked]
     if all(len(cell.values) == 1 for cell in table.cells.values()):
-        said.append("every value is of a single run: there is no interval, and a difference may be chance; add seeds")
-    return ComparisonTable(metric, better, level, table, reference, differences, ranking, tuple(dict.fromkeys(said)))
+        lines.append("every value is of a single run: there is no interval, and a difference may be chance; add seeds")
+    return ComparisonTable(metric, better, level, table, reference, differences, ranking, tuple(dict.fromkeys(lines)))
 
 
 def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "min"], list[str]]:
@@ -144,14 +144,14 @@ def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "
         return "max", []
     recipe = next(m.recipe for m in measured if metric in m.values)
     try:
-        found = registry.find([metric], recipe.folders, recipe.objective or "multiclass")[metric].better
-    except BadInput:  # a function that was given in Python, or is not there any more
-        found = None
-    return found or "max", [] if found else [f"nobody said which values of {metric} are good: high ones are taken"]
+        goal = registry.find([metric], recipe.folders, recipe.objective or "multiclass")[metric].better
+    except BadInput:  # a Python function, or a removed metric
+        goal = None
+    return goal or "max", [] if goal else [f"nobody said which values of {metric} are good: high ones are taken"]
 
 
 def _baseline(table: Pivot, name: str | None) -> int | None:
-    """Return the row that the others are compared with: by its label, or the first of a method."""
+    """Return the index of the baseline's row, by label or by method."""
     if name is None:
         if len(table.rows) < 2:
             return None
@@ -167,7 +167,7 @@ def _baseline(table: Pivot, name: str | None) -> int | None:
 
 
 def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...], list[str]]:
-    found: list[Gain] = []
+    gains: list[Gain] = []
     notes: list[str] = []
     for (row, column), cell in sorted(table.cells.items(), key=lambda item: item[0][::-1]):
         if row == baseline:
@@ -175,18 +175,18 @@ def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...],
         where = f"{table.rows[row]}, {table.headings()[column]}"
         ours, theirs = cell.values, table.cells.get((baseline, column), Cell({})).values
         differences = [value - theirs[key] for key, value in ours.items() if key in theirs]
-        found.append(Gain(row, column, statistics.paired(differences, level) if differences else None))
+        gains.append(Gain(row, column, statistics.paired(differences, level) if differences else None))
         sides = (table.rows[row], table.rows[baseline])
         for mine, others, (has, lacks) in ((ours, theirs, sides), (theirs, ours, sides[::-1])):
             if runs := ", ".join(str(key) for key in mine if key not in others):
                 notes.append(f"{where}: {lacks} has no run with {runs}, so that of {has} is not in the difference")
     corrected = [
-        statistics.holm([None if gain.paired is None else getattr(gain.paired, name) for gain in found])
+        statistics.holm([None if gain.paired is None else getattr(gain.paired, name) for gain in gains])
         for name in ("p_t", "p_wilcoxon")
     ]
     complete = [
         Gain(gain.row, gain.column, gain.paired, t, wilcoxon)
-        for gain, t, wilcoxon in zip(found, *corrected, strict=True)
+        for gain, t, wilcoxon in zip(gains, *corrected, strict=True)
     ]
     return tuple(complete), notes
 

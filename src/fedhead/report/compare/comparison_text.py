@@ -1,4 +1,4 @@
-"""Comparisons as texts: tables for people (terminal, Markdown, LaTeX) and for programs (CSV)."""
+"""Formatting of comparisons: tables for terminal, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
 
 
 def tables(comparison: ComparisonTable) -> list[Table]:
-    """Return the tables that people read: the values, the paired gains and the ranks, where there are such."""
+    """Return the formatted tables: values, and paired gains and ranks if available."""
     out = [values_table(comparison)]
     if comparison.gains:
         out.append(gains_table(comparison))
@@ -90,13 +90,13 @@ def p_value(p: float | None) -> str:
 
 
 def markdown(comparison: ComparisonTable) -> str:
-    """Return the comparison as Markdown."""
+    """Format the comparison as Markdown."""
     notes = [f"- {' '.join(note.split())}" for note in comparison.notes]
     return "\n".join([*(table.markdown() for table in tables(comparison)), *notes, *([""] if notes else [])])
 
 
 def latex(comparison: ComparisonTable) -> str:
-    """Return the comparison as LaTeX tables with booktabs."""
+    """Format the comparison as LaTeX tables with booktabs."""
     parts = [table.latex() for table in tables(comparison)]
     head = ["% \\usepackage{booktabs,textcomp}", *(f"% {' '.join(note.split())}" for note in comparison.notes)]
     return "\n".join([*head, *parts])
@@ -147,7 +147,7 @@ def _gain_record(gain: Gain | None) -> dict[str, Any]:
 
 
 def csv_text(comparison: ComparisonTable) -> str:
-    """Return the records as CSV."""
+    """Format the records as CSV."""
     import pandas as pd
 
     return str(pd.DataFrame(records(comparison)).to_csv(index=False))

@@ -13,23 +13,23 @@ from fedhead.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from fedhead.runs.read_runs import Run
 
-_TOTALS = ("bytes_up", "bytes_down", "seconds")  # of a run they are sums over its rounds
+_TOTALS = ("bytes_up", "bytes_down", "seconds")  # summed over the rounds of a run
 _NO_RESULTS = ("round", "lr", "participants", "kept")
 
 
 class Replicate(NamedTuple):
-    """Identity of a repetition of one setting; values are paired where both agree.
+    """Identity of a repetition of one setting, by which values are paired.
 
     Args:
-        seed: The run's seed.
-        split: Fingerprint of its split; None where it is unknown.
+        seed: Seed of the run.
+        split: Fingerprint of its split; None if unknown.
     """
 
     seed: int
     split: str | None
 
     def __str__(self) -> str:
-        """Name the seed and the first characters of the split."""
+        """Show the seed and the first characters of the split."""
         return f"seed {self.seed}" + ("" if self.split is None else f" on split {self.split[:6]}")
 
 
@@ -38,9 +38,9 @@ class Measured:
     """Measurements of a finished run at its end, or after one of its stages.
 
     Args:
-        where: The run folder, or what else tells a reader which run it is.
-        recipe: The run's settings.
-        stage: The stage; "" for the end of the rounds.
+        where: Run folder, or another description of the run.
+        recipe: Recipe of the run.
+        stage: Stage; "" for the end of the rounds.
         replicate: Seed and split.
         values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
     """
@@ -53,7 +53,7 @@ class Measured:
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
-    """Return the measurements of finished runs; the others have no part in a comparison."""
+    """Return the measurements of finished runs."""
     out: list[Measured] = []
     for run in runs:
         if run.result is not None:
@@ -68,11 +68,11 @@ def of_records(
     """Yield the measurements in the records of one finished run: its end, then its stages.
 
     Args:
-        where: The run folder, or what else tells a reader which run it is.
-        recipe: The run's settings.
+        where: Run folder, or another description of the run.
+        recipe: Recipe of the run.
         replicate: Seed and split.
-        rows: The records of its rounds.
-        stages: The records of its stages, by name.
+        rows: Records of the rounds.
+        stages: Records by stage name.
     """
     yield Measured(where, recipe, "", replicate, _at_the_end(rows, recipe.last_rounds))
     for name, row in stages.items():
@@ -80,7 +80,7 @@ def of_records(
 
 
 def _at_the_end(rows: list[Row], last_rounds: int) -> dict[str, float]:
-    """Return the last value of each number in the round that the run ends with, and totals over all rounds."""
+    """Return the values of the last or best round, and totals over all rounds."""
     final, out = final_rows(rows), dict[str, float]()
     for row in final:
         out |= _numbers({name: value for name, value in row.items() if name != "metrics"})

@@ -1,4 +1,4 @@
-"""Pivot of a comparison: methods in rows, settings in columns, chosen by what varies among the recipes."""
+"""Pivot of a comparison: methods in rows, settings in columns, by the recipe keys that vary."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from fedhead.recipes.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate
 
-# What repeats a setting, and what changes no result.
+# Keys of repetitions, and keys that don't affect results.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
-# What decides the data: values of different data are never compared in one column.
+# Keys of the data: different data are never compared in one column.
 _DATA = (*SAMPLE_KEYS, "validation")
-_PLAIN = ("dataset", "partition")  # their values say what they are
+_PLAIN = ("dataset", "partition")  # keys that headings leave out
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The values of one method in one setting.
+    """Values of one method in one setting.
 
     Args:
-        values: One per seed and split.
+        values: Values by seed and split.
     """
 
     values: Mapping[Replicate, float]
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the values."""
         return python_statistics.fmean(self.values.values())
 
     @property
     def deviation(self) -> float | None:
-        """Their standard deviation (n − 1); None for one value."""
+        """Standard deviation of the values (n − 1); None for one value."""
         return python_statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Return the interval of the mean by Student's t; None for one value."""
+        """Return the confidence interval of the mean by Student's t; None for one value."""
         return statistics.interval(list(self.values.values()), level)
 
 
@@ -51,12 +51,12 @@ class Pivot:
     """Values by method (rows) and setting (columns).
 
     Args:
-        rows: Labels of the methods, with the stage that follows and the settings that only tell methods apart.
+        rows: Labels of the methods, with stage and further keys that distinguish methods.
         methods: Name of each row's method.
-        keys: The recipe's keys that tell columns apart.
+        keys: Recipe keys of the columns.
         columns: Values of those keys, one tuple per column.
-        cells: Values by the indices of row and column, where there are any.
-        notes: What a reader must know of runs that do not count.
+        cells: Non-empty cells by indices of row and column.
+        notes: Notes about excluded runs.
     """
 
     rows: tuple[str, ...]
@@ -73,15 +73,15 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The keys that tell methods (rows) and settings (columns) of some recipes apart.
+    """Recipe keys that distinguish methods (rows) and settings (columns).
 
-    A setting in which runs differ is a column, unless each method has one value of it: then it is part of the method's
-    label, as a learning rate that was chosen per method. Settings of the data are always columns.
+    A key that varies is a column, unless each method has one value of it, such as a learning rate tuned per method.
+    Then it is part of the method's label. Keys of the data are always columns.
 
     Args:
-        columns: The keys of the settings.
-        rows: The keys that labels of methods name.
-        unshown: Keys that differ too, but follow from method and setting.
+        columns: Keys of the columns.
+        rows: Keys in the labels of methods.
+        unshown: Further keys that vary, but are determined by method and setting.
     """
 
     columns: tuple[str, ...]
@@ -93,12 +93,11 @@ class Arrangement:
         """Arrange recipes.
 
         Args:
-            recipes: The recipes of all runs.
-            by: Keys of the columns; what else differs goes to the rows, except settings of the data. Empty: by what
-                varies.
+            recipes: Recipes of all runs.
+            by: Keys of the columns; other keys go to the rows, except keys of the data. Empty: all keys that vary.
 
         Raises:
-            BadInput: If `by` names no key of a recipe, or a key of the rows.
+            BadInput: If `by` has an unknown key, or a key of the rows.
         """
         flat = [flat_recipe(recipe) for recipe in recipes]
         columns = _column_keys(flat, by)
@@ -106,7 +105,7 @@ class Arrangement:
         return cls(tuple(columns), tuple(rows), tuple(unshown))
 
     def row(self, recipe: Recipe, stage: str = "") -> str:
-        """Return the label of a recipe's method, with the stage that follows."""
+        """Return the label of a recipe's method and stage."""
         flat, prefix = flat_recipe(recipe), f"stage.{stage}."
         keys = [key for key in self.rows if key in flat]
         method = [f"{k.removeprefix('method.')}={text(flat[k])}" for k in keys if not k.startswith("stage.")]
@@ -129,12 +128,12 @@ def _label(name: str, parameters: Sequence[str]) -> str:
 
 
 def flat_recipe(recipe: Recipe) -> Row:
-    """Return a recipe's settings without seeds and what changes no result."""
+    """Return a recipe's keys without seeds and keys that don't affect results."""
     return {k: v for k, v in recipe.flat().items() if k not in _REPEATS}
 
 
 def _heading(keys: Sequence[str], values: Sequence[Any]) -> str:
-    """Return a column's label: the values, with their key where a value does not say what it is."""
+    """Return the label of a column: the values, most of them with their key."""
     return ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(keys, values, strict=True))
 
 
@@ -142,9 +141,9 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
     """Arrange the values of a metric by method and setting.
 
     Args:
-        measured: What the runs measured.
-        metric: Which of their values.
-        arrangement: The keys that tell methods and settings apart.
+        measured: Measurements.
+        metric: Metric.
+        arrangement: Keys of rows and columns.
     """
     unshown = arrangement.unshown
     verb = "differs" if len(unshown) == 1 else "differ"
@@ -185,11 +184,11 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
     if by:
         return list(dict.fromkeys([*by, *data]))
     varied = [key for key in settings if key in data or not _follows(recipes, key, ["method", *data])]
-    return varied or ["dataset", "partition"]  # one column, which says where all runs are from
+    return varied or ["dataset", "partition"]  # a single column with the data of all runs
 
 
 def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the keys that rows show, and those that follow from method and column, of which a note is enough."""
+    """Return the keys that rows show, and those that are determined by method and column."""
     shown: list[str] = []
     unshown: list[str] = []
     for key in differing(recipes):
@@ -197,7 +196,7 @@ def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str]
             continue
         users = recipes_using(recipes, key)
         if _of_row(key) and key not in differing(users):
-            continue  # those that have it agree
+            continue  # all values are equal
         by_method = not _of_row(key) and _follows(users, key, ["method"])
         (shown if by_method or not _follows(users, key, ["method", *columns]) else unshown).append(key)
     return shown, unshown
@@ -208,19 +207,17 @@ def _of_row(key: str) -> bool:
 
 
 def _follows(recipes: Sequence[Row], key: str, given: Sequence[str]) -> bool:
-    """Say whether the value of a key follows from those of others."""
-    found: dict[str, set[str]] = {}
+    """Return whether the value of a key is determined by those of others."""
+    groups: dict[str, set[str]] = {}
     for recipe in recipes:
-        found.setdefault(repr([recipe.get(k) for k in given]), set()).add(repr(recipe.get(key)))
-    return all(len(values) == 1 for values in found.values())
+        groups.setdefault(repr([recipe.get(k) for k in given]), set()).add(repr(recipe.get(key)))
+    return all(len(values) == 1 for values in groups.values())
 
 
 def _share_training(second: Measured, first: Measured, metric: str) -> bool:
-    """Say whether runs that differ in their stages alone share a result, as those of a sweep over stages do."""
-    one, other = flat_recipe(first.recipe), flat_recipe(second.recipe)
-    return (
-        one != other and without_stages(one) == without_stages(other) and first.values[metric] == second.values[metric]
-    )
+    """Return whether two runs that differ only in their stages share a result, as in a sweep over stages."""
+    a, b = flat_recipe(first.recipe), flat_recipe(second.recipe)
+    return a != b and without_stages(a) == without_stages(b) and first.values[metric] == second.values[metric]
 
 
 def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str:
@@ -230,26 +227,26 @@ def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as recipes write it; null for None, lists with commas between."""
+    """Format a value for labels: null for None, lists separated by commas."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def natural(word: str) -> list[tuple[int, float, str]]:
-    """Sort numbers within texts by their size: dirichlet(0.05) before dirichlet(0.1) before dirichlet(10)."""
+    """Return a sort key with numbers in numeric order: dirichlet(0.05), dirichlet(0.1), dirichlet(10)."""
     parts = re.split(r"(\d+(?:\.\d+)?)", word)
     return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
 
 
 def differing(recipes: Sequence[Row]) -> list[str]:
-    """Return the keys that recipes do not agree in."""
+    """Return the keys that vary between recipes."""
     names = dict.fromkeys(key for recipe in recipes for key in recipe)
     return [key for key in names if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
 
 
 def recipes_using(recipes: Sequence[Row], key: str) -> list[Row]:
-    """Return the recipes that use a key: parameters of a method or a stage are for those alone, defaults too."""
+    """Return the recipes that use a key: parameters apply only to recipes with their method or stage."""
     if key.startswith("stage."):
         stage = key.removeprefix("stage.").rpartition(".")[0]
         return [recipe for recipe in recipes if stage in recipe["stages"]]
@@ -258,5 +255,5 @@ def recipes_using(recipes: Sequence[Row], key: str) -> list[Row]:
 
 
 def without_stages(recipe: Row) -> Row:
-    """Return the settings that decide a recipe's training: all but those of stages, which come after it."""
+    """Return the recipe keys that determine a training: all but those of stages."""
     return {k: v for k, v in recipe.items() if k.partition(".")[0] not in ("stages", "stage")}

@@ -1,4 +1,4 @@
-"""The diagram of mean ranks with the critical difference (Demšar, 2006, Fig. 1)."""
+"""Critical difference diagram of mean ranks (Demšar, 2006, Fig. 1)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STEP, _BAR = 0.17, 0.07  # inches per label and per bar of a group
-_VALUE = 0.36  # inches that a mean rank takes
+_VALUE = 0.36  # inches of a mean rank's text
 
 
 @styled
 def critical_difference(ranking: Ranking, width: float = 6.9) -> Figure:
-    """Draw methods at their mean ranks on a line, the best at the left; a bar joins those that do not differ.
+    """Draw methods at their mean ranks, the best at the left; a bar connects those without significant difference.
 
     Args:
         ranking: The ranks.
@@ -71,7 +71,7 @@ def _legend(ax: Axes, ranking: Ranking, unit: float, width: float, height: float
 def _method(
     ax: Axes, name: str, rank: float, at: float, top: float, y: float, end: float, side: Literal["left", "right"] | str
 ) -> None:
-    """Draw one method: a line from its rank to the side, and there the rank and the name, each a separate text."""
+    """Draw one method: a line from its rank to the side, with the rank and the name."""
     out = -1 if side == "left" else 1
     ax.plot([at, at, end], [top, y, y], color=INK, lw=0.6)
     align = "right" if side == "left" else "left"

@@ -1,8 +1,8 @@
 """Statistics of comparisons: paired differences with intervals and tests, and ranks over several data sets.
 
-Everything here takes plain numbers. What is paired with what is decided by the caller: in fedhead, runs of the same
-seed on the same split. The tests over several data sets are those of Demšar, "Statistical comparisons of classifiers
-over multiple data sets", JMLR 7, 2006.
+All functions take plain numbers. The caller pairs the values: in fedhead, runs of the same seed on the same split. The
+tests over several data sets are those of Demšar, "Statistical comparisons of classifiers over multiple data sets",
+JMLR 7, 2006.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy  # scipy.stats is loaded at its first use: a run need not wait for it
+import scipy  # scipy.stats is imported lazily
 from numpy.typing import NDArray
 
-_SAME = 1e-12  # differences that vary by less than this share of themselves are equal but for rounding
+_SAME = 1e-12  # relative tolerance of equal differences
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean of paired differences and what can be said of it.
+    """Mean of paired differences, with interval and tests.
 
     Args:
         count: Number of pairs.
         mean: Mean of the differences.
         deviation: Their standard deviation (n − 1); None for one pair.
-        interval: Interval of the mean by Student's t. None for one pair, and where all differences are equal but not
-            zero: their deviation of 0 says nothing about other seeds.
-        p_t: p-value of the paired t-test, two-sided; None likewise.
-        p_wilcoxon: p-value of Wilcoxon's signed-rank test, two-sided; None for one pair. With fewer than six pairs it
-            can't be below 0.05.
+        interval: Confidence interval of the mean by Student's t. None for one pair, and if all differences are equal
+            but not zero, since a deviation of 0 is not informative.
+        p_t: p-value of the paired t-test, two-sided; None in the same cases.
+        p_wilcoxon: p-value of Wilcoxon's signed-rank test, two-sided; None for one pair. It is at least 0.05 for fewer
+            than six pairs.
     """
 
     count: int
@@ -44,7 +44,7 @@ class Paired:
 
     @property
     def why_no_interval(self) -> str:
-        """What a table says in place of an interval that is None."""
+        """Reason of a missing interval, for tables."""
         return "one pair: none" if self.count == 1 else "all equal: none"
 
 
@@ -68,24 +68,24 @@ def paired(differences: Sequence[float], level: float = 0.95) -> Paired:
         differences: One difference per pair, at least one.
         level: Level of the interval.
     """
-    found = np.asarray(differences, dtype=np.float64)
-    mean = float(found.mean())
-    if len(found) < 2:
-        return Paired(len(found), mean, None, None, None, None)
-    deviation = float(found.std(ddof=1))
-    if not found.any():
-        return Paired(len(found), 0.0, 0.0, (0.0, 0.0), 1.0, 1.0)
+    values = np.asarray(differences, dtype=np.float64)
+    mean = float(values.mean())
+    if len(values) < 2:
+        return Paired(len(values), mean, None, None, None, None)
+    deviation = float(values.std(ddof=1))
+    if not values.any():
+        return Paired(len(values), 0.0, 0.0, (0.0, 0.0), 1.0, 1.0)
     constant = deviation <= _SAME * abs(mean)
     between = None if constant else interval(differences, level)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy's about ties and small samples: both are usual here
-        p_t = None if constant else float(scipy.stats.ttest_1samp(found, 0.0).pvalue)
-        p_wilcoxon = float(scipy.stats.wilcoxon(found).pvalue)
-    return Paired(len(found), mean, deviation, between, p_t, p_wilcoxon)
+        warnings.simplefilter("ignore")  # about ties and small samples, which are common here
+        p_t = None if constant else float(scipy.stats.ttest_1samp(values, 0.0).pvalue)
+        p_wilcoxon = float(scipy.stats.wilcoxon(values).pvalue)
+    return Paired(len(values), mean, deviation, between, p_t, p_wilcoxon)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for being several, by Holm's step-down method; None stays None and does not count.
+    """Correct p-values for multiple tests by Holm's step-down method; None stays None and is not counted.
 
     >>> holm([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
@@ -109,8 +109,8 @@ class Ranking:
         mean_ranks: Mean over the data sets, one entry per method.
         friedman: Friedman's chi square; None for fewer than three methods.
         p_friedman: Its p-value.
-        iman_davenport: The F statistic of Iman and Davenport, which is less conservative; None likewise, or where the
-            ranks are the same on all data sets.
+        iman_davenport: F statistic of Iman and Davenport, which is less conservative; None for fewer than three
+            methods, or if the ranks are equal on all data sets.
         p_iman_davenport: Its p-value.
         critical_difference: Mean ranks that differ by at least this differ significantly (Nemenyi).
     """
@@ -125,10 +125,10 @@ class Ranking:
     critical_difference: float
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return the largest groups of methods that do not differ significantly, by their indices, best first."""
+        """Return the maximal groups of methods without significant differences, as indices, best first."""
         order = sorted(range(len(self.names)), key=lambda i: self.mean_ranks[i])
         out: list[tuple[int, ...]] = []
-        end = 0  # beyond the last method that an earlier group holds
+        end = 0  # end of the previous group
         for start, first in enumerate(order):
             close = [i for i in order[start:] if self.mean_ranks[i] - self.mean_ranks[first] < self.critical_difference]
             if len(close) > 1 and start + len(close) > end:
@@ -147,7 +147,7 @@ def rank(
     Args:
         names: The methods, at least two.
         scores: One line per data set with one score per method.
-        better: Whether high or low scores are good.
+        better: Direction of the scores.
     """
     table = np.asarray(scores, dtype=np.float64)
     ranks = scipy.stats.rankdata(table if better == "min" else -table, axis=1)
@@ -169,12 +169,12 @@ def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, f
     sets, methods = ranks.shape
     if (ranks == ranks[:, :1]).all():  # all methods are equal everywhere
         return 0.0, 1.0, None, None
-    found = scipy.stats.friedmanchisquare(*ranks.T)
-    chi, left = float(found.statistic), sets * (methods - 1)
+    test = scipy.stats.friedmanchisquare(*ranks.T)
+    chi, left = float(test.statistic), sets * (methods - 1)
     if left - chi <= _SAME * left:  # the same order everywhere: F is infinite
-        return chi, float(found.pvalue), None, None
+        return chi, float(test.pvalue), None, None
     f = (sets - 1) * chi / (left - chi)
-    return chi, float(found.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
+    return chi, float(test.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
 
 
 def critical_difference(methods: int, data_sets: int) -> float:

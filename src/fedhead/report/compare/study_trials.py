@@ -1,4 +1,4 @@
-"""The trials of a study as a report reads them."""
+"""Reader of a study's trials for reports."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedhead.studies.tune.trials import COLUMNS, TRIALS
 
 
 class Trials(NamedTuple):
-    """The trials of a study."""
+    """Trials of a study."""
 
-    keys: list[str]  # those that were searched
+    keys: list[str]  # searched keys
     table: pd.DataFrame  # all trials as texts, by column
-    best: dict[str, str]  # the best of the complete trials, the first of several
+    best: dict[str, str]  # best complete trial, the first of equal ones
     objective: str
 
 
 def read_study(folder: Path) -> Trials:
-    """Read a study's trials; where its own file is missing, high values are taken for good.
+    """Read a study's trials; without the study's file, higher values count as better.
 
     Raises:
         BadInput: If there is no such table, it is not what `fedhead tune` writes, or no trial is complete.
@@ -44,7 +44,7 @@ def read_study(folder: Path) -> Trials:
 
 
 def study_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the folders of studies among those given and below them, each once."""
+    """Return all study folders in the given paths and below them, without duplicates."""
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         for place in sorted(file.parent for file in path.glob(f"**/{TRIALS}")):

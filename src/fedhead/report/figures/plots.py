@@ -64,7 +64,7 @@ def _finish_curves(fig: Figure, ax: Axes, metric: str, named: Sequence[Line2D]) 
 
 @styled
 def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapping[str, float]) -> Figure:
-    """Plot one metric of one run over its rounds, and as dashed lines what it is after each stage.
+    """Plot one metric of one run over its rounds, and its value after each stage as dashed lines.
 
     Args:
         rounds: The rounds.

@@ -1,4 +1,4 @@
-"""The board: the report's page, served on this machine and kept up to date while runs go on."""
+"""Board: the report page as a local web server, updated during runs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from uvicorn import Server
 
-SECONDS = 2.0  # between two questions of a page for news
-SHARE = 0.1  # of the time goes into making pages at most: the runs need the machine too
+SECONDS = 2.0  # between two updates of a page
+SHARE = 0.1  # largest share of time spent on building pages
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 class Watched:
-    """The runs below some folders; what has not changed on the disk is not read again.
+    """Runs below some folders, cached until their files change.
 
     Args:
-        paths: Run folders, or folders in which runs are or will be.
+        paths: Run folders, or folders of present or future runs.
     """
 
     def __init__(self, paths: Sequence[Path]):
         self.paths = paths
         self._read: dict[Path, tuple[Stamp, Run | str]] = {}
         self._page: Page | None = None
-        self._next = 0.0  # when the page may be made anew
-        self._lock = threading.Lock()  # the server answers in several threads
+        self._next = 0.0  # time of the next update
+        self._lock = threading.Lock()  # the server is multi-threaded
 
     def page(self) -> Page:
-        """Return the page as of now."""
+        """Return the current page."""
         with self._lock:
             begin = time.monotonic()
             if self._page is None or begin >= self._next:
@@ -61,13 +61,13 @@ class Watched:
         return sorted(dict.fromkeys(found))
 
     def _run(self, place: Path) -> Run | str:
-        """Return a run, or why it can't be read."""
+        """Return a run, or the reason why it can't be read."""
         stamp = _stamp(place)
         known = self._read.get(place)
         if known is None or known[0] != stamp:
             try:
                 run: Run | str = load_run(place)
-            except BadInput as error:  # damaged, or just being written: the next question tells
+            except BadInput as error:  # damaged, or being written
                 run = str(error)
             known = self._read[place] = stamp, run
         return known[1]
@@ -75,21 +75,21 @@ class Watched:
 
 def _stamp(place: Path) -> Stamp:
     files = [file for pattern in ("*.json*", "*.yaml", "*.npz", "analysis/*") for file in place.glob(pattern)]
-    found = []
+    stamps = []
     for file in sorted(files):
         try:
             status = file.stat()
-        except OSError:  # it was replaced meanwhile
+        except OSError:  # replaced concurrently
             continue
-        found.append((str(file), status.st_mtime_ns, status.st_size))
-    return tuple(found)
+        stamps.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
 
 
 def application(paths: Sequence[Path], hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
     """Return the board as a web application.
 
     Args:
-        paths: Run folders, or folders in which runs are or will be.
+        paths: Run folders, or folders of present or future runs.
         hosts: Names by which it may be asked; others are refused, so that no foreign page can read it.
 
     Raises:
@@ -129,7 +129,7 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080) -> N
     """Serve the board until it is interrupted.
 
     Args:
-        paths: Run folders, or folders in which runs are or will be.
+        paths: Run folders, or folders of present or future runs.
         host: Address to listen at. Whoever can reach it can read the runs.
         port: Port to listen at; 0: a free one.
 

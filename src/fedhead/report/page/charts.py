@@ -34,7 +34,7 @@ class Chart:
 
 
 class Style(NamedTuple):
-    """How one method is drawn in every chart."""
+    """Style of one method in all charts."""
 
     color: str
     dash: str

@@ -29,7 +29,7 @@ class Entry:
         column: The setting.
         stage: The stage; "" for the end of the rounds.
         runs: The finished runs, one per seed and split.
-        unfinished: Runs that were stopped, go on or diverged, one per seed and split without a finished one.
+        unfinished: Interrupted, running or diverged runs, one per seed and split without a finished one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Content:
     Args:
         runs: The runs.
         broken: Run folders that can't be read, with why.
-        live: Whether runs may go on while the page is shown.
+        live: Whether runs may continue while the page is shown.
         studies: Folders of searches.
     """
 
@@ -128,7 +128,7 @@ class Content:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a reader must know: folders that do not count, and why."""
+        """Notes about excluded folders."""
         stopped = [] if self.live else [run for run in self.runs if not run.finished]
         return [
             *(f"{run.path} does not count: {run.state}" for run in stopped),

@@ -32,7 +32,7 @@ class Report:
         return save(self.page, path)
 
     def __repr__(self) -> str:
-        """Say what it is about, where nothing can show it."""
+        """Show the number of runs, for terminals."""
         return f"Report({len(self._runs)} runs; save it with .save('report.html'))"
 
     def _repr_html_(self) -> str:

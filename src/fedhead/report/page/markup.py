@@ -128,7 +128,7 @@ def panels(figures: Sequence[str]) -> str:
 
 
 def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> str:
-    """Return a selection that decides what the charts and blocks of a group show; none where there is one name only.
+    """Return a selector for the charts and blocks of a group; empty for a single name.
 
     Args:
         group: The group.

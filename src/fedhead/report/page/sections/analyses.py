@@ -20,7 +20,7 @@ def section(content: Content) -> Section | None:
 
 
 def pictures(folder: Path, source: str) -> list[str]:
-    """Return the .png files of a folder as figures, titled by their names and what they are of."""
+    """Return the .png files of a folder as figures, titled by file name and source."""
     figures = []
     for file in sorted(folder.glob("*.png")):
         if file.is_file() and file.stat().st_size <= LARGEST:

@@ -1,4 +1,4 @@
-"""Costs of a result: bytes against accuracy, and the time by what it was spent on."""
+"""Costs of a result: accuracy against bytes, and time by activity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDED = 10  # rows of a table that is shown on demand only
 
 
 def traffic_section(content: Content) -> Section | None:
-    """Return the accuracy over what was sent and received, one panel per setting, and a table of the totals."""
+    """Return the accuracy over the traffic, one panel per setting, and a table of the totals."""
     figures = []
     for i, column in enumerate(content.columns):
         data = [trace for entry in content.of(column) for trace in _against_traffic(content, entry)]
@@ -89,7 +89,7 @@ def time_section(content: Content) -> Section | None:
 
 
 def _seconds(run: Run) -> dict[str, float]:
-    """Return the seconds of a finished run by what they were spent on."""
+    """Return the seconds of a finished run by activity."""
     result = run.result or {}
     out = {"preparation": float(result.get("preparing") or 0.0), "rounds": sum(r["seconds"] for r in run.rows)}
     return out | {

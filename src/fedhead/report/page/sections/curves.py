@@ -63,6 +63,6 @@ def _panel(content: Content, column: str, metric: str) -> Chart | None:
 
 
 def _numbers(row: Row) -> dict[str, float]:
-    """Return what a round or a stage measured."""
+    """Return the metrics of a round or a stage."""
     found = {name: row[name] for name in METRICS if row.get(name) is not None}
     return found | {name: value for name, value in (row.get("metrics") or {}).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Unfinished runs: how far they are, when they will be done, and what each client does."""
+"""Unfinished runs: progress, remaining time, and activity of each client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
 
 
 def state_of(run: Run, now: float) -> tuple[str, float | None]:
-    """Return whether a run goes on, and the seconds that it still takes.
+    """Return the state of a run and its estimated remaining seconds.
 
     Args:
         run: The run.
