@@ -17,15 +17,15 @@ class IdentityCache(Generic[T]):
 
     def __init__(self, most: int):
         self.most = most
-        self._kept: tuple[tuple[tuple[object, ...], T], ...] = ()  # replaced as a whole: threads may ask at once
+        self._kept: tuple[tuple[tuple[object, ...], T], ...] = ()  # replaced as a whole, for thread safety
 
     def get_or_make(self, sources: Sequence[object], make: Callable[[], T]) -> T:
-        """Return the cached result of these objects, in this order, or make it.
+        """Return the cached result for these objects, in this order, or compute it.
 
         Args:
-            sources: The objects, told apart by identity; they are held, so that no other object can take the place of
-                one. They must not change.
-            make: Function that makes it.
+            sources: Objects, compared by identity. The cache keeps references to them, so that no identity is reused.
+                They must not change.
+            make: Function that computes the result.
 
         >>> cache, a = IdentityCache(most=1), [1, 2]
         >>> cache.get_or_make([a], lambda: sum(a)), cache.get_or_make([a], lambda: -1)

@@ -157,7 +157,7 @@ class FederationData:
         return replace(self, client_test=test_rows, client_test_from="test")
 
     def with_validation(self, share: float | None, seed: int = 0) -> Self:
-        """Return the federation with a share of each client's training samples set apart for validation.
+        """Return the federation with a share of each client's training samples held out for validation.
 
         Args:
             share: Share of each client's training samples; None: none.
@@ -195,10 +195,10 @@ class FederationData:
         return self.take(stratified(self.strata, n, seed))
 
     def take(self, kept: Rows) -> Self:
-        """Return the federation with only these rows of its training set.
+        """Return the federation with a subset of its training set.
 
         Args:
-            kept: Rows of `train`, each once.
+            kept: Distinct indices into `train`.
 
         Returns:
             A copy.
@@ -218,10 +218,10 @@ class FederationData:
         )
 
     def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
-        """Return the federation with some samples of each client as its test set, and all of these as the global one.
+        """Return the federation with held-out samples as each client's test set and, together, the global one.
 
         Args:
-            test: Share of each client's samples, stratified by class, or which rows of `train` to hold out.
+            test: Share of each client's samples, stratified by class, or a mask of the samples of `train` to hold out.
             seed: Seed of the choice.
 
         Returns:
@@ -250,7 +250,7 @@ class FederationData:
         )
 
     def samples_of(self, client: int) -> Samples:
-        """Return all samples of a client, those held out for testing and validation among them.
+        """Return all samples of a client, including those held out for testing and validation.
 
         Args:
             client: The client.

@@ -1,4 +1,4 @@
-"""Whole federations in .npz files; see docs/data.md for the arrays."""
+"""Serialization of federations to .npz files; see docs/data.md for the arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedhead.data.transforms.named_transforms import NamedTransforms
 
 
 def save(path: Path, federation: FederationData) -> None:
-    """Write a federation to a file from which `restore` makes the same."""
+    """Write a federation to a file for `restore`."""
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
     for rows in (federation.rows, owned, federation.validation or []):
@@ -58,7 +58,7 @@ def save(path: Path, federation: FederationData) -> None:
 
 
 def _arrays(key: str, x: Inputs) -> dict[str, Any]:
-    """Return inputs as the arrays of a file: KEY, or KEY.NAME each."""
+    """Return inputs as arrays of a file, named KEY, or KEY.NAME for named inputs."""
     return _entries(key, map_inputs(lambda t: t.numpy(), x))
 
 
@@ -67,7 +67,7 @@ def _entries(key: str, value: Any) -> dict[str, Any]:
 
 
 def _preparation(federation: FederationData) -> str:
-    """Return the transform and the filling of missing values as JSON text."""
+    """Serialize the transform and the fill values of missing values to JSON."""
     transform = federation.transform
     named = transform.parts if isinstance(transform, NamedTransforms) else {"": transform}
     transforms = {name: describe_transform(part) for name, part in named.items()}
@@ -76,7 +76,7 @@ def _preparation(federation: FederationData) -> str:
 
 
 def restore(contents: Contents) -> dict[str, Any]:
-    """Return the parts of a federation that `save` wrote, as arguments of `Federation`."""
+    """Return the arguments of `Federation` from a file written by `save`."""
     held = contents.arrays
     try:
         local, validation = (

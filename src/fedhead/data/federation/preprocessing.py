@@ -1,4 +1,4 @@
-"""Preprocessing fitted to the clients' training data, from sums that add up over clients."""
+"""Preprocessing fitted to the clients' training data, using only sums over clients."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
 F = TypeVar("F", bound=FederationData)
-SAMPLE_SETS = ("train", "test", "public")  # a federation's samples
+SAMPLE_SETS = ("train", "test", "public")  # sample sets of a federation
 
 
 def allows_missing(missing: str) -> bool:
-    """Return whether missing values are allowed, or raise `BadInput` if the setting is neither "refuse" nor "mean"."""
+    """Return whether missing values are allowed; raise `BadInput` if `missing` is neither "refuse" nor "mean"."""
     require(missing in ("refuse", "mean"), f"missing: {missing!r} is unknown, it is refuse or mean")
     return missing == "mean"
 
 
 def prepare(federation: F, missing: str, augment: str | None, normalize: str | None, resize: int | None = None) -> F:
-    """Return the federation with its missing values filled and its transform changed; see `Federation.from_arrays`.
+    """Fill missing values and change the transform of a federation; see `Federation.from_arrays`.
 
     Args:
-        federation: The federation with its clients' training rows.
+        federation: Federation with its clients' training samples.
         missing: "refuse" or "mean".
         augment: Augmentation that overrides the transform's.
         normalize: Normalization that overrides the transform's: a name, or "standard".
         resize: Height and width of resized images, overriding the transform's.
 
     Raises:
-        BadInput: If a name is unknown or does not fit the samples.
+        BadInput: If a name is unknown or does not apply to the samples.
     """
     made = fill_missing(federation) if allows_missing(missing) else federation
     standard = normalize == "standard"
@@ -48,11 +48,11 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
 
 
 def fill_missing(federation: F) -> F:
-    """Replace missing values (NaN) of a table by the feature's mean, and add an indicator column per such feature.
+    """Impute missing values (NaN) of a table with the feature's mean, and add an indicator column per such feature.
 
     The mean of a feature is the clients' sum of its values, divided by the sum of their counts; a feature that no
-    client has is 0. Only training samples count; test and public samples are filled with the same means. Of named
-    inputs those that are tables are filled.
+    client has is 0. Means use only training samples; test and public samples are filled with the same means. With named
+    inputs, only tables are filled.
 
     Args:
         federation: A federation with float features, [N, F].
@@ -70,11 +70,11 @@ def fill_missing(federation: F) -> F:
 def standardize(federation: F) -> F:
     """Return the federation with a transform to mean 0 and deviation 1 per feature or channel.
 
-    Both come from the sums of the clients' values, their squares and their counts. Of named inputs this concerns
+    Both are computed from the sums of the clients' values, squares and counts. With named inputs, it applies to
     numbers and images; tokens and masks have no mean.
 
     Raises:
-        BadInput: If the samples are tokens, or were filled up to one length.
+        BadInput: If the samples are tokens, or were padded.
     """
     x = _training(federation)
     if all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)):
@@ -112,7 +112,7 @@ def _with_inputs(federation: F, change: Callable[[Inputs], Inputs], missing: Map
 def _is_standardized(federation: FederationData) -> bool:
     try:
         return standardize(federation).transform == federation.transform
-    except BadInput:  # tokens, or samples that were filled up to one length
+    except BadInput:  # tokens, or padded samples
         return False
 
 

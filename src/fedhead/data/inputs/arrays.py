@@ -27,7 +27,7 @@ class Samples(NamedTuple):
 
     Attributes:
         x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or a dictionary of these.
-        y: Labels, int64 [N]; targets that are no classes, float32 [N, T].
+        y: Labels, int64 [N]; other targets, float32 [N, T].
     """
 
     x: Inputs
@@ -47,7 +47,7 @@ class Samples(NamedTuple):
         """Select samples.
 
         Args:
-            rows: Their indices.
+            rows: Indices of the samples.
 
         Returns:
             The samples with these indices.
@@ -96,14 +96,14 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     """Return the only layout that an array can have.
 
     Floats are features, except four axes of which the last could be channels. Bytes of two axes are features, of three
-    axes gray images, of four axes images with 1 or 3 channels first or last. What else holds integers could be numbers
+    axes gray images, of four axes images with 1 or 3 channels first or last. Other integers could be numbers
     or tokens.
 
     Raises:
         BadInput: If the layout is ambiguous, with the possible layouts.
     """
     array = to_array(x, what)
-    tensor = to_tensor(array[:0] if array.ndim else array, what)  # not a copy of images, which may fill the memory
+    tensor = to_tensor(array[:0] if array.ndim else array, what)  # no copy of images, which may be large
     shape, kind = array.shape, str(tensor.dtype).removeprefix("torch.")
     readings: tuple[Layout, ...]
     if tensor.is_floating_point():
@@ -153,7 +153,7 @@ def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) 
 
 
 def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
-    """Bring a tensor of a known layout to the stored form."""
+    """Convert a tensor of a known layout to the stored form."""
     shape = tuple(tensor.shape)
     require(tensor.ndim and len(tensor), f"{what} is empty: give at least one sample")
     require(tensor.ndim > 1, f"{what} has shape {shape}: it needs one row per sample, such as [N, features]")
@@ -205,7 +205,7 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
         noun: Name of its entries in error messages.
 
     Raises:
-        BadInput: If the entries differ in shape, or a masked array hides some, which would be used otherwise.
+        BadInput: If the entries differ in shape, or a masked array has masked values.
     """
     if isinstance(value, Tensor):
         value = value.detach().cpu()
@@ -219,7 +219,7 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
 
 
 def to_tensor(value: Any, what: str) -> Tensor:
-    """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
+    """Convert numbers to a tensor of the same values, on the CPU; other types raise `BadInput`."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         if tensor.is_complex() or tensor.dtype == torch.bool:
@@ -239,6 +239,6 @@ def to_tensor(value: Any, what: str) -> Tensor:
 
 
 def to_mask(values: Any, what: str) -> NDArray[np.bool_]:
-    """Return which samples are for testing, from a column of 0 and 1."""
+    """Return a mask of test samples from a column of 0 and 1."""
     require(np.isin(values, (0, 1)).all(), f"test: {what} must hold 0 for training and 1 for test samples")
     return np.asarray(values, bool)

@@ -1,4 +1,4 @@
-"""From the user's pairs (x, y) to samples: one layout and one numbering of the classes for all of them."""
+"""Conversion of users' pairs (x, y) to samples, with one layout and one numbering of classes for all."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Pair = tuple[Any, Any] | Samples
 
 
 class Converted(NamedTuple):
-    """The user's data as samples."""
+    """User data converted to samples."""
 
-    parts: list[Samples]  # in the order given; without those that are empty
-    test: Samples | None  # of several, one after the other
+    parts: list[Samples]  # in the given order, without empty parts
+    test: Samples | None  # several test sets are concatenated
     public: Samples | None
     classes: Classes
 
@@ -40,11 +40,11 @@ def convert(
     """Convert pairs of inputs and labels.
 
     Args:
-        parts: Training data by its name in error messages; empty parts are left out.
-        test: Global test set, or those of the clients by their names in error messages.
+        parts: Training data keyed by its name in error messages; empty parts are left out.
+        test: Global test set, or those of the clients keyed by their names in error messages.
         public: Samples that all parties hold.
         names: Names of the classes, see `Classes.find`.
-        classes: Number of classes, likewise.
+        classes: Number of classes, see `Classes.find`.
         layout: Layout of all inputs; None infers it from the first part.
         missing: Whether NaN is allowed in inputs, as a missing value.
         objective: Objective of y, see `fedhead.core.training.objectives`.
@@ -91,8 +91,8 @@ def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, mis
 
     Args:
         x: Inputs.
-        y: Labels, or targets that are no classes, from `targets.read`.
-        classes: Which label is which class.
+        y: Labels, or other targets from `targets.read`.
+        classes: Mapping from labels to classes.
         layout: Layout of the inputs; None infers it.
         what: Name of the data in error messages.
         missing: Whether NaN is allowed in the inputs.
@@ -106,7 +106,7 @@ def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, mis
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
-    """Return the samples of several parts as one."""
+    """Concatenate the samples of several parts."""
     if len(parts) == 1:
         return parts[0]
     x = map_inputs(lambda *each: torch.cat(each), *(own.x for own in parts))

@@ -1,6 +1,6 @@
-"""Encoders: texts and sounds of any length as inputs of one shape, each sample by itself.
+"""Encoders of texts and sounds of any length to inputs of one shape.
 
-An encoder looks at nothing but its sample, so clients can apply it alone and no vocabulary is shared.
+An encoder depends only on its sample, so clients can apply it locally without a shared vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Encoded(NamedTuple):
 
 # -- texts ------------------------------------------------------------------------------------------
 def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
-    """Count words and pairs of words in a fixed number of buckets (Weinberger et al., 2009).
+    """Hash words and pairs of words to a fixed number of buckets (Weinberger et al., 2009).
 
     Each word adds its sign to the bucket of its hash; counts c become sign(c)·log(1 + |c|), and a text has norm 1.
 
@@ -51,7 +51,7 @@ def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
         if not words:
             continue
         one = np.array(words, np.uint64)
-        pairs = one[:-1] * np.uint64(2654435761) + one[1:]  # of neighbours, modulo 2**64
+        pairs = one[:-1] * np.uint64(2654435761) + one[1:]  # hashes of neighbouring words, modulo 2**64
         pairs ^= pairs >> np.uint64(29)
         every = np.concatenate([one, pairs * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(31)])
         bucket, sign = (every >> np.uint64(1)) % np.uint64(size), (every & np.uint64(1)).astype(np.float32) * 2 - 1
@@ -62,7 +62,7 @@ def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
 
 
 def bytes_(texts: Sequence[str], length: Length = 256) -> Encoded:
-    """Give the UTF-8 bytes of a text as tokens 1 … 256, cut at a length or filled up with the token 0.
+    """Encode the UTF-8 bytes of a text as tokens 1 … 256, truncated or padded with token 0.
 
     Args:
         texts: The texts.
@@ -76,9 +76,9 @@ def bytes_(texts: Sequence[str], length: Length = 256) -> Encoded:
 
 
 def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
-    """Give the tokens of WordLlama (Llama 2's), cut at a length or filled up with the number after the last token's.
+    """Encode texts as tokens of WordLlama (Llama 2's), truncated or padded with the number after the last token.
 
-    The tokenizer's file comes with the PyPI package wordllama, which `pip install 'fedhead[text]'` brings.
+    The tokenizer's file comes with the PyPI package wordllama: `pip install 'fedhead[text]'`.
 
     Args:
         texts: The texts.
@@ -100,7 +100,7 @@ def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
 
 # -- sounds -----------------------------------------------------------------------------------------
 def waveform(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
-    """Return the waveform of a sound, [1, steps], cut at a length or filled up with silence.
+    """Return the waveform of a sound, [1, steps], truncated or padded with silence.
 
     Args:
         sounds: The sounds, as integers of full scale or floats in -1 … 1.
@@ -116,7 +116,7 @@ def waveform(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) 
 
 
 def spectrogram(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.0) -> Encoded:
-    """Give the logarithm of a sound's power, [1, 64 frequencies, frames], with mean 0 and deviation 1.
+    """Return the log power spectrogram of a sound, [1, 64 frequencies, frames], with mean 0 and deviation 1.
 
     Frames last about 32 ms and overlap by half.
 
@@ -140,7 +140,7 @@ def spectrogram(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.
     return Encoded(torch.cat(parts)[:, None].numpy(), "features")
 
 
-# -- by name ----------------------------------------------------------------------------------------
+# -- lookup -----------------------------------------------------------------------------------------
 TEXT: dict[str, Callable[..., Encoded]] = {"hashing": hashing, "bytes": bytes_, "wordllama": wordllama}
 SOUND: dict[str, Callable[..., Encoded]] = {"spectrogram": spectrogram, "waveform": waveform}
 
@@ -166,7 +166,7 @@ def encode_sounds(sounds: Sequence[NDArray[Any]], rate: int, encoder: str | None
     Args:
         sounds: The sounds.
         rate: Steps per second.
-        encoder: Such as "spectrogram(0.5)" or "waveform"; None for a spectrogram.
+        encoder: Text such as "spectrogram(0.5)" or "waveform"; None: spectrogram.
 
     Raises:
         BadInput: If the encoder of sounds is unknown, or its parameters are invalid.

@@ -14,9 +14,9 @@ from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransfor
 
 @dataclass(frozen=True)
 class NamedInput:
-    """One of several inputs of a model."""
+    """Specification of one named input of a model."""
 
-    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
+    shape: list[Annotated[int, AtLeast(1)]]  # shape of one sample
     type: Literal["float32", "uint8", "int64", "bool"]  # as stored at the sites
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
@@ -24,7 +24,7 @@ class NamedInput:
     resize: Side | None = None
 
     def transform(self) -> Transform:
-        """From stored samples to this input of a model."""
+        """Transform from stored samples to this input."""
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
 
@@ -43,12 +43,12 @@ def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
 
 
 def describe_transform(transform: Transform) -> dict[str, Any]:
-    """Return a transform as JSON can hold it."""
+    """Return the JSON form of a transform."""
     entries = {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
     return entries if transform.resize is None else {**entries, "resize": transform.resize}
 
 
 def read_transform(entries: Mapping[str, Any]) -> Transform:
-    """Return the transform that `describe_transform` described."""
+    """Return the transform from its JSON form, the inverse of `describe_transform`."""
     steps = tuple(entries["augment"])
     return Transform(tuple(entries["mean"]), tuple(entries["std"]), steps, resize=entries.get("resize"))

@@ -1,4 +1,4 @@
-"""Labels of any kind (numbers, words) as classes 0 … C-1, with their names kept."""
+"""Conversion of labels (numbers, words) to classes 0 … C-1 with names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.data.inputs.arrays import to_array
 
-MOST = 1 << 20  # classes: a table of clients and classes must fit into memory
-Count = Annotated[int, AtLeast(1), AtMost(MOST)]  # of classes
-_LARGEST = 2**53  # of whole numbers that floats hold exactly
+MOST = 1 << 20  # maximum number of classes: a table of clients and classes must fit into memory
+Count = Annotated[int, AtLeast(1), AtMost(MOST)]  # number of classes
+_LARGEST = 2**53  # largest integer that floats represent exactly
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Classes:
 
     @classmethod
     def known(cls, y: NDArray[Any], names: Sequence[str] | None, count: int) -> Classes:
-        """Return how labels are read where the classes are already known, as at the sites of a deployment.
+        """Return the mapping for known classes, as at the sites of a deployment.
 
-        Words are names. Integers are names too where all names are whole numbers, and class indices otherwise.
+        Words are names. Integers are names if all names are whole numbers, and class indices otherwise.
 
         Args:
             y: Labels, from `read`.
-            names: Names of the classes, if they have some.
+            names: Names of the classes, if any.
             count: Number of classes.
         """
         words = None if names is None else tuple(names)
@@ -72,7 +72,7 @@ class Classes:
             y: Labels of the training data, from `read`.
             names: Names of the classes in order.
             count: Number of classes.
-            others: Labels of test data, likewise; integers without a gap may be found there only.
+            others: Labels of test data, from `read`, which may complete the range of integers.
 
         Raises:
             BadInput: If names and count contradict each other.
@@ -106,7 +106,7 @@ class Classes:
             what: Name of the labels in error messages.
 
         Raises:
-            BadInput: If a label is none of the classes'.
+            BadInput: If a label is not a known class.
         """
         words, known_words = y.dtype.kind == "U", self.values is not None and self.values.dtype.kind == "U"
         if not len(y):
@@ -149,7 +149,7 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
         what: Name of the labels in error messages.
 
     Raises:
-        BadInput: If a label is missing, not whole or too large, or there is not one label per sample.
+        BadInput: If a label is missing, not whole or too large, or the number of labels is wrong.
     """
     array = to_array(y, what, "labels")
     if array.ndim == 2 and array.shape[1] == 1:
@@ -178,7 +178,7 @@ def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
 
     _refuse_missing(np.asarray(pd.isna(array)), what)
     if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
-        # other bytes than UTF-8 are escaped, so that different ones stay different
+        # bytes other than UTF-8 are escaped, so that distinct labels stay distinct
         return np.array(
             [v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in array], np.str_
         )

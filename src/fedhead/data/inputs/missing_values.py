@@ -14,7 +14,7 @@ from fedhead.core.tree.inputs import Inputs
 
 @dataclass(frozen=True)
 class MissingValues:
-    """Fill the missing values of a table, and add one column per feature that lacked values in the training data.
+    """Imputation of a table, with one indicator column per feature with missing values in the training data.
 
     Args:
         mean: Fill value of each feature.
@@ -26,7 +26,7 @@ class MissingValues:
 
     @classmethod
     def find(cls, training: Tensor) -> Self:
-        """Return the means of the training data, [N, F], and the features that it lacks values of."""
+        """Return the feature means of the training data, [N, F], and the features with missing values."""
         there = ~training.isnan()
         mean = torch.where(there, training, 0).sum(0) / there.sum(0).clamp_min(1)
         return cls(tuple(mean.tolist()), tuple((~there).any(0).nonzero()[:, 0].tolist()))
@@ -45,12 +45,12 @@ class MissingValues:
         return x
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether samples are as they were before filling, and not filled already."""
+        """Return whether samples are not filled yet."""
         return is_table(x) and x.shape[1] == len(self.mean)
 
 
 def is_table(t: Tensor) -> bool:
-    """Return whether inputs are rows of numbers, in which NaN can stand for a missing value."""
+    """Return whether inputs are tables of numbers, in which NaN marks a missing value."""
     return t.dim() == 2 and t.is_floating_point()
 
 
@@ -67,7 +67,7 @@ def fill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
 
 
 def unfill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
-    """Return inputs as they were before `fill_inputs`."""
+    """Undo `fill_inputs`."""
     if isinstance(x, Tensor):
         return missing[""].undo(x) if "" in missing else x
     return {name: missing[name].undo(t) if name in missing else t for name, t in x.items()}

@@ -15,7 +15,7 @@ from fedhead.core.system.log import logger
 from fedhead.core.tree.inputs import Inputs, shape_of
 from fedhead.data.inputs import arrays, padding
 
-LayoutLike = str | Mapping[str, str] | None  # of inputs: one for all, one per name, or to be inferred
+LayoutLike = str | Mapping[str, str] | None  # layout of all inputs, layouts keyed by name, or None to infer
 TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # output names of tokenizers
 
 
@@ -31,7 +31,7 @@ def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inp
         missing: Whether NaN is allowed in features.
 
     Raises:
-        BadInput: If something can't be converted, or the entries differ in length.
+        BadInput: If an input can't be converted, or the entries differ in length.
     """
     if not isinstance(x, Mapping):
         if isinstance(layout, Mapping):
@@ -50,7 +50,7 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
     """Return the layout of inputs, or a dictionary for named inputs; missing ones are inferred.
 
     Raises:
-        BadInput: If an entry can be read in several ways, or a layout is given for a name that is not there.
+        BadInput: If an entry is ambiguous, or a layout is given for an unknown name.
     """
     if not isinstance(x, Mapping):
         return arrays.infer_layout(x, what) if layout is None else layout
@@ -62,11 +62,11 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
 
 
 def prepare_like(x: Any, known: Inputs, stated: Any, what: str) -> tuple[Any, LayoutLike]:
-    """Return inputs and their layout so that they become like known ones, such as those of the run that uses them.
+    """Return inputs padded to known ones, such as those of a run, and their layout.
 
     Args:
-        x: Inputs; samples of different lengths are filled up to the known ones'.
-        known: Stored inputs of the wanted shape and type.
+        x: Inputs; samples of different lengths are padded to the known length.
+        known: Stored inputs of the required shape and type.
         stated: Layout of the known ones, if it was stated.
         what: Name of the data in error messages.
 

@@ -1,4 +1,4 @@
-"""Readers of untrusted .npz and .npy data, which check a header before they allocate memory for it."""
+"""Readers of untrusted .npz and .npy data, which validate headers before allocating memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput, Unreadable, require
 from fedhead.core.system.special_files import refuse_special
 
-_LONGEST_HEADER = 10_000  # characters of a header
+_LONGEST_HEADER = 10_000  # maximum number of characters of a header
 # errors that numpy raises for a damaged header
 _DAMAGED = (SyntaxError, TokenError, TypeError, LookupError, OverflowError, RecursionError, MemoryError, EOFError)
 
@@ -33,7 +33,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
         Named arrays.
 
     Raises:
-        BadInput: If the file is not there, damaged, or larger than this machine's memory.
+        BadInput: If the file is missing, damaged, or larger than this machine's memory.
     """
     if not path.exists():
         raise Unreadable(f"{path}: no such file")
@@ -75,23 +75,23 @@ def _memory() -> int:
 
 
 def read_npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array, and leave the stream where its numbers begin.
+    """Read the header of an array, and leave the stream at the start of its data.
 
     Args:
         stream: The whole .npy file.
-        size: Its size in bytes, which must be that of the header and of the numbers that it claims.
+        size: Size in bytes, which must match the header and the data that it declares.
 
     Returns:
-        The array's shape, whether it is in Fortran's order, and its type.
+        Shape, whether the order is Fortran's, and type of the array.
 
     Raises:
-        ValueError: If it is no header, claims more or less than is there, or the array holds Python objects.
+        ValueError: If the header is invalid or does not match the size, or the array holds Python objects.
     """
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"version {version} of numpy's format is unknown")
-        # the last two differ in the encoding of field names, which arrays of numbers and words have none of
+        # the last two differ only in the encoding of field names, which these arrays don't have
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, _LONGEST_HEADER)
     except _DAMAGED as error:

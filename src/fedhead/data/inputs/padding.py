@@ -17,15 +17,15 @@ MASKS = ("mask", "attention_mask")  # entries that are masks themselves
 def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Pad samples of different lengths to the longest sample of all parts.
 
-    Lists of arrays or lists of different lengths become two entries: the values, filled up with 0, and booleans that
+    Lists of arrays or lists of different lengths become two entries: the values, padded with 0, and booleans that
     are true for values and false for padding. Other inputs are returned unchanged.
 
     Args:
-        parts: Inputs by the name of the part (the training data, a client, the test set): arrays, lists, or
+        parts: Inputs keyed by the part's name (the training data, a client, the test set): arrays, lists, or
             dictionaries of such.
 
     Returns:
-        The parts, each a dictionary where something was filled up.
+        The parts, each a dictionary if padded.
 
     >>> pad_parts({"train": [[1, 2, 3], [4]]})["train"]["mask"].tolist()
     [[True, True, True], [True, False, False]]

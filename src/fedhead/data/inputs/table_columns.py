@@ -15,7 +15,7 @@ from fedhead.core.system.log import logger
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST = 1000  # categories of one column: more are texts or identifiers
+MOST = 1000  # maximum number of categories of one column: more are texts or identifiers
 TEXTS = 20  # categories from which a column with a different value in most rows looks like texts or identifiers
 
 
@@ -27,7 +27,7 @@ class TableColumns:
     category, which is 1 where the row has that category (one-hot).
 
     Args:
-        categories: The categories of each column, in order; None for a column of numbers. The category None stands for
+        categories: Categories of each column, in order; None for a column of numbers. The category None stands for
             cells without a value.
         missing: Whether cells may have no value: numbers are NaN then, and a category that training data always has
             is 0 in all of its features.
@@ -62,7 +62,7 @@ class TableColumns:
             The columns.
 
         Raises:
-            BadInput: If a column is not there, or is neither numbers nor categories.
+            BadInput: If a column is missing, or is neither numbers nor categories.
         """
         given = dict(categories or {})
         names = [str(name) for name in frames[0].columns] if inputs is None else list(inputs)
@@ -99,14 +99,14 @@ class TableColumns:
         """Return the features of a data frame, [rows, features].
 
         Args:
-            frame: A data frame with these columns, in any order; others are left aside.
+            frame: Data frame with these columns, in any order; others are ignored.
             what: Name of the data in error messages.
 
         Returns:
             The features.
 
         Raises:
-            BadInput: If a column is not there, or holds a category that the training data does not have.
+            BadInput: If a column is missing, or has a category that the training data does not have.
         """
         parts = [np.zeros((len(frame), 0), np.float32)]
         for name, values in self.categories.items():

@@ -34,12 +34,12 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
         what: Name of the targets in error messages.
 
     Raises:
-        BadInput: If a target is missing, not finite, or no label; it names the place.
+        BadInput: If a target is missing, not finite, or not a label, with its position.
     """
     array = to_array(y, what, "targets")
     if array.dtype.kind == "O":
         try:
-            array = array.astype(np.float64)  # None becomes NaN, which is named below
+            array = array.astype(np.float64)  # None becomes NaN, which is reported below
         except (TypeError, ValueError):
             kind = type(array.flat[0]).__name__
             raise BadInput(f"{what} holds {kind}: objective={objective} needs numbers") from None
@@ -72,7 +72,7 @@ def columns(ys: Sequence[Tensor], names: Sequence[Any] | None, count: int | None
     """Return the number of columns of the targets of all parts, and their names.
 
     Raises:
-        BadInput: If the parts differ, or the names or the number do not fit.
+        BadInput: If the parts differ, or the names or the number don't match.
     """
     width = ys[0].shape[1]
     for y, name in zip(ys, what, strict=True):
@@ -86,7 +86,7 @@ def columns(ys: Sequence[Tensor], names: Sequence[Any] | None, count: int | None
 
 
 def check_targets(y: Tensor, classes: int, objective: str, what: str) -> None:
-    """Raise `BadInput` if stored labels or targets do not fit the number of classes, labels or numbers."""
+    """Check that stored labels or targets match the number of classes, labels or numbers."""
     if objective_of(objective).has_classes:
         check_range(y, classes, what)
     else:

@@ -22,7 +22,7 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
         tokenizer: Returns the ids of a text: a list or tensor, an object with `ids`, or a dictionary with `input_ids`.
 
     Raises:
-        BadInput: If it fails, or returns something else.
+        BadInput: If the tokenizer fails, or returns another type.
 
     >>> [ids.tolist() for ids in tokenized(["ab", "c"], lambda text: [ord(letter) for letter in text])]
     [[97, 98], [99]]
