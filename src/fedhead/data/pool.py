@@ -17,18 +17,18 @@ from fedhead.data.identity_cache import IdentityCache
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-KEPT_TABLES = 4  # as of several architectures, or of those who train and those who are tested
-MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format
+KEPT_TABLES = 4  # such as for several architectures, or for training and test clients
+MAX_CONVERTED = 1 << 30  # maximum size in bytes of images that are copied to channels-last format
 
 
 @dataclass(frozen=True)
 class ViewsAhead:
-    """Views of a batch's samples that were drawn ahead.
+    """Precomputed views of a batch's samples.
 
     Args:
-        rows: The batch's rows.
-        key: Its keys.
-        views: Its views, by number.
+        rows: Indices of the batch.
+        key: Random keys of the batch.
+        views: Views keyed by number.
         asked: List that records the requested numbers.
     """
 
@@ -42,13 +42,13 @@ class Pool:
     """Samples on a device, where batches are gathered, augmented and normalized.
 
     Args:
-        samples: Samples to hold.
+        samples: Samples to store.
         transform: Maps stored samples to model inputs.
-        device: Where to hold them.
+        device: Device of the samples.
         dtype: Type of the inputs.
 
     Attributes:
-        row_tables: Tables of clients' rows on the device, the latest ones, by the arrays of these rows.
+        row_tables: Cache of the latest index tables of clients on the device, keyed by their arrays.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pool:
     ):
         self.x: Inputs = map_inputs(lambda t: t.to(device), samples.x)
         self.y = samples.y.to(device)
-        if self.y.is_floating_point():  # targets that are no classes
+        if self.y.is_floating_point():  # targets other than classes
             self.y = self.y.to(dtype)
         self.transform = transform
         self.dtype = dtype
@@ -74,24 +74,24 @@ class Pool:
 
     @property
     def device(self) -> torch.device:
-        """The device of the samples."""
+        """Device of the samples."""
         return self.y.device
 
     @property
     def sample_nbytes(self) -> int:
-        """Size of one sample in bytes as a model's input, which may be resized; 0 of an empty pool."""
+        """Size in bytes of one transformed sample; 0 for an empty pool."""
         if not len(self):
             return 0
         return sum(t.nbytes for t in tensors_of(self.view(torch.zeros(1, dtype=torch.int64, device=self.device), None)))
 
     def with_data(self, x: Inputs, y: Tensor) -> Pool:
-        """Return the same pool with other tensors, for tracing."""
+        """Return a copy with other tensors, for tracing."""
         other = copy.copy(self)
         other.x, other.y = x, y
         return other
 
     def holding(self, views: ViewsAhead) -> Pool:
-        """Return the same pool with views that were drawn ahead."""
+        """Return a copy with precomputed views."""
         other = copy.copy(self)
         other._ahead = views
         return other
@@ -100,14 +100,14 @@ class Pool:
         """Return a pool of some of the samples, in this order.
 
         Args:
-            rows: Their rows, on the pool's device.
+            rows: Indices of the samples, on the pool's device.
         """
         other = self.with_data(map_inputs(lambda t: _select(t, rows), self.x), self.y[rows])
         other._converted = None
         return other
 
     def channels_last(self) -> Pool:
-        """Return the same pool with images in channels-last format, which is faster for convolutions on a CPU.
+        """Return a copy with images in channels-last format, which is faster for convolutions on a CPU.
 
         The images are converted once, since converting every batch would take longer than all other work.
         Samples other than images, and sets too large to be stored twice, are unchanged.
@@ -137,15 +137,15 @@ class Pool:
         return to_dtype(self.transform(map_inputs(lambda t: _select(t, index), self.x), key), self.dtype)
 
     def another_view(self, index: Tensor, key: Tensor, number: int) -> Any:
-        """Return view `number` of samples that were drawn with `key`, as it was drawn ahead if it was.
+        """Return another view of samples drawn with `key`, precomputed if available.
 
         Args:
             index: Rows of the samples, [B].
             key: Their random keys, [B].
-            number: Which view; each number draws another one.
+            number: Number of the view; each number gives another augmentation.
         """
         ahead = self._ahead
-        if ahead is not None and index is ahead.rows and key is ahead.key:  # and not a part of the batch
+        if ahead is not None and index is ahead.rows and key is ahead.key:  # the whole batch
             ahead.asked.add(number)
             if number in ahead.views:
                 return ahead.views[number]

@@ -71,7 +71,7 @@ class ArrayOptions:
             seed: Seed of the test sets.
             **parts: Further fields of the federation.
         """
-        made = cls(
+        federation = cls(
             train,
             rows,
             converted.classes.count,
@@ -83,9 +83,9 @@ class ArrayOptions:
             **parts,
         )
         if share is not None:
-            made = made.hold_out(share, seed)
-        made = made.with_client_test(own_test, seed)
-        return preprocessing.prepare(made, self.missing, self.augment, self.normalize, self.resize)
+            federation = federation.hold_out(share, seed)
+        federation = federation.with_client_test(own_test, seed)
+        return preprocessing.prepare(federation, self.missing, self.augment, self.normalize, self.resize)
 
 
 def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:

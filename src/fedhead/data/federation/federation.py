@@ -139,7 +139,7 @@ class Federation(FederationData):
         )
         pair, share = builders.pair_or_share(test)
         converted = options.convert({"training": (x, y)}, pair)
-        train, held, client_names = converted.parts[0], converted.test, None
+        train, test_samples, client_names = converted.parts[0], converted.test, None
         if isinstance(share, np.ndarray):
             require(
                 share.shape == (len(train.y),),
@@ -151,14 +151,14 @@ class Federation(FederationData):
         else:
             require(groups is None, f"groups: they decide the clients, leave partition={rule} out (or groups)")
             if share is not None:
-                train, held = builders.split_test(train, share, objective, seed)
+                train, test_samples = builders.split_test(train, share, objective, seed)
             rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
             share = None
-        parts: dict[str, Any] = {"test": held, "client_names": client_names, "partition": str(rule)}
+        parts: dict[str, Any] = {"test": test_samples, "client_names": client_names, "partition": str(rule)}
         if test_groups is not None:
-            if client_names is None or pair is None or held is None:
+            if client_names is None or pair is None or test_samples is None:
                 raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
-            own_test = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
+            own_test = test_rows_of_groups(test_groups, group_names, len(test_samples.y), client_names)
             parts |= {"client_test": own_test, "client_test_from": "test"}
         return options.build(cls, converted, train, rows, share, client_test, seed, **parts)
 
@@ -203,15 +203,15 @@ class Federation(FederationData):
         Raises:
             BadInput: If a column is missing, or the data can't be read or partitioned.
         """
-        train, held = library_datasets.split(dataset, "the data")
+        train, test_data = library_datasets.split(dataset, "the data")
         mark = None
         if isinstance(test, str) and isinstance(dataset, Mapping):
             require(test in dataset, f"test: the data has no part {test!r}; it has {', '.join(map(str, dataset))}")
-            held = dataset[test]
+            test_data = dataset[test]
         elif isinstance(test, str):
             mark = test
         elif test is not None:
-            held = test
+            test_data = test
         rule = None if partition is None else parse_partition(partition)
         column = rule.column if isinstance(rule, Natural) and "groups" not in settings else None
         missing = preprocessing.allows_missing(settings.get("missing", "refuse"))
@@ -222,13 +222,13 @@ class Federation(FederationData):
             given |= {"groups": part.groups, "group_names": part.group_names}
         if mark is not None:
             require(part.mark is not None, f"test: {mark!r} names a column or a part, a torch Dataset has none")
-            held = to_mask(part.mark, f"column {mark!r}")
-        if held is not None and not isinstance(held, int | float | tuple | np.ndarray):
-            test_part = reader.read(held, "the test data", is_test=True)
-            held = (test_part.x, test_part.y)
+            test_data = to_mask(part.mark, f"column {mark!r}")
+        if test_data is not None and not isinstance(test_data, int | float | tuple | np.ndarray):
+            test_part = reader.read(test_data, "the test data", is_test=True)
+            test_data = (test_part.x, test_part.y)
             if test_part.groups is not None:
                 given["test_groups"] = test_part.groups
-        return cls.from_arrays(part.x, part.y, rule, clients, held, **{**given, **settings})
+        return cls.from_arrays(part.x, part.y, rule, clients, test_data, **{**given, **settings})
 
     @classmethod
     def from_clients(
@@ -368,12 +368,12 @@ class Federation(FederationData):
         settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
-            made = cls._of_contents(contents, partition, clients, seed, **settings)
+            federation = cls._of_contents(contents, partition, clients, seed, **settings)
         except BadInput as error:
             raise BadInput(f"{contents.where}: {str(error).removeprefix(f'{contents.where}: ')}") from None
         if not with_test:
-            made = replace(made, test=None, client_test=None)
-        return made if subset is None else made.subset(subset, seed)
+            federation = replace(federation, test=None, client_test=None)
+        return federation if subset is None else federation.subset(subset, seed)
 
     @classmethod
     def _of_contents(
@@ -391,12 +391,14 @@ class Federation(FederationData):
         changed = {name: value for name, value in settings.items() if name not in _PREPARATION}
         unchanged = changed in ({}, {"objective": contents.objective}) and test is None and layout is None
         if SAVED in contents.arrays and rule == Natural() and unchanged:
-            made = cls(**federation_file.restore(contents))
-            count = len(made)
+            federation = cls(**federation_file.restore(contents))
+            count = len(federation)
             if clients not in (None, count):
                 raise BadInput(f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
             transform = (settings["augment"], settings["normalize"], settings["resize"])
-            return preprocessing.prepare(made.with_client_test(settings["client_test"], seed), "refuse", *transform)
+            return preprocessing.prepare(
+                federation.with_client_test(settings["client_test"], seed), "refuse", *transform
+            )
         if isinstance(rule, Natural):
             groups, group_names = contents.column(rule.column)
             require(groups is not None, f"partition {rule}: no array {rule.column!r} names each sample's client")
@@ -404,8 +406,8 @@ class Federation(FederationData):
         chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
         given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
         given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
-        made = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
-        return made if contents.public is None else replace(made, public=contents.public)
+        federation = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
+        return federation if contents.public is None else replace(federation, public=contents.public)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.

@@ -30,15 +30,15 @@ def save(path: Path, federation: FederationData) -> None:
     for rows in (federation.rows, owned, federation.validation or []):
         for k, own in enumerate(rows):
             site[own] = k
-    held = federation.take(np.flatnonzero(site >= 0))
+    assigned = federation.take(np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
         SAVED: 1,
-        **_arrays("x", held.train.x),
-        "y": held.train.y.numpy(),
+        **_arrays("x", assigned.train.x),
+        "y": assigned.train.y.numpy(),
         "site": site[site >= 0],
         "site_names": list(names),
-        **_entries("layout", arrays.stored_layout(held.train.x)),
+        **_entries("layout", arrays.stored_layout(assigned.train.x)),
         "classes": federation.classes,
         "preparation": _preparation(federation),
         "title": federation.title,
@@ -49,11 +49,11 @@ def save(path: Path, federation: FederationData) -> None:
     for name, data in (("test", federation.test), ("public", federation.public)):
         if data is not None:
             entries |= {**_arrays(f"x_{name}", data.x), f"y_{name}": data.y.numpy()}
-    if held.client_test is not None:
-        entries |= partition_file.pack(held.client_test, "client_test_rows", "client_test_ends")
-        entries["client_test_from"] = held.client_test_from
-    if held.validation is not None:
-        entries |= partition_file.pack(held.validation, "validation_rows", "validation_ends")
+    if assigned.client_test is not None:
+        entries |= partition_file.pack(assigned.client_test, "client_test_rows", "client_test_ends")
+        entries["client_test_from"] = assigned.client_test_from
+    if assigned.validation is not None:
+        entries |= partition_file.pack(assigned.validation, "validation_rows", "validation_ends")
     partition_file.write(path, entries)
 
 
@@ -77,27 +77,27 @@ def _preparation(federation: FederationData) -> str:
 
 def restore(contents: Contents) -> dict[str, Any]:
     """Return the arguments of `Federation` from a file written by `save`."""
-    held = contents.arrays
+    arrays = contents.arrays
     try:
         local, validation = (
-            partition_file.unpack(held, f"{name}_rows", f"{name}_ends") if f"{name}_rows" in held else None
+            partition_file.unpack(arrays, f"{name}_rows", f"{name}_ends") if f"{name}_rows" in arrays else None
             for name in ("client_test", "validation")
         )
-        preparation = json.loads(str(held["preparation"]))
+        preparation = json.loads(str(arrays["preparation"]))
         transforms = {name: read_transform(entries) for name, entries in preparation["transforms"].items()}
-        own_test = str(held.get("client_test_from", "train"))
-        clients = len(held["site_names"])
-        parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in held}
+        own_test = str(arrays.get("client_test_from", "train"))
+        clients = len(arrays["site_names"])
+        parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in arrays}
         limit = len(parts["" if own_test == "train" else "_test"].y)
         partition_file.check_rows(local, limit, f"{contents.where}: its clients' test rows")
         partition_file.check_rows(validation, len(parts[""].y), f"{contents.where}: its validation rows")
-        site = held["site"].copy()
+        site = arrays["site"].copy()
         for apart in (local if own_test == "train" else None, validation):
             site[np.concatenate(apart or [np.zeros(0, np.int64)])] = -1
         return {
             "train": parts[""],
             "rows": [np.flatnonzero(site == k) for k in range(clients)],
-            "classes": check("classes", int(held["classes"]), labels.Count),
+            "classes": check("classes", int(arrays["classes"]), labels.Count),
             "test": parts.get("_test"),
             "public": parts.get("_public"),
             "client_test": local,
@@ -105,9 +105,9 @@ def restore(contents: Contents) -> dict[str, Any]:
             "validation": validation,
             "transform": NamedTransforms(transforms) if isinstance(contents.x, dict) else transforms[""],
             "names": contents.class_names,
-            "client_names": names_of(held, "site_names"),
-            "title": str(held["title"]),
-            "partition": str(held["partition"]),
+            "client_names": names_of(arrays, "site_names"),
+            "title": str(arrays["title"]),
+            "partition": str(arrays["partition"]),
             "objective": contents.objective,
             "missing": {
                 name: MissingValues(tuple(entries["mean"]), tuple(entries["indicated"]))
@@ -119,6 +119,6 @@ def restore(contents: Contents) -> dict[str, Any]:
 
 
 def _samples(contents: Contents, part: str) -> Samples:
-    held = contents.arrays
-    x = named_arrays(held, f"x{part}") if isinstance(contents.x, dict) else held[f"x{part}"]
-    return Samples(map_inputs(torch.from_numpy, x), torch.from_numpy(held[f"y{part}"]))
+    arrays = contents.arrays
+    x = named_arrays(arrays, f"x{part}") if isinstance(contents.x, dict) else arrays[f"x{part}"]
+    return Samples(map_inputs(torch.from_numpy, x), torch.from_numpy(arrays[f"y{part}"]))

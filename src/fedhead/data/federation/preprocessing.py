@@ -41,10 +41,12 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
     Raises:
         BadInput: If a name is unknown or does not apply to the samples.
     """
-    made = fill_missing(federation) if allows_missing(missing) else federation
+    prepared = fill_missing(federation) if allows_missing(missing) else federation
     standard = normalize == "standard"
-    made = replace(made, transform=made.transform.replace(augment, None if standard else normalize, resize=resize))
-    return standardize(made) if standard else made
+    prepared = replace(
+        prepared, transform=prepared.transform.replace(augment, None if standard else normalize, resize=resize)
+    )
+    return standardize(prepared) if standard else prepared
 
 
 def fill_missing(federation: F) -> F:

@@ -142,12 +142,12 @@ def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) 
     """
     if stated in ("features", "tokens"):
         return stated
-    found = to_array(x, what).shape
+    actual = to_array(x, what).shape
     fitting = [
         name
         for name, axes in _IMAGES.items()
-        if len(shape) == 3 and len(found) == len(axes)
-        if ((1, *found[1:]) if name == "nhw" else tuple(found[axis] for axis in axes[1:])) == tuple(shape)
+        if len(shape) == 3 and len(actual) == len(axes)
+        if ((1, *actual[1:]) if name == "nhw" else tuple(actual[axis] for axis in axes[1:])) == tuple(shape)
     ]
     return fitting[0] if len(fitting) == 1 else infer_layout(x, what)
 

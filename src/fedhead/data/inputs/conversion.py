@@ -74,16 +74,16 @@ def convert(
     used = [name for name in given if name in full or name not in parts]
     xs = padding.pad_parts({name: given[name][0] for name in used})
     layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
-    made = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
-    first = made[full[0]].x
-    for name, own in made.items():
+    converted = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
+    first = converted[full[0]].x
+    for name, own in converted.items():
         if name not in ("test", "public") and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
             raise BadInput(
                 f"{name} holds samples {describe(own.x)}, {full[0]} {describe(first)}: all clients need the same shape "
                 "and type"
             )
-    held = concatenate([made[name] for name in tests]) if tests else None
-    return Converted([made[name] for name in full], held, made.get("public"), found)
+    test_samples = concatenate([converted[name] for name in tests]) if tests else None
+    return Converted([converted[name] for name in full], test_samples, converted.get("public"), found)
 
 
 def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, missing: bool = False) -> Samples:
@@ -118,8 +118,8 @@ def _find_classes(
 ) -> Classes:
     if len({y.dtype.kind == "U" for y in ys}) > 1:
         raise BadInput("some clients have words as labels, others numbers: give all the same labels")
-    found = Classes.find(labels.union(ys), names, classes, others)
-    if objective == "binary" and found.count != 2:
-        fix = "give classes=2 if one is absent" if found.count < 2 else "use objective=multiclass"
-        raise BadInput(f"objective=binary is for 2 classes, y holds {found.count}: {fix}")
-    return found
+    result = Classes.find(labels.union(ys), names, classes, others)
+    if objective == "binary" and result.count != 2:
+        fix = "give classes=2 if one is absent" if result.count < 2 else "use objective=multiclass"
+        raise BadInput(f"objective=binary is for 2 classes, y holds {result.count}: {fix}")
+    return result

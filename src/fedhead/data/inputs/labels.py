@@ -85,18 +85,18 @@ class Classes:
             require(not repeated, f"names: {', '.join(repeated)} names two classes")
             require(count is None or count == len(words), f"classes: {count} do not match the {len(words)} names")
         if y.dtype.kind == "U":
-            found = np.array(words) if words is not None else np.unique(y)
-            return cls(len(found), tuple(map(str, found)), found)
+            values = np.array(words) if words is not None else np.unique(y)
+            return cls(len(values), tuple(map(str, values)), values)
         if words is not None or count is not None:
             return cls(count or len(words or ()), words)
-        found = np.unique(y)
-        require(len(found) <= MOST, f"y holds {len(found):,} different labels, there can be {MOST:,} classes")
+        values = np.unique(y)
+        require(len(values) <= MOST, f"y holds {len(values):,} different labels, there can be {MOST:,} classes")
         everything = np.unique(np.concatenate([y, *(o for o in others if o.dtype.kind == "i")]))
         if np.array_equal(everything, np.arange(len(everything))):
             return cls(len(everything))
-        names = tuple(map(str, found))
+        names = tuple(map(str, values))
         logger.warning("labels %s become classes 0 … %d, with these names", _few(names), len(names) - 1)
-        return cls(len(found), names, found)
+        return cls(len(values), names, values)
 
     def encode(self, y: NDArray[Any], what: str) -> Tensor:
         """Return class indices, int64 [N].

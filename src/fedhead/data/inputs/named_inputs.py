@@ -39,11 +39,11 @@ def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inp
         return arrays.inputs(x, layout, what, missing)
     require(x, f"{what} is an empty dictionary: give at least one named array")
     known = infer(x, layout, what)
-    made = {str(name): _entry(value, known[str(name)], f"{what}[{name!r}]", missing) for name, value in x.items()}
-    sizes = {name: len(t) for name, t in made.items()}
+    entries = {str(name): _entry(value, known[str(name)], f"{what}[{name!r}]", missing) for name, value in x.items()}
+    sizes = {name: len(t) for name, t in entries.items()}
     listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
     require(len(set(sizes.values())) == 1, f"{what}: its entries differ in their number of samples ({listed})")
-    return made
+    return entries
 
 
 def infer(x: Any, layout: LayoutLike, what: str) -> Any:

@@ -31,16 +31,16 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     [[True, True, True], [True, False, False]]
     """
     if all(isinstance(x, Mapping) for x in parts.values()) and parts:
-        made: dict[str, dict[str, Any]] = {part: dict(x) for part, x in parts.items()}
-        has_mask = any(name in x for x in made.values() for name in MASKS)
-        for name in dict.fromkeys(name for x in made.values() for name in x):
-            own = {part: x[name] for part, x in made.items() if name in x}
-            if (longest := _longest(own)) is not None:
-                for part, samples in own.items():
-                    made[part][name], mask = _pad(samples, longest, f"{part} {name}")
+        padded: dict[str, dict[str, Any]] = {part: dict(x) for part, x in parts.items()}
+        has_mask = any(name in x for x in padded.values() for name in MASKS)
+        for name in dict.fromkeys(name for x in padded.values() for name in x):
+            values = {part: x[name] for part, x in padded.items() if name in x}
+            if (longest := _longest(values)) is not None:
+                for part, samples in values.items():
+                    padded[part][name], mask = _pad(samples, longest, f"{part} {name}")
                     if not has_mask:
-                        made[part][f"{name}_mask"] = mask
-        return dict(made)
+                        padded[part][f"{name}_mask"] = mask
+        return dict(padded)
     if (longest := _longest(parts)) is None:
         return dict(parts)
     logger.info("samples of up to %d steps are filled up to one length, as inputs x and mask", longest)
@@ -60,18 +60,18 @@ def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     Raises:
         BadInput: If a sample is longer.
     """
-    made = dict(x) if isinstance(x, Mapping) else {"x": x}
-    for name in list(made):
-        if name not in shapes or not _is_list(made[name]):
+    padded = dict(x) if isinstance(x, Mapping) else {"x": x}
+    for name in list(padded):
+        if name not in shapes or not _is_list(padded[name]):
             continue
-        longest = max(len(sample) for sample in made[name])
+        longest = max(len(sample) for sample in padded[name])
         if longest > shapes[name][0]:
             raise BadInput(f"{name} has a sample of {longest} steps, the run is for {shapes[name][0]}: cut it")
-        made[name], mask = _pad(made[name], shapes[name][0], name)
+        padded[name], mask = _pad(padded[name], shapes[name][0], name)
         for of_mask in ("mask", f"{name}_mask"):
-            if of_mask in shapes and of_mask not in made:
-                made[of_mask] = mask
-    return made
+            if of_mask in shapes and of_mask not in padded:
+                padded[of_mask] = mask
+    return padded
 
 
 def _longest(parts: Mapping[str, Any]) -> int | None:
@@ -98,12 +98,14 @@ def _pad(samples: Sequence[Any], length: int, what: str) -> tuple[NDArray[Any], 
     full = [a for a in arrays if len(a)]
     rest = {a.shape[1:] for a in full}
     if len(rest) > 1 or not full:
-        few = ", ".join(str(shape) for shape in sorted({a.shape for a in arrays})[:3])
-        raise BadInput(f"{what}: samples may differ in length only, these have the shapes {few}: resize images first")
-    made = np.zeros((len(arrays), length, *rest.pop()), np.result_type(*{a.dtype for a in full}))
+        examples = ", ".join(str(shape) for shape in sorted({a.shape for a in arrays})[:3])
+        raise BadInput(
+            f"{what}: samples may differ in length only, these have the shapes {examples}: resize images first"
+        )
+    padded = np.zeros((len(arrays), length, *rest.pop()), np.result_type(*{a.dtype for a in full}))
     mask = np.zeros((len(arrays), length), bool)
-    for row, there, array in zip(made, mask, arrays, strict=True):
+    for row, there, array in zip(padded, mask, arrays, strict=True):
         if len(array):
             row[: len(array)] = array
             there[: len(array)] = True
-    return made, mask
+    return padded, mask

@@ -69,10 +69,10 @@ class TableColumns:
         for name in given:
             require(name in names, f"categories: {name!r} is none of the columns {', '.join(names)}")
         require(names, "the table has no columns of inputs besides label, client and test mark: give some")
-        found = {
+        kinds = {
             name: _categories(name, [_column(f, name) for f in frames], given.get(name), missing) for name in names
         }
-        for name, values in found.items():
+        for name, values in kinds.items():
             if values is not None:
                 rows = sum(map(len, frames))
                 if len(values) > max(TEXTS, rows / 2) and name not in given:
@@ -84,7 +84,7 @@ class TableColumns:
                         rows,
                     )
                 logger.info("column %s becomes %d columns, one per category", name, len(values))
-        return cls(found, missing)
+        return cls(kinds, missing)
 
     @property
     def names(self) -> tuple[str, ...]:

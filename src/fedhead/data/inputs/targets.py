@@ -43,17 +43,17 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
         except (TypeError, ValueError):
             kind = type(array.flat[0]).__name__
             raise BadInput(f"{what} holds {kind}: objective={objective} needs numbers") from None
-    found = to_tensor(array.astype(np.uint8) if array.dtype == bool else array, what).double()
+    tensor = to_tensor(array.astype(np.uint8) if array.dtype == bool else array, what).double()
     axes, needs = ((2,), "0 or 1 for each label, [N, L]") if objective == "multilabel" else ((1, 2), NUMBERS)
-    if found.ndim not in axes or 0 in found.shape[1:]:
-        raise BadInput(f"{what} has shape {tuple(found.shape)}: objective={objective} needs {needs}")
-    found = found.reshape(len(found), -1)
-    if len(bad := (~found.float().isfinite()).nonzero()):
-        value, place = _word(found[tuple(bad[0])]), _place(bad[0], found)
+    if tensor.ndim not in axes or 0 in tensor.shape[1:]:
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: objective={objective} needs {needs}")
+    tensor = tensor.reshape(len(tensor), -1)
+    if len(bad := (~tensor.float().isfinite()).nonzero()):
+        value, place = _word(tensor[tuple(bad[0])]), _place(bad[0], tensor)
         raise BadInput(f"{what} holds {value} in {place}: leave samples without a target out")
-    if objective == "multilabel" and len(odd := ((found != 0) & (found != 1)).nonzero()):
-        raise BadInput(f"{what} holds {found[tuple(odd[0])]:g} in {_place(odd[0], found)}: labels are 0 or 1")
-    return found.float().contiguous()
+    if objective == "multilabel" and len(odd := ((tensor != 0) & (tensor != 1)).nonzero()):
+        raise BadInput(f"{what} holds {tensor[tuple(odd[0])]:g} in {_place(odd[0], tensor)}: labels are 0 or 1")
+    return tensor.float().contiguous()
 
 
 def strata(y: Tensor, objective: str) -> NDArray[np.int64]:

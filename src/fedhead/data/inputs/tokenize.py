@@ -28,10 +28,10 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
     [[97, 98], [99]]
     """
     with user_code("encode"):
-        made = [tokenizer(text) for text in texts]
-    if not made or not isinstance(made[0], Mapping):
-        return _some([_ids(value, i) for i, value in enumerate(made)])
-    return {str(name): _some([_ids(value[name], i) for i, value in enumerate(made)]) for name in made[0]}
+        outputs = [tokenizer(text) for text in texts]
+    if not outputs or not isinstance(outputs[0], Mapping):
+        return _some([_ids(value, i) for i, value in enumerate(outputs)])
+    return {str(name): _some([_ids(value[name], i) for i, value in enumerate(outputs)]) for name in outputs[0]}
 
 
 def _some(found: list[Any]) -> list[Any]:

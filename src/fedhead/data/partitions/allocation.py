@@ -1,4 +1,4 @@
-"""Building blocks of partitions: counts from shares, rows from counts, Dirichlet shares that stay finite."""
+"""Building blocks of partitions: counts from shares, indices from counts, finite Dirichlet shares."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) 
     """Draw logarithms of Gamma(α) variables; their softmax is a Dirichlet sample that stays finite for any α.
 
     Gamma(α) itself underflows for small α, and the shares become 0/0. But Gamma(α) = Gamma(α+1) · U^(1/α) in
-    distribution, whose logarithm does not.
+    distribution, and its logarithm does not underflow.
     """
     alpha = max(alpha, _SMALLEST)
     boost: NDArray[np.float64] = np.log(rng.standard_gamma(alpha + 1.0, shape))
@@ -90,7 +90,7 @@ def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
 
 
 def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Rows, Rows]:
-    """Split rows in two, each class by the same share.
+    """Split indices in two, stratified by class.
 
     Args:
         y: Labels, [N].
@@ -101,7 +101,7 @@ def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Row
         The sorted rows of both parts.
 
     Raises:
-        BadInput: If one of them would be empty.
+        BadInput: If one part would be empty.
     """
     size = round(share * len(y))
     require(0 < size < len(y), f"test: a share of {share} of {len(y)} samples leaves one part empty; give test=(x, y)")

@@ -21,7 +21,7 @@ SIZE = Annotated[int, AtLeast(1)]
 
 @dataclass(frozen=True)
 class Fraction(Checked):
-    """A share of each client's own samples, random or stratified by class (FedETF: 0.3, random).
+    """Share of each client's samples, random or stratified by class (FedETF: 0.3, random).
 
     Args:
         share: Share of the samples, between 0 and 1.
@@ -32,7 +32,7 @@ class Fraction(Checked):
     stratified: bool = False
 
     def split(self, rows: Rows, y: NDArray[np.int64], key: int) -> tuple[Rows, Rows]:
-        """Split the rows of a client into training and test rows; at least one sample is kept for training."""
+        """Split a client's indices into training and test samples; at least one is for training."""
         shuffled = rows[random.permutation(key, len(rows))]
         size = min(int(self.share * len(rows)), max(len(rows) - 1, 0))
         if self.stratified and size:
@@ -51,7 +51,7 @@ class Fraction(Checked):
 class Matched(Checked):
     """Samples of the global test set, drawn with the client's class distribution (FedClassAvg).
 
-    Their number is in proportion to the client's share of the training data unless a size is given, and limited by the
+    Their number is proportional to the client's share of the training data unless a size is given, and limited by the
     test samples of each class. Clients draw independently, so a test sample may be used by several of them.
 
     Args:
@@ -70,12 +70,12 @@ class Matched(Checked):
             seed: Seed of the run.
             client: Index of the client.
         """
-        held = int(counts.sum())
-        if held == 0:
+        available = int(counts.sum())
+        if available == 0:
             return np.zeros(0, np.int64)
-        size = self.size or max(1, round(len(y) * held / total))
+        size = self.size or max(1, round(len(y) * available / total))
         order = random.permutation(random.key(seed, "local test", client), len(y))
-        quota = apportion(counts / held, size)
+        quota = apportion(counts / available, size)
         drawn = [order[y[order] == c][:n] for c, n in enumerate(quota) if n]
         return np.sort(np.concatenate(drawn)).astype(np.int64)
 
@@ -87,7 +87,7 @@ ClientTest = Fraction | Matched
 
 
 def parse(text: str | float | ClientTest | None) -> ClientTest | None:
-    """Read the `client_test` setting: nothing, a share, `stratified(share)`, `matched` or `matched(size)`.
+    """Parse `client_test`: None, a share, `stratified(share)`, `matched` or `matched(size)`.
 
     Raises:
         BadInput: If the text is none of these.

@@ -1,4 +1,4 @@
-"""Natural clients: samples that come with the client that each belongs to."""
+"""Natural clients: data with a client label for each sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhead.data.inputs import labels
 from fedhead.data.inputs.arrays import to_array
 from fedhead.data.partitions.allocation import Rows
 
-DEFAULT = "in a recipe clients is 10 unless given"  # for errors: a number that the user need not have given
+DEFAULT = "in a recipe clients is 10 unless given"  # hint in error messages
 
 
 def rows_of_groups(
@@ -25,10 +25,10 @@ def rows_of_groups(
         groups: Client of each sample, [N]: numbers or words.
         names: Names of the clients, if the groups are numbers 0, 1, 2 ….
         samples: Number of samples.
-        clients: Number of clients that is expected, if any.
+        clients: Expected number of clients, if any.
 
     Raises:
-        BadInput: If the groups do not fit the samples or the number of clients.
+        BadInput: If the groups don't match the samples or the number of clients.
     """
     require(groups is not None, "partition natural: the data names no clients; give groups, or use iid or dirichlet")
     read = _read(groups, "groups", samples, "samples")
@@ -43,7 +43,7 @@ def rows_of_groups(
 def test_rows_of_groups(
     groups: Any, names: Sequence[str] | None, samples: int, client_names: Sequence[str]
 ) -> list[Rows]:
-    """Return the test samples of each client, from the client that each belongs to.
+    """Return the test samples of each client from the client label of each sample.
 
     Args:
         groups: Client of each test sample, [N]: numbers or words.
@@ -52,7 +52,7 @@ def test_rows_of_groups(
         client_names: The clients, from `rows_of_groups` of the training data.
 
     Raises:
-        BadInput: If the groups do not fit the samples, or name a client that has no training samples.
+        BadInput: If the groups don't match the samples, or name a client without training samples.
     """
     read = _read(groups, "test_groups", samples, "test samples")
     return _rows(read, client_names, names is not None, "test_groups")

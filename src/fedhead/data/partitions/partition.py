@@ -1,4 +1,4 @@
-"""Partitions: how the samples of one data set are distributed over clients.
+"""Partitions of a data set over clients.
 
 Every sample goes to exactly one client. Random numbers come from numpy's `RandomState`, whose streams are frozen, so a
 seed gives the same partition on every machine.
@@ -23,13 +23,13 @@ from fedhead.data.partitions.allocation import Rows, apportion, assign_rows, log
 
 @dataclass(frozen=True)
 class Partition(Checked):
-    """A rule that distributes samples over clients."""
+    """Base class of rules that distribute samples over clients."""
 
     def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
         """Distribute samples over clients.
 
         Args:
-            y: Labels, [N]; targets that are no classes, [N, T].
+            y: Labels, [N]; other targets, [N, T].
             classes: Number of classes.
             clients: Number of clients.
             seed: Seed of the partition.
@@ -44,10 +44,10 @@ class Partition(Checked):
         check("clients", clients, Annotated[int, AtLeast(1)])
         samples = len(y)
         require(clients <= samples, f"clients: {clients} clients can't share {samples} samples; use at most {samples}")
-        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
+        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are no class labels
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
-        labels = y.copy()  # a rule that changes its labels must not change the data
+        labels = y.copy()  # protect the data from rules that modify their labels
         return checked_rows(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
     def generator(self, seed: int) -> np.random.RandomState:
@@ -68,7 +68,7 @@ class Partition(Checked):
             y: Labels, [N].
             classes: Number of classes.
             clients: Number of clients.
-            rng: Random numbers, seeded.
+            rng: Seeded random generator.
 
         Returns:
             The rows of each client, in any order.
@@ -210,11 +210,11 @@ class Skewed(Partition):
         self.check(len(present), clients)
         holds = np.zeros((clients, len(present)), bool)
         for k in range(clients):
-            order = np.lexsort((rng.random_sample(len(present)), holds.sum(axis=0)))  # held least first, ties at random
+            order = np.lexsort((rng.random_sample(len(present)), holds.sum(axis=0)))  # fewest clients first
             holds[k, order[: self.per_client]] = True
         counts = np.zeros((clients, classes), np.int64)
         for column, c in zip(holds.T, present, strict=True):
-            holders = rng.permutation(np.flatnonzero(column))  # who takes the odd samples
+            holders = rng.permutation(np.flatnonzero(column))  # random order decides who gets the odd samples
             counts[holders, c] = sizes[c] // len(holders)
             counts[holders[: sizes[c] % len(holders)], c] += 1
         return assign_rows(y, counts, rng)
@@ -225,7 +225,7 @@ class Skewed(Partition):
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The clients that the data itself has: groups, one folder per client, or an array of a file.
+    """Natural clients of the data: groups, one folder per client, or an array of a file.
 
     `Federation` reads them, so nothing is assigned.
     """

@@ -1,4 +1,4 @@
-"""Partitions on disk: which rows each client holds."""
+"""Serialization of partitions: the sample indices of each client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedhead.data.partitions.allocation import Rows
 
 
 def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:
-    """Return 16 characters that two partitions share if each client trains and tests on the same rows in both."""
+    """Return a hash of 16 characters of the clients' training and test indices."""
     digest = hashlib.blake2b(client_test_from.encode(), digest_size=8)
     for part in (rows, local or []):
         digest.update(np.array([len(part), *(len(r) for r in part)], dtype="<i8").tobytes())
@@ -27,22 +27,22 @@ def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: st
 
 
 def stored_fingerprint(path: Path) -> str:
-    """Return the fingerprint of the partition that a file holds."""
-    held = read_npz(path)
+    """Return the fingerprint of a stored partition."""
+    arrays = read_npz(path)
     try:
-        local = unpack(held, "local", "local_ends") if "local" in held else None
-        return fingerprint(unpack(held, "rows", "ends"), local, str(held["client_test_from"]))
+        local = unpack(arrays, "local", "local_ends") if "local" in arrays else None
+        return fingerprint(unpack(arrays, "rows", "ends"), local, str(arrays["client_test_from"]))
     except (KeyError, IndexError) as error:
         raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
 
 
 def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
-    """Return two arrays, under these names: the rows of all clients, and the end of each client's rows."""
+    """Return two named arrays: the concatenated indices of all clients, and the end offset of each client."""
     return {values: np.concatenate(rows), ends: np.cumsum([len(r) for r in rows])}
 
 
 def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
-    """Return the rows of each client from the arrays of `pack`."""
+    """Return the indices of each client, the inverse of `pack`."""
     rows, stops = held[values], held[ends]
     if rows.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (rows, stops)):
         raise IndexError(f"{values} and {ends} must be rows of whole numbers")
@@ -59,7 +59,7 @@ def check_rows(clients: list[Rows] | None, limit: int, what: str) -> None:
 
 
 def write(path: Path, entries: Mapping[str, Any]) -> None:
-    """Write arrays to an .npz file, all of them or nothing; entries that are None are left out."""
+    """Write arrays atomically to an .npz file, without entries that are None."""
     arrays = {name: np.asarray(value) for name, value in entries.items() if value is not None}
     with atomic(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes entries for flags

@@ -33,12 +33,12 @@ from fedhead.data.partitions.partition import (
 from fedhead.data.partitions.published_splits import FedETFDirichlet, MoonDirichlet
 
 PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # specifies a partition in Python
-CALLED_WITH = ("y", "clients", "rng")  # a user's function
+CALLED_WITH = ("y", "clients", "rng")  # arguments of a user's function
 
 
 @dataclass(frozen=True)
 class FromFunction(Partition):
-    """A user's function `(y, clients, rng, **parameters)` that returns one array of rows per client."""
+    """Partition by a user's function `(y, clients, rng, **parameters)` that returns one array of indices per client."""
 
     function: Callable[..., Any]
     text: str = field(repr=False, compare=False)  # form in recipes
@@ -54,7 +54,7 @@ class FromFunction(Partition):
 
 
 class Form(NamedTuple):
-    """One way to write a built-in partition, a line of `fedhead ls partitions`."""
+    """Text form of a built-in partition, a line of `fedhead ls partitions`."""
 
     text: str
     parameters: str
@@ -75,11 +75,11 @@ partition = PARTITIONS.decorator
 
 
 def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
-    """Return the partition of a text as recipes write it, of a class or function, or the one given.
+    """Resolve a partition from its text in recipes, a class or a function; return a given one.
 
     Args:
         rule: Text such as "dirichlet(0.1)", or a user's class or function with its defaults.
-        folders: Where `file.py:name` is looked for, before the working directory.
+        folders: Folders in which `file.py:name` is searched before the working directory.
 
     Raises:
         BadInput: If the partition is unknown, or its parameters are unreadable or out of range.
@@ -104,9 +104,9 @@ def _checked(found: Any, name: str) -> PartitionEntry:
     function = check_function(
         found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
     )
-    own = dict(list(parameters(function).items())[len(CALLED_WITH) :])
-    needed = [word for word in required(function) if word in own]
-    return PartitionEntry(lambda call: FromFunction(function, call.text, call.arguments("partition", own, needed)))
+    options = dict(list(parameters(function).items())[len(CALLED_WITH) :])
+    needed = [word for word in required(function) if word in options]
+    return PartitionEntry(lambda call: FromFunction(function, call.text, call.arguments("partition", options, needed)))
 
 
 # -- the built-in ones --------------------------------------------------------------------------------

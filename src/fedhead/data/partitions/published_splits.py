@@ -1,6 +1,6 @@
-"""The splits of papers' published code, row for row and seed for seed.
+"""Exact splits of papers' published code, for the same seeds.
 
-Splits of one α differ by more than methods do, so that published results are compared on the splits that they are of.
+Results differ more between splits of the same α than between methods, so comparisons need the published splits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PublishedSplit(Partition):
 
 @dataclass(frozen=True)
 class MoonDirichlet(PublishedSplit):
-    """The splits of MOON's public code: the rule of `CappedDirichlet`."""
+    """Splits of MOON's public code, by the rule of `CappedDirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Assign samples with the random stream of MOON's code."""
@@ -38,7 +38,7 @@ class MoonDirichlet(PublishedSplit):
             parts: list[list[int]] = [[] for _ in range(clients)]
             for c in np.unique(y):
                 rows = np.flatnonzero(y == c)
-                rng.shuffle(rows)  # before the shares are drawn: the order decides the stream
+                rng.shuffle(rows)  # before drawing shares, to match the published random stream
                 share = rng.dirichlet(np.repeat(self.alpha, clients))
                 share = share * np.array([len(part) < len(y) / clients for part in parts])
                 if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
@@ -58,22 +58,22 @@ class MoonDirichlet(PublishedSplit):
 
 @dataclass(frozen=True)
 class FedETFDirichlet(PublishedSplit):
-    """The splits of FedETF's public code: the rule of `Dirichlet`."""
+    """Splits of FedETF's public code, by the rule of `Dirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Assign samples with the random stream of FedETF's code."""
         by_class = [np.flatnonzero(y == c) for c in range(classes)]
         for rows in by_class:
-            rng.shuffle(rows)  # all classes before the shares are drawn: the order decides the stream
+            rng.shuffle(rows)  # all classes before drawing shares, to match the published random stream
         share = rng.dirichlet(np.repeat(self.alpha, clients), classes)
         if not np.isfinite(share).all():
             raise BadInput(f"partition {self}: NumPy can't draw shares for so small an alpha; use a larger one")
-        held: list[list[Rows]] = [[] for _ in range(clients)]
+        parts: list[list[Rows]] = [[] for _ in range(clients)]
         for rows, mine in zip(by_class, share, strict=True):
             cuts = np.minimum(np.cumsum(np.rint(mine * len(rows)))[:-1].astype(int), len(rows))
-            for own, part in zip(held, np.split(rows, cuts), strict=True):
+            for own, part in zip(parts, np.split(rows, cuts), strict=True):
                 own.append(part)
-        return [np.concatenate(own) for own in held]
+        return [np.concatenate(own) for own in parts]
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r}, fedetf)"

@@ -1,4 +1,4 @@
-"""Cache of the data set that was read last, so that the runs of one process read it once."""
+"""Cache of the last data set, shared by the runs of one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_lock = threading.RLock()  # threads that want the same files wait for the first
+_lock = threading.RLock()  # threads that need the same files wait for the first
 _parts: dict[tuple[Any, ...], Any] = {}
 
 
@@ -17,7 +17,7 @@ def read(key: tuple[Any, ...], reader: Callable[[], Any]) -> Any:
 
     Args:
         key: Name or path of the data set, followed by the other parameters of the part.
-        reader: Reads it.
+        reader: Function that reads the part.
     """
     with _lock:
         if key not in _parts:
@@ -28,6 +28,6 @@ def read(key: tuple[Any, ...], reader: Callable[[], Any]) -> Any:
 
 
 def clear() -> None:
-    """Forget the data set, such as after its files have changed."""
+    """Clear the cache, such as after files have changed."""
     with _lock:
         _parts.clear()

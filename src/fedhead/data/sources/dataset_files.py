@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.special_files import refuse_special
 
-_UNPACKED = 1 << 31  # the most bytes of an unpacked file
+_UNPACKED = 1 << 31  # maximum size of an unpacked file in bytes
 
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
@@ -52,7 +52,7 @@ def cifar_batch(path: Path, label: bytes, md5: str) -> tuple[NDArray[np.uint8], 
     """
     whole = read_bytes(path, md5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy's, about the flags of dtypes pickled by old releases
+        warnings.simplefilter("ignore")  # NumPy's warning about dtypes pickled by old releases
         batch = pickle.loads(whole, encoding="bytes")
     return batch[b"data"].reshape(-1, 3, 32, 32), np.asarray(batch[label], np.int64)
 

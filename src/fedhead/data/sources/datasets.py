@@ -33,16 +33,16 @@ Part = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set of the registry, a line of `fedhead ls datasets`.
+    """Registered data set, a line of `fedhead ls datasets`.
 
     Args:
-        name: Its name.
+        name: Name of the data set.
         classes: Number of classes.
         shape: Shape of one sample; of images: channels, height, width.
         transform: Augmentation and normalization.
-        description: One line about it.
-        source: Where its files come from.
-        read: Reads a part: (data folder, part, whether to download).
+        description: Description in one line.
+        source: Source of its files.
+        read: Function (data folder, part, whether to download) that reads a part.
         names: Names of the classes.
         sizes: Numbers of training and test samples, if they are fixed.
     """
@@ -98,12 +98,12 @@ class Dataset:
 
 
 def folder(data_dir: str | PathLike[str] | None = None) -> Path:
-    """Return the folder of the data sets: as given, else $FEDHEAD_DATA, else ~/.cache/fedhead."""
+    """Return the folder of the data sets: the given one, $FEDHEAD_DATA, or ~/.cache/fedhead."""
     return Path(data_dir or os.environ.get("FEDHEAD_DATA") or Path.home() / ".cache" / "fedhead").expanduser()
 
 
 def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] = ()) -> Dataset:
-    """Return the data set of a name, a function that returns `(x, y, x_test, y_test)`, or the one given."""
+    """Resolve a data set from a name or a function that returns `(x, y, x_test, y_test)`; return a given one."""
     return DATASETS.resolve(name, folders)
 
 
@@ -135,11 +135,11 @@ def read(
     if public is not None and (other := get(public)).name != entry.name:
         shared = other.part("test", data_dir, download)
         shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
-    elif public is not None:  # of the same data set: the clients train on the rest
-        held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
-        if len(held) == len(train.y):
+    elif public is not None:  # public samples of the same data set are removed from the clients
+        public_rows = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+        if len(public_rows) == len(train.y):
             raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name}: take fewer")
-        train, shared = train.take(np.setdiff1d(np.arange(len(train.y)), held)), train.take(held)
+        train, shared = train.take(np.setdiff1d(np.arange(len(train.y)), public_rows)), train.take(public_rows)
     named = {} if entry.names is None else {"class_names": np.array(entry.names)}
     layout, classes = stored_layout(train.x), entry.classes
     return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, shared)
@@ -155,25 +155,25 @@ def _checked(found: Any, name: str) -> Dataset:
 def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     """Return the data set of a user's function, which is called once."""
     with user_code(f"dataset {name}"):
-        made = function()
-    if not isinstance(made, tuple) or len(made) != 4:
+        arrays = function()
+    if not isinstance(arrays, tuple) or len(arrays) != 4:
         raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
     try:
-        found = convert({"training": made[:2]}, test=made[2:], layout=getattr(function, "layout", None))
+        converted = convert({"training": arrays[:2]}, test=arrays[2:], layout=getattr(function, "layout", None))
     except BadInput as error:
         raise BadInput(f"dataset {name}: {error}") from None
-    train, test = found.parts[0], found.test
+    train, test = converted.parts[0], converted.test
     assert test is not None
     shape = shape_of(train.x)
     return Dataset(
         name,
-        found.classes.count,
+        converted.classes.count,
         shape,
         default_transform(train.x),
         first_docline(function),
         name,
         lambda root, part, download: test if part == "test" else train,
-        found.classes.names,
+        converted.classes.names,
     )
 
 

@@ -38,7 +38,7 @@ def fetch(
 
     Args:
         dataset: Name of the data set, for error messages.
-        files: The files that were looked for.
+        files: Missing files, for error messages.
         remote: File to download.
         root: Data folder.
         download: Whether downloads are allowed; if not, the archive must be in the folder.

@@ -28,8 +28,8 @@ def subfolders(path: Path) -> list[Path]:
 
 def pictures(path: Path) -> list[Path]:
     """List the image files of a folder, or of its subfolder `images` (Tiny-ImageNet), sorted."""
-    found = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
-    return found or (pictures(path / "images") if (path / "images").is_dir() else [])
+    files = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
+    return files or (pictures(path / "images") if (path / "images").is_dir() else [])
 
 
 def decode(root: Path, names: Sequence[str], size: int | None = None, channels: int | None = None) -> Samples:
@@ -69,8 +69,8 @@ def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int |
     cache = root / f".fedhead-{key}-{digest}.npz"
     if cache.is_file():
         try:
-            held = read_npz(cache)
-            return Samples(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
+            arrays = read_npz(cache)
+            return Samples(torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]))
         except (BadInput, KeyError):
             cache.unlink(missing_ok=True)  # incomplete or damaged: decode again
     data = decode_list(root, listed, size, channels)

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 1 << 26  # of one image
+MAX_PIXELS = 1 << 26  # maximum pixels of one image
 SIZE = Annotated[int, AtLeast(1), AtMost(8192)]  # of resized images
 _GRAY = ("1", "L", "LA")
 _WIDE = ("I;16", "I")  # 16 bits per pixel: PNG has no wider ones
 
 
 class Source(NamedTuple):
-    """An image that is still encoded."""
+    """Encoded image."""
 
-    name: str  # in error messages
+    name: str  # name in error messages
     data: Path | bytes
 
 
@@ -94,14 +94,14 @@ def _survey(sources: Sequence[Source], size: int | None) -> tuple[tuple[int, int
 
 @contextmanager
 def _opened(source: Source) -> Iterator[Image]:
-    """Open an image; whatever is wrong with it is raised as `BadInput`."""
+    """Open an image; any problem is raised as `BadInput`."""
     from PIL import Image, UnidentifiedImageError
 
     data = source.data
     if isinstance(data, Path):
         refuse_special(data)
     try:
-        # from memory, since a damaged image may claim a part of 4 GiB, which a file's reader would allocate
+        # from memory: for a damaged file, a reader may allocate up to 4 GiB
         file = io.BytesIO(data.read_bytes() if isinstance(data, Path) else data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is a lower one
@@ -124,7 +124,7 @@ def _opened(source: Source) -> Iterator[Image]:
 def _pixels(picture: Image, size: int | None, channels: int) -> NDArray[np.uint8]:
     from PIL import Image
 
-    own = picture.convert("L" if channels == 1 else "RGB")
-    if size and own.size != (size, size):
-        own = own.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(own)
+    converted = picture.convert("L" if channels == 1 else "RGB")
+    if size and converted.size != (size, size):
+        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(converted)

@@ -1,4 +1,4 @@
-"""Data sets of other libraries as inputs and labels: PyTorch's, Hugging Face's, pandas'."""
+"""Readers of data sets of PyTorch, Hugging Face and pandas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedhead.data.sources import torch_sets
 
 
 class Part(NamedTuple):
-    """A data set as `Federation.from_arrays` takes it."""
+    """Arguments of `Federation.from_arrays` read from a data set."""
 
     x: Any
     y: Any
     layout: Any = None  # None: unknown
-    names: Sequence[str] | None = None  # of the classes
+    names: Sequence[str] | None = None  # names of the classes
     groups: Any = None  # client of each sample
     group_names: Sequence[str] | None = None
     mark: Any = None  # 1 for test samples
@@ -50,7 +50,7 @@ class Reader:
     """Reader of data sets with one encoding; see `Federation.from_dataset` for the columns' roles.
 
     Args:
-        training: The training data of each client, or of all, from which the categories of tables come.
+        training: Training data of each client, or of all, which determines the categories of tables.
         inputs: Column of the samples, or several.
         label: Column of the labels.
         encode: Encoding of texts.
@@ -135,7 +135,7 @@ class Reader:
 
     def _inputs(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
         """Return columns as inputs, and the layout of those that were encoded."""
-        made: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         layout: dict[str, str] = {}
         for name, values in columns.items():
             if any(isinstance(value, str) for value in values):
@@ -155,10 +155,10 @@ class Reader:
                 layout[name] = kind
             else:
                 x = stack(values)
-            made[name] = x
-        if len(made) == 1 and (self.inputs is None or isinstance(self.inputs, str)):
-            return next(iter(made.values())), next(iter(layout.values()), None)
-        return made, layout
+            inputs[name] = x
+        if len(inputs) == 1 and (self.inputs is None or isinstance(self.inputs, str)):
+            return next(iter(inputs.values())), next(iter(layout.values()), None)
+        return inputs, layout
 
 
 def _texts(values: Sequence[Any], name: str) -> list[str]:
@@ -176,8 +176,8 @@ def stack(samples: Sequence[Any]) -> Any:
     if len(shapes) <= 1:
         return np.stack(arrays) if arrays else np.zeros(0)
     sizes = {s[1:] for s in shapes}
-    images = any(hasattr(s, "getbands") for s in samples)  # PIL's, which are not filled up
+    images = any(hasattr(s, "getbands") for s in samples)  # PIL images, which are not padded
     if len(sizes) > 1 or len(next(iter(shapes))) not in (1, 2) or images:
-        few = ", ".join(str(s) for s in sorted(shapes)[:3])
-        raise BadInput(f"samples differ in shape ({few} …): resize them first")
+        examples = ", ".join(str(s) for s in sorted(shapes)[:3])
+        raise BadInput(f"samples differ in shape ({examples} …): resize them first")
     return arrays

@@ -24,7 +24,7 @@ from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import dataset_cache, image_folders, images
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-SAVED = "fedhead_federation"  # the array that marks a file written by `Federation.save`
+SAVED = "fedhead_federation"  # array that marks a file written by `Federation.save`
 _OTHERS = ("x", "text", "offsets", "scale", "x_test", "y_test")  # arrays with other lengths than one per sample
 
 
@@ -32,8 +32,8 @@ _OTHERS = ("x", "text", "offsets", "scale", "x_test", "y_test")  # arrays with o
 class Contents:
     """Contents of a file, a folder or a registered data set."""
 
-    where: str  # in error messages
-    title: str  # in records
+    where: str  # name in error messages
+    title: str  # name in records
     x: Any  # [N, …], or a dictionary of these
     y: Any
     layout: LayoutLike  # layout of x, if stated
@@ -45,16 +45,16 @@ class Contents:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, if the file has some; y holds class indices then."""
+        """Names of the classes, if the file has them; y then holds class indices."""
         return names_of(self.arrays, "class_names")
 
     @property
     def objective(self) -> str:
-        """Objective that the file states; multiclass otherwise."""
+        """Objective stated in the file; multiclass by default."""
         return str(self.arrays.get("objective", "multiclass"))
 
     def labels(self, named: bool) -> Any:
-        """Return y, as the names of the classes if `named` and the file has names."""
+        """Return y; with `named`, as class names if the file has them."""
         names = self.class_names
         if not named or names is None:
             return self.y
@@ -68,12 +68,12 @@ class Contents:
         return self.arrays[name], names_of(self.arrays, f"{name}_names")
 
     def mask(self, name: str) -> NDArray[np.bool_]:
-        """Return an array of 0 and 1 with one entry per sample, such as that which marks the test samples."""
-        found, _ = self.column(name)
-        if found is None:
+        """Return an array of 0 and 1 with one entry per sample, such as the marks of test samples."""
+        values, _ = self.column(name)
+        if values is None:
             known = ", ".join(key for key, value in self.arrays.items() if value.shape == (len(self.y),))
             raise BadInput(f"test: {self.where} has no array {name!r}; it has {known}")
-        return arrays.to_mask(found, f"{name} of {self.where}")
+        return arrays.to_mask(values, f"{name} of {self.where}")
 
 
 def read_path(
@@ -86,7 +86,7 @@ def read_path(
             optionally inside folders `train` and `test` (or `val`).
         size: Resizes encoded images to size × size.
         encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
-        layout: Meaning of the axes that the user states; a folder has only one.
+        layout: Meaning of the axes as stated by the user; ignored for folders.
 
     Raises:
         BadInput: If it does not exist, or its contents are inconsistent.
@@ -106,8 +106,8 @@ def read_path(
 
 def _read_folder(path: Path, size: int | None) -> Contents:
     inner = {d.name: d for d in image_folders.subfolders(path)}
-    held = inner.get("test") or inner.get("val")
-    top = inner["train"] if "train" in inner and held else path
+    test_folders = inner.get("test") or inner.get("val")
+    top = inner["train"] if "train" in inner and test_folders else path
     roots = image_folders.subfolders(top)
     require(roots, f"{path}: no folders in it; it needs one folder of images per class")
     by_client = all(image_folders.subfolders(root) for root in roots)
@@ -118,35 +118,35 @@ def _read_folder(path: Path, size: int | None) -> Contents:
     arrays = {"class_names": np.array(names)}
     if by_client:
         arrays["site"] = np.repeat([root.name for root in roots], [len(part.y) for part in parts])
-    test = image_folders.decode(held, names, size) if top is not path and held else None
+    test = image_folders.decode(test_folders, names, size) if top is not path and test_folders else None
     return Contents(str(path), path.name, train.x, train.y, "nchw", test, arrays)
 
 
 def _read_file(path: Path, size: int | None, encode: str | Tokenizer | None) -> Contents:
-    held = read_npz(path)
-    title, named = path.name.removesuffix(".npz"), named_arrays(held, "x")
-    source = "text" if "text" in held and "x" not in held else "x"
+    arrays = read_npz(path)
+    title, named = path.name.removesuffix(".npz"), named_arrays(arrays, "x")
+    source = "text" if "text" in arrays and "x" not in arrays else "x"
     for key in ("y",) if named else (source, "y"):
-        listed = ", ".join(held) or "nothing"
-        require(key in held, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
-    _check_lengths(path, held)
+        listed = ", ".join(arrays) or "nothing"
+        require(key in arrays, f"{path}: no array {key!r} (there is {listed}); it needs x and y")
+    _check_lengths(path, arrays)
     if named:
-        test = (named_arrays(held, "x_test"), held["y_test"]) if "y_test" in held else None
-        stated = {name: str(value) for name, value in named_arrays(held, "layout").items()}
-        return Contents(str(path), title, named, held["y"], stated, test, held)
-    if "offsets" in held:
-        x, layout = _of_any_length(path, held, source, size, encode)
+        test = (named_arrays(arrays, "x_test"), arrays["y_test"]) if "y_test" in arrays else None
+        stated = {name: str(value) for name, value in named_arrays(arrays, "layout").items()}
+        return Contents(str(path), title, named, arrays["y"], stated, test, arrays)
+    if "offsets" in arrays:
+        x, layout = _of_any_length(path, arrays, source, size, encode)
     else:
         require(encode is None, f"encode: {encode} is for texts and sounds with offsets, {path} has none")
-        x, layout = _of_one_shape(path, held, source)
-    tests = [key for key in ("x_test", "y_test") if key in held]
+        x, layout = _of_one_shape(path, arrays, source)
+    tests = [key for key in ("x_test", "y_test") if key in arrays]
     require(len(tests) != 1, f"{path}: {', '.join(tests)} is alone; a test set needs both x_test and y_test")
-    pair = (held["x_test"], held["y_test"]) if tests else None
-    return Contents(str(path), title, x, held["y"], layout, pair, held)
+    pair = (arrays["x_test"], arrays["y_test"]) if tests else None
+    return Contents(str(path), title, x, arrays["y"], layout, pair, arrays)
 
 
 def _of_one_shape(path: Path, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
-    """Return the inputs, and their layout where the file states it."""
+    """Return the inputs, and their layout if the file states it."""
     x = held[source]
     if x.dtype.kind in "US":
         raise BadInput(f"{path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
@@ -185,7 +185,7 @@ def _of_any_length(
 
 
 def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:
-    """Raise `BadInput` if an array that describes each sample is of another length than y."""
+    """Check that all arrays with one entry per sample have the length of y."""
     require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
     samples = len(held["y"])
     for name, array in held.items():
@@ -195,7 +195,7 @@ def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:
 
 
 def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays PREFIX.NAME by their names."""
+    """Return the arrays named PREFIX.NAME without the prefix."""
     return {key.removeprefix(f"{prefix}."): value for key, value in held.items() if key.startswith(f"{prefix}.")}
 
 

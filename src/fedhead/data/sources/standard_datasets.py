@@ -1,4 +1,4 @@
-"""The standard data sets: where each is found in a data folder, and how it is read."""
+"""Readers of the standard data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedhead.data.sources.download import Remote, fetch, missing
 from fedhead.data.transforms.augment import Transform
 
 Read = Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
-# The md5 of each file's contents (unpacked, for idx.gz), as published or as the published archives hold them.
+# md5 of each file's contents (unpacked, for idx.gz), as published or computed from the published archives.
 _CHECKSUMS = Path(__file__).with_name("checksums.md5").read_text().splitlines()
 MD5 = {name: md5 for md5, name in (line.split() for line in _CHECKSUMS)}
 CIFAR10 = Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
@@ -150,15 +150,15 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     """
     places = [root / "emnist-letters", root / "gzip", root / "EMNIST" / "raw", root]
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
-    found = [_find(places, name) for name in names]
-    if None in found:
+    files = [_find(places, name) for name in names]
+    if None in files:
         if (root / UNION).is_file() and not download:
             raise BadInput(f"emnist-letters is not under {root}, {UNION} is: use dataset=emnist-letters-union")
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
-        found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
-    x, y = (dataset_files.idx(path) for path in found if path is not None)
+        files = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
+    x, y = (dataset_files.idx(path) for path in files if path is not None)
     if y.size and (y.min() < 1 or y.max() > 26):
-        raise BadInput(f"{found[1]}: labels {y.min()} … {y.max()} where letters are 1 … 26")
+        raise BadInput(f"{files[1]}: labels {y.min()} … {y.max()} where letters are 1 … 26")
     return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
 
 
@@ -173,11 +173,11 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     path = root / UNION
     if not path.is_file():
         raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
-    held = read_npz(path)
+    arrays = read_npz(path)
     for key in ("images", "labels", "source_bits"):
-        require(key in held, f"{path}: no array {key!r} in it")
-    chosen = ((held["source_bits"] & _LETTERS_TEST) != 0) == (part == "test")
-    return _pair(held["images"][chosen], held["labels"][chosen].astype(np.int64) - 1, path)
+        require(key in arrays, f"{path}: no array {key!r} in it")
+    chosen = ((arrays["source_bits"] & _LETTERS_TEST) != 0) == (part == "test")
+    return _pair(arrays["images"][chosen], arrays["labels"][chosen].astype(np.int64) - 1, path)
 
 
 @standard("cinic10", 10, _COLOR, Transform.named("cifar", "cinic10"), CINIC10.url, _CIFAR10, (90_000, 90_000))

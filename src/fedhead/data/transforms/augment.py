@@ -182,8 +182,8 @@ class Transform(Checked):
         scale = 1.0 if x.is_floating_point() else 1 / 255
         augmented = key is not None and bool(self.augment)
         if self.resize is not None:
-            held = self._augmented(x, key, scale) if augmented and key is not None else x.to(self.dtype) * scale
-            return self._normalized(resize(held, self.resize, clamp=scale != 1.0), in_place=True)
+            batch = self._augmented(x, key, scale) if augmented and key is not None else x.to(self.dtype) * scale
+            return self._normalized(resize(batch, self.resize, clamp=scale != 1.0), in_place=True)
         if augmented and key is not None:
             return self._normalized(self._augmented(x, key, scale), in_place=True)
         if scale == 1.0:

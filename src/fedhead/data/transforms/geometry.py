@@ -124,8 +124,8 @@ def resize(x: Tensor, side: int, clamp: bool) -> Tensor:
     Returns:
         Images, [B, C, side, side].
     """
-    made = F.interpolate(x, size=(side, side), mode="bicubic", antialias=True, align_corners=False)
-    return made.clamp_(0, 1) if clamp else made
+    resized = F.interpolate(x, size=(side, side), mode="bicubic", antialias=True, align_corners=False)
+    return resized.clamp_(0, 1) if clamp else resized
 
 
 def _stretch(x: Tensor, start: Tensor, length: Tensor) -> Tensor:
