@@ -1,4 +1,4 @@
-"""Values of a metric over the rounds: of one run, and of several in the rounds that they have in common."""
+"""Values of a metric over the rounds, of one run or of several in their common rounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def values_by_round(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[int,
 def aligned(
     histories: Sequence[Sequence[Mapping[str, Any]]], metric: str, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rounds in which every run has a metric, and its values; runs that never have it do not count.
+    """Return the common rounds of a metric and its values; runs without the metric are excluded.
 
     Args:
-        histories: The records of each run's rounds.
-        metric: Which value.
-        most: How many rounds are kept, evenly spread; None: all.
+        histories: Records of each run's rounds.
+        metric: Metric.
+        most: Maximum number of rounds, evenly spaced; None: all.
 
     Returns:
         The rounds, and the values [runs, rounds].

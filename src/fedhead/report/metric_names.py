@@ -1,4 +1,4 @@
-"""Names of metrics as tables and figures write them, and the order in which they are offered."""
+"""Display names of metrics, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one style of fedhead's figures: colors, dashes, fonts, widths, legends and panels."""
+"""Common style of all figures: colors, dashes, fonts, widths, legends and panels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def styled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def line(number: int) -> dict[str, Any]:
-    """Return the look of line number i: color, dashes and marker, all of which differ from the next one's."""
+    """Return color, dashes and marker of line number i, all different from the next line's."""
     return {
         "color": COLORS[number % len(COLORS)],
         "linestyle": DASHES[number % len(DASHES)],
@@ -89,7 +89,7 @@ def text_width(text: str, size: float = 8) -> float:
 
 
 def fitting(text: str, width: float, size: float = 8) -> str:
-    """Return a text of one line that is not wider than this in inches, with … in the middle where it was."""
+    """Shorten a one-line text to a width in inches, with … in the middle."""
     text = "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))
     measured = text_width(text, size)
     if measured <= width:
@@ -118,17 +118,17 @@ def legend_below(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], 
 
 
 def across(count: int, width: float, most: int) -> int:
-    """Return how many panels are in a row: up to `most` in two columns, half as many in one."""
+    """Return the number of panels per row: up to `most` in two columns, half as many in one."""
     return min(count, max(1, round(most * width / WIDTHS[2])))
 
 
 def panels(
     count: int, width: float, most: int, height: float | None = None, legend: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes, in rows of equal panels.
+    """Create a figure with a number of axes, in rows of equal panels.
 
     Args:
-        count: How many.
+        count: Number of axes.
         width: Width of the figure in inches.
         most: Panels in one row of a figure of two columns; one column has half as many.
         height: Height of a row in inches; None: as wide as a panel.
@@ -157,13 +157,13 @@ def log_scale(ax: Axes) -> None:
 
 
 def without_axes(ax: Axes) -> None:
-    """Leave out ticks and frame, where places have no meaning, as in an embedding."""
+    """Remove ticks and frame, for axes without meaning, as in an embedding."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 
 def thin_ticks(ax: Axes, axis: Literal["x", "y"], labels: Sequence[str], most: int = 12) -> None:
-    """Name every place of an axis, or only so many that they do not touch."""
+    """Label the ticks of an axis, or a subset that does not overlap."""
     every = max(1, math.ceil(len(labels) / most))
     places = range(0, len(labels), every)
     (ax.set_xticks if axis == "x" else ax.set_yticks)(list(places), [labels[i] for i in places])
@@ -171,7 +171,7 @@ def thin_ticks(ax: Axes, axis: Literal["x", "y"], labels: Sequence[str], most: i
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Do without matplotlib's warnings of letters that a font lacks: they are drawn as boxes."""
+    """Silence matplotlib's warnings about missing glyphs, which are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support", category=UserWarning)
@@ -186,7 +186,7 @@ def save(fig: Figure, path: str | Path, dpi: int = 200, title: str | None = None
         fig: The figure.
         path: File to write; its suffix (.png, .svg or .pdf) selects the format.
         dpi: Dots per inch of a .png.
-        title: What the file says of itself, in its metadata; it is not drawn.
+        title: Title in the file's metadata; not drawn.
 
     Raises:
         BadInput: If the suffix is unknown or the file can't be written.

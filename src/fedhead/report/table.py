@@ -32,13 +32,13 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
+    """Cell of a table.
 
     Args:
-        text: The text that is shown.
-        value: The number by which a page sorts; None: by the text.
-        best: Whether it is highlighted as the best of its column.
-        html: HTML that a page shows in place of the text.
+        text: Displayed text.
+        value: Sort key on a page; None: the text.
+        best: Whether the cell is highlighted as the best of its column.
+        html: HTML that a page shows instead of the text.
     """
 
     text: str
@@ -148,6 +148,6 @@ def latex_text(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Escape what Markdown, and the HTML within it, would read as markup."""
+    """Escape the markup characters of Markdown and HTML."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\|*_`\[\]$])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""The widths of figures, which are known without loading Matplotlib."""
+"""Widths of figures, available without importing Matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts of the page, as Plotly takes them: traces and a layout, without the colors of the page around them."""
+"""Plotly charts of the page: traces and layout, without the page's colors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from fedhead.report.style import COLORS
 from fedhead.report.table import shorten
 
-DASHES = ("solid", "dash", "dashdot", "dot")  # in the order of those of the figures
+DASHES = ("solid", "dash", "dashdot", "dot")  # same order as in the figures
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
-SCALE = "Cividis"  # of heat maps: even in lightness, and the same to color-blind readers
+SCALE = "Cividis"  # of heat maps: perceptually uniform and color-blind safe
 HEIGHT = 330
-POINTS = 250  # that one curve has at most
+POINTS = 250  # limit per curve
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Chart:
 
     Args:
         data: Plotly's traces. Those of one `legendgroup` are shown and hidden together by the page's legend.
-        layout: What Plotly's layout has besides the page's colors and fonts.
+        layout: Plotly layout, without the page's colors and fonts.
     """
 
     data: list[dict[str, Any]]
@@ -46,7 +46,7 @@ def style(number: int) -> Style:
 
 
 def text(words: str, longest: int = 60) -> str:
-    """Return a text as Plotly shows it literally, shortened in the middle where it is long.
+    """Escape a text for Plotly, and shorten a long one in the middle.
 
     >>> text("a < b"), text("x" * 99, 9)
     ('a &lt; b', 'xxxx…xxxx')
@@ -56,7 +56,7 @@ def text(words: str, longest: int = 60) -> str:
 
 
 def distinct(names: Sequence[str], longest: int = 16) -> list[str]:
-    """Return names as an axis shows them: shortened, and still different from each other.
+    """Shorten names for an axis and keep them distinct.
 
     >>> distinct(["a" * 20, "a" * 21, "b"], 5)
     ['aa…aa', 'aa…aa (2)', 'b']
@@ -178,7 +178,7 @@ def fade(color: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON can hold, numbers with six digits: more can't be seen, and would double the page's size."""
+    """Convert a value for JSON, with six digits to limit the size of the page."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, np.ndarray):

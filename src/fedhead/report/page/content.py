@@ -23,12 +23,12 @@ class Entry:
     """One method, possibly followed by a stage, in one setting.
 
     Args:
-        name: The method, with the setting where there are several.
-        label: The method with its stage.
-        method: The method without.
-        column: The setting.
-        stage: The stage; "" for the end of the rounds.
-        runs: The finished runs, one per seed and split.
+        name: Method, with the setting if there are several.
+        label: Method with its stage.
+        method: Method without its stage.
+        column: Setting.
+        stage: Stage; "" for the end of the rounds.
+        runs: Finished runs, one per seed and split.
         unfinished: Interrupted, running or diverged runs, one per seed and split without a finished one.
     """
 
@@ -64,7 +64,7 @@ class Content:
 
     @cached_property
     def arrangement(self) -> Arrangement:
-        """The keys that tell methods and settings apart."""
+        """Recipe keys of rows and columns."""
         return Arrangement.of([run.recipe for run in self.runs])
 
     @cached_property
@@ -104,7 +104,7 @@ class Content:
 
     @cached_property
     def symbols(self) -> dict[str, str]:
-        """The mark of each stage, the same in every chart."""
+        """Marker of each stage, the same in every chart."""
         stages = dict.fromkeys(entry.stage for entry in self.entries if entry.stage)
         return {stage: SYMBOLS[i % len(SYMBOLS)] for i, stage in enumerate(stages)}
 
@@ -145,7 +145,7 @@ def load(paths: Sequence[str | Path]) -> Content:
         BadInput: If there is no run that can be read, and no study.
     """
     studies = study_folders(paths)
-    if studies:  # a search that is not trained finally has no run
+    if studies:  # a search without final training has no run
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
     found = find_runs(paths) if paths else FoundRuns([], {})
     return Content(found.runs, found.broken, studies=studies)
@@ -159,7 +159,7 @@ def class_names(runs: Iterable[Run], classes: int) -> list[str]:
 
 
 def first_words(why: str) -> str:
-    """Return the first words of an error, of which some list all that is known."""
+    """Return the start of an error message, which may be very long."""
     return why if len(why) <= 180 else f"{why[:179]}…"
 
 

@@ -12,7 +12,7 @@ from fedhead.core.tree.digest import digest_text
 from fedhead.report.page.charts import Chart, Style, plain
 from fedhead.report.table import Cell, Table, shorten
 
-LONGEST = 100  # characters of a label that are shown
+LONGEST = 100  # displayed characters of a label
 
 _PATTERNS = {"solid": "", "dash": "7 5", "dot": "2 4", "dashdot": "7 4 2 4"}
 
@@ -22,9 +22,9 @@ class Section:
     """A section of the page.
 
     Args:
-        id: Its place in the page's address, `#id`.
-        title: Its heading.
-        body: Its HTML.
+        id: Anchor in the page's address, `#id`.
+        title: Heading.
+        body: HTML.
     """
 
     id: str
@@ -46,9 +46,9 @@ class Section:
 
 
 def words(user_text: object, longest: int = LONGEST) -> str:
-    """Return a text as HTML; its direction, left to right or right to left, does not change that of its surroundings.
+    """Return a text as HTML with isolated text direction.
 
-    A very long one is shortened, and whole where the pointer rests on it.
+    A very long text is shortened, with the full text as tooltip.
 
     >>> words("a < b")
     '<bdi>a &lt; b</bdi>'
@@ -60,7 +60,7 @@ def words(user_text: object, longest: int = LONGEST) -> str:
 
 
 def table(id: str, content: Table, wordy: Iterable[int] = ()) -> str:
-    """Return a table that can be sorted and filtered; it scrolls sideways where it is wider than the page.
+    """Return a sortable and filterable table that scrolls horizontally if necessary.
 
     Args:
         id: Its identifier in the page.
@@ -92,7 +92,7 @@ def _cell(cell: Cell, column: int, wordy: bool) -> str:
 
 
 def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "", caption: str = "") -> str:
-    """Return a chart, or several of which one is chosen.
+    """Return a chart, or several of which one is selected.
 
     Args:
         id: Its identifier in the page.
@@ -146,7 +146,7 @@ def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> 
 
 
 def blocks(group: str, contents: Mapping[str, str]) -> str:
-    """Return blocks of HTML of which the chosen one is shown; the first at first."""
+    """Return blocks of HTML of which the selected one is shown, initially the first."""
     return "".join(
         f'<div data-group="{escape(group)}" data-choice="{escape(name)}"{" hidden" if i else ""}>{content}</div>'
         for i, (name, content) in enumerate(contents.items())
@@ -175,7 +175,7 @@ def _sample(look: Style) -> str:
 
 
 def notes(lines: Iterable[str]) -> str:
-    """Return a list of remarks, nothing where there are none."""
+    """Return a list of notes; empty without notes."""
     items = "".join(f"<li>{words(line, 400)}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
 

@@ -16,18 +16,18 @@ from fedhead.report.page.sections import every
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
-# Whatever a run's texts hold, the page may fetch nothing; a board alone answers its own page.
+# Content security policy: the page fetches nothing, except a board's page from its own server.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
+    """Report page.
 
     Args:
-        title: Its title, as plain text.
-        header: The HTML above the sections.
-        sections: The sections.
+        title: Title, as plain text.
+        header: HTML above the sections.
+        sections: Sections.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Page:
         """Return the whole page.
 
         Args:
-            seconds: How often a page that a board serves asks for news; None: the page is a file.
+            seconds: Update interval of a board's page; None: a static file.
         """
         live = "" if seconds is None else f' data-live="{int(1000 * seconds)}"'
         policy = POLICY if seconds is None else f"{POLICY}; connect-src 'self'"
@@ -89,7 +89,7 @@ def save(made: Page, out: str | Path) -> Path:
 
 
 def page(content: Content) -> Page:
-    """Return the page about runs."""
+    """Build the page of runs."""
     recipes = [run.recipe for run in content.runs]
     data = ", ".join(sorted({r.dataset for r in recipes}))
     partitions = sorted({r.partition for r in recipes})

@@ -1,4 +1,4 @@
-"""The sections of a page, in their order; each is left out where its data are not there."""
+"""Sections of a page, in order; a section without data is omitted."""
 
 from __future__ import annotations
 

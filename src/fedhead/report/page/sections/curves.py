@@ -11,7 +11,7 @@ from fedhead.report.page.markup import Section, chart, choice, identifier, legen
 
 
 def section(content: Content) -> Section | None:
-    """Return the curves of every metric that rounds recorded, of which the reader chooses."""
+    """Return the curves of all recorded metrics, with a selector."""
     order = in_order(name for run in content.runs for row in run.rows for name in _numbers(row))
     if not order:
         return None

@@ -1,4 +1,4 @@
-"""Every run: how far it came, its recipe, versions and seeds, and the command that repeats it."""
+"""List of all runs: status, recipe, versions and seeds, and the command that repeats the run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NAMED = 40  # classes that an axis can name
 
 
 def section(content: Content) -> Section | None:
-    """Return the partitions of the runs, of which the reader chooses."""
+    """Return the partitions of the runs, with a selector."""
     runs: dict[str, Run] = {}
     for run in sorted(content.runs, key=lambda run: content.columns.index(content.arrangement.column(run.recipe))):
         if run.counts is not None and run.counts.size:

@@ -14,9 +14,9 @@ from fedhead.report.page.markup import Section, chart, choice, notes, panels, ta
 from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
-RECENT = 10  # rounds from which the time that is left is estimated
-CLIENTS, ROUNDS = 200, 60  # that the map of the clients shows
-PATIENCE = 60.0  # seconds without a round after which a run is taken for stopped, where its rounds are short
+RECENT = 10  # rounds used to estimate the remaining time
+CLIENTS, ROUNDS = 200, 60  # limits of the map of clients
+PATIENCE = 60.0  # seconds without a round after which a run with short rounds counts as stopped
 
 
 def section(content: Content, now: float | None = None) -> Section | None:
@@ -84,7 +84,7 @@ def _pace(run: Run) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Write a time.
+    """Format a duration.
 
     >>> duration(42), duration(150), duration(9000)
     ('42 s', '2 min 30 s', '2 h 30 min')
@@ -96,7 +96,7 @@ def duration(seconds: float) -> str:
 
 
 def _clients(runs: list[Run]) -> str:
-    """Return the clients' training losses by round: who took part, and how it went."""
+    """Return a map of the clients' training losses by round."""
     charts: dict[str, Chart] = {}
     for run in runs:
         rows = [row for row in run.rows[-ROUNDS:] if row.get("client_train_loss")]
@@ -121,7 +121,7 @@ def _clients(runs: list[Run]) -> str:
 
 
 def _troubles(runs: list[Run]) -> list[str]:
-    """Return which clients failed, were absent or were left out in the last round of each run."""
+    """Return the clients that failed, were absent or were excluded in the last round of each run."""
     out = []
     for run in runs:
         for word in ("failed", "absent", "left_out"):

@@ -11,7 +11,7 @@ BASELINES = 8  # among which a reader chooses
 
 
 def section(content: Content) -> Section | None:
-    """Return one table per metric, of which the reader chooses."""
+    """Return one table per metric, with a selector."""
     if not content.metrics:
         return None
     tables = {m: values_table(content.compared(m, gains=False)) for m in content.metrics}
@@ -34,7 +34,7 @@ def _settings(content: Content) -> str:
 
 
 def gains_section(content: Content) -> Section | None:
-    """Return the gains over a baseline that the reader chooses, in the first metric that runs have."""
+    """Return the gains over a selectable baseline, in the first available metric."""
     metric = next(iter(content.metrics), None)
     if metric is None:
         return None
