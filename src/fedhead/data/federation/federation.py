@@ -391,14 +391,12 @@ class Federation(FederationData):
         changed = {name: value for name, value in settings.items() if name not in _PREPARATION}
         unchanged = changed in ({}, {"objective": contents.objective}) and test is None and layout is None
         if SAVED in contents.arrays and rule == Natural() and unchanged:
-            federation = cls(**federation_file.restore(contents))
-            count = len(federation)
+            fed = cls(**federation_file.restore(contents))
+            count = len(fed)
             if clients not in (None, count):
                 raise BadInput(f"clients: the file has {count}, not {clients}; set clients={count} ({DEFAULT})")
             transform = (settings["augment"], settings["normalize"], settings["resize"])
-            return preprocessing.prepare(
-                federation.with_client_test(settings["client_test"], seed), "refuse", *transform
-            )
+            return preprocessing.prepare(fed.with_client_test(settings["client_test"], seed), "refuse", *transform)
         if isinstance(rule, Natural):
             groups, group_names = contents.column(rule.column)
             require(groups is not None, f"partition {rule}: no array {rule.column!r} names each sample's client")
@@ -406,8 +404,8 @@ class Federation(FederationData):
         chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
         given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
         given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
-        federation = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
-        return federation if contents.public is None else replace(federation, public=contents.public)
+        fed = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
+        return fed if contents.public is None else replace(fed, public=contents.public)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.

@@ -41,12 +41,10 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
     Raises:
         BadInput: If a name is unknown or does not apply to the samples.
     """
-    prepared = fill_missing(federation) if allows_missing(missing) else federation
+    fed = fill_missing(federation) if allows_missing(missing) else federation
     standard = normalize == "standard"
-    prepared = replace(
-        prepared, transform=prepared.transform.replace(augment, None if standard else normalize, resize=resize)
-    )
-    return standardize(prepared) if standard else prepared
+    fed = replace(fed, transform=fed.transform.replace(augment, None if standard else normalize, resize=resize))
+    return standardize(fed) if standard else fed
 
 
 def fill_missing(federation: F) -> F:

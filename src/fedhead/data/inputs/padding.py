@@ -31,16 +31,16 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     [[True, True, True], [True, False, False]]
     """
     if all(isinstance(x, Mapping) for x in parts.values()) and parts:
-        padded: dict[str, dict[str, Any]] = {part: dict(x) for part, x in parts.items()}
-        has_mask = any(name in x for x in padded.values() for name in MASKS)
-        for name in dict.fromkeys(name for x in padded.values() for name in x):
-            values = {part: x[name] for part, x in padded.items() if name in x}
+        new: dict[str, dict[str, Any]] = {part: dict(x) for part, x in parts.items()}
+        has_mask = any(name in x for x in new.values() for name in MASKS)
+        for name in dict.fromkeys(name for x in new.values() for name in x):
+            values = {part: x[name] for part, x in new.items() if name in x}
             if (longest := _longest(values)) is not None:
                 for part, samples in values.items():
-                    padded[part][name], mask = _pad(samples, longest, f"{part} {name}")
+                    new[part][name], mask = _pad(samples, longest, f"{part} {name}")
                     if not has_mask:
-                        padded[part][f"{name}_mask"] = mask
-        return dict(padded)
+                        new[part][f"{name}_mask"] = mask
+        return dict(new)
     if (longest := _longest(parts)) is None:
         return dict(parts)
     logger.info("samples of up to %d steps are filled up to one length, as inputs x and mask", longest)
@@ -60,18 +60,18 @@ def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     Raises:
         BadInput: If a sample is longer.
     """
-    padded = dict(x) if isinstance(x, Mapping) else {"x": x}
-    for name in list(padded):
-        if name not in shapes or not _is_list(padded[name]):
+    parts = dict(x) if isinstance(x, Mapping) else {"x": x}
+    for name in list(parts):
+        if name not in shapes or not _is_list(parts[name]):
             continue
-        longest = max(len(sample) for sample in padded[name])
+        longest = max(len(sample) for sample in parts[name])
         if longest > shapes[name][0]:
             raise BadInput(f"{name} has a sample of {longest} steps, the run is for {shapes[name][0]}: cut it")
-        padded[name], mask = _pad(padded[name], shapes[name][0], name)
+        parts[name], mask = _pad(parts[name], shapes[name][0], name)
         for of_mask in ("mask", f"{name}_mask"):
-            if of_mask in shapes and of_mask not in padded:
-                padded[of_mask] = mask
-    return padded
+            if of_mask in shapes and of_mask not in parts:
+                parts[of_mask] = mask
+    return parts
 
 
 def _longest(parts: Mapping[str, Any]) -> int | None:
