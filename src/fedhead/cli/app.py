@@ -1,4 +1,4 @@
-"""The object that every command of the command line registers itself with."""
+"""Typer app with which every command registers itself."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Compare runs: a table here, and one self-contained HTML page with tables and curves.
 
-    Runs that are unfinished or broken are named and count in no mean.
+    Unfinished and broken runs are listed and excluded from the means.
 
     \b
     Examples:

@@ -67,8 +67,8 @@ def sweep(
 ) -> None:
     """Run a recipe with every combination of values, each with every seed, and print one table.
 
-    A list of values is an axis. Started again, it goes on where it was stopped, and finished runs are not run again. A
-    cell that fails is named, and the others go on. `fedhead report FOLDER` compares its runs.
+    A list of values is an axis. The same command resumes an interrupted sweep; finished runs are not repeated. A failed
+    cell is reported and does not stop the others. `fedhead report FOLDER` compares the runs.
 
     \b
     Examples:

@@ -63,8 +63,8 @@ def tune(
 ) -> None:
     """Search for the settings of a recipe that are best on validation samples; test samples are never read.
 
-    A range makes a key searched: log(low, high), uniform(low, high), int(low, high), choice(a, b, c). The same command
-    goes on with a study that was stopped, and joins one that another process works on.
+    Give searched keys a range: log(low, high), uniform(low, high), int(low, high), choice(a, b, c). The same command
+    resumes an interrupted study, or joins one that another process is running.
 
     \b
     Examples:
