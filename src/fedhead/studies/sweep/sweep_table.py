@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fedhead.core.system.atomic_file import atomic
 from fedhead.metrics.averages import mean_and_deviation
 from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
@@ -88,6 +86,8 @@ def _values(result: Mapping[str, Any]) -> dict[str, float | None]:
 
 def write(result: SweepResult) -> None:
     """Write table.json with all values and table.csv with rounded ones."""
+    import pandas as pd  # `import fedhead` is quicker without
+
     rows = [
         {
             "cell": row.cell,

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import pandas as pd
-
 from fedhead.recipes.search_space import Dimension
 
 TRIALS = "trials.csv"
@@ -63,6 +61,8 @@ class TrialRecord:
 
 def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
     """Format trials as CSV, one row each."""
+    import pandas as pd  # `import fedhead` is quicker without
+
     rows = []
     for trial in trials:
         seconds = None if trial.seconds is None else round(trial.seconds, 2)
