@@ -36,7 +36,7 @@ def first_time(work: Callable[[], object]) -> Callable[[str], None]:
 @pytest.mark.parametrize("shared", ["runs", "results"])
 def test_the_shard_that_ends_last_writes_the_whole_table(tmp_path: Path, shared: str) -> None:
     said: list[str] = []
-    common: dict[str, Any] = {"pick": PICK, "seeds": 1, "settings": CPU}
+    common: dict[str, Any] = {"pick": PICK, "seeds": 1, "compute": CPU}
     out = dict.fromkeys((1, 2), tmp_path / "out")
     if shared == "results":  # as on two machines that have nothing else in common
         common["results"] = tmp_path / "results"

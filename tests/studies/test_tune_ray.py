@@ -33,7 +33,7 @@ def _tune(out: Path, space: str = SPACE, **more: Any) -> fh.TuneResult:
     usual: dict[str, Any] = {
         "sampler": "random",
         "pruner": "none",
-        "settings": Compute(device="cpu", executor="loop"),  # not chosen by timing: executors round differently
+        "compute": Compute(device="cpu", executor="loop"),  # not chosen by timing: executors round differently
     }
     return fh.tune(RECIPE, space, out=out, objective="loss", **(usual | more))
 
