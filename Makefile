@@ -29,7 +29,7 @@ test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployme
 	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
 	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
 
-test-long: $(READY)  ## whole tables and sweeps killed and resumed, Ray, FedETF and FedClassAvg against their baselines; 5 minutes
+test-long: $(READY)  ## whole tables and sweeps killed and resumed, Ray, FedETF and FedClassAvg against their baselines; 10 minutes
 	$(BIN)/python -m pytest -n 2 -q -m long
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes
