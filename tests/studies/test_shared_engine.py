@@ -29,6 +29,7 @@ def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_commit", lambda: None)  # asking git takes longer than these runs
 
 
+@pytest.mark.slow
 def test_runs_end_as_those_of_the_local_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, merged = plan("digits", AXES), []
     merge = shared_stack.merge_jobs

@@ -48,6 +48,7 @@ def field_entries(cls: type, prefix: str = "") -> list[Entry]:
     entries = []
     for name, hint in parameters(cls).items():
         meaning, _, example = comments.get(name, "").partition(", e.g. ")
+        meaning = meaning.replace("None:", "null:").replace("False:", "false:")  # as recipes write them
         entries.append(Entry(prefix + name, describe_type(hint), _written(defaults[name]), meaning, example))
     return entries
 

@@ -26,7 +26,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def fastest(timed: Callable[[], float], repeats: int) -> float:
-    """Return the shortest of several times; long measurements vary less and are repeated less often."""
+    """Return the shortest of several times; long measurements vary less and are repeated less."""
     times: list[float] = []
     while len(times) < repeats and sum(times) < ENOUGH_S:
         times.append(timed())

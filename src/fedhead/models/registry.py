@@ -83,7 +83,7 @@ class Architecture(NamedTuple):
         return {word: hint for word, hint in hints if word != "classes"}
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """Return the checked arguments of a call such as `protocnn(18, head=etf)`; positional ones are its own."""
+        """Return the checked arguments of a call such as `protocnn(18, head=etf)`."""
         return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
     def make(

@@ -55,7 +55,7 @@ class Recipe:
     rounds: Annotated[int, AtLeast(0)] = 10  # number of rounds; 0: stages on the initial weights, e.g. rounds=100
     # late clients: drop(share) leaves them out, partial(share) cuts their steps; null: none, e.g. stragglers=drop(0.2)
     stragglers: str | None = None
-    # local epochs per round: a number, a list with one per client, or drawn for each, e.g. local_epochs=uniform(1, 5)
+    # local epochs per round: a number, one per client, or drawn for each client, e.g. local_epochs=uniform(1, 5)
     local_epochs: Work = 1
     local_steps: Work | None = None  # local steps per round in place of epochs; null: epochs, e.g. local_steps=50
     batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64  # samples per local step, e.g. batch_size=32
@@ -64,10 +64,10 @@ class Recipe:
     momentum: Decay = 0.0  # momentum of SGD, e.g. momentum=0.9
     nesterov: bool = False  # Nesterov momentum for SGD, e.g. nesterov=true
     betas: tuple[Decay, Decay] = (0.9, 0.999)  # decay rates of Adam's averages, e.g. betas=[0.9, 0.99]
-    weight_decay: Annotated[float, AtLeast(0)] = 0.0  # L2 penalty, e.g. weight_decay=1e-4
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0  # L2 penalty, decoupled for adamw, e.g. weight_decay=1e-4
     lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # factor of the learning rate per round, e.g. lr_decay=0.99
-    lr_schedule: str | None = None  # schedule over rounds: cosine, step; null: constant, e.g. lr_schedule=cosine(0.01)
-    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # linear warm-up to lr; null: none, e.g. warmup_rounds=5
+    lr_schedule: str | None = None  # cosine or step, over the rounds; null: constant, e.g. lr_schedule=cosine(0.01)
+    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # rounds of linear warm-up; null: 0, e.g. warmup_rounds=5
     # bound on the norm of a step's gradient; null: none, e.g. clip_norm=1.0
     clip_norm: Annotated[float, Above(0)] | None = None
     # label smoothing of the cross-entropy; null: none, e.g. label_smoothing=0.1
@@ -81,19 +81,20 @@ class Recipe:
     # normalization of inputs; standard: by mean and deviation over all clients; null: the data set's own,
     # e.g. normalize=standard
     normalize: str | None = None
-    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image size of the model's input, e.g. resize=224
+    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # side of images after augmentation, e.g. resize=224
     # axes of x in an .npz file; null: inferred, e.g. layout=nhwc
     layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None
-    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # size to which image files are read, e.g. size=64
+    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # side of images when files are read, e.g. size=64
     encode: str | None = None  # encoder of texts and sounds in an .npz file, e.g. encode=hashing(2048)
     # handling of NaN in a table; mean: fill in, and add an indicator column; null: refuse, e.g. missing=mean
     missing: Literal["refuse", "mean"] | None = None
     # test set of a file or folder that has none: a share, or the array that marks test samples, e.g. test=0.2
     test: Annotated[float, Above(0), Below(1)] | str | None = None
-    # test set of each client: a share of its samples, or matched; null: none, e.g. client_test=0.2
+    # test set of each client: a share of its samples, or matched (global test samples in the client's class
+    # proportions); null: none, e.g. client_test=0.2
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None
     public: str | None = None  # data set of samples that all clients hold; null: none, e.g. public=fashionmnist
-    # number of public samples; null: 3000 of another data set, a fifth of the clients' own, e.g. public_samples=1000
+    # number of public samples; null: 3000 of another data set, or a fifth of this one, e.g. public_samples=1000
     public_samples: Annotated[int, AtLeast(1)] | None = None
     # architecture; of a list of n, client i has entry i mod n, e.g. model=[resnet18, simplecnn]
     model: str | tuple[str, ...] = "mlp"
@@ -101,7 +102,7 @@ class Recipe:
     weights: str | None = None  # initial weights: a file or run folder; null: by the seed, e.g. weights=runs/pretrained
     freeze: tuple[str, ...] = ()  # parts, submodules or patterns that are not trained, e.g. freeze=[extractor]
     cache_features: str | None = None  # cache of a frozen extractor's features; null: none, e.g. cache_features=memory
-    method: str = "fedavg"  # method of the rounds, e.g. method=fedprox(mu=0.1)
+    method: str = "fedavg"  # federated learning method, e.g. method=fedprox(mu=0.1)
     method_parameters: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ()  # stages after the rounds, e.g. stages=[ccvr, finetune]
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -52,7 +52,7 @@ class Checkpoint:
 
     Args:
         path: Checkpoint file.
-        owner: Returns `owner_of` the run.
+        owner: Function that returns the run's identity, see `owner_of`.
         before: Called before each write, to flush the files that the checkpoint depends on.
     """
 

@@ -73,11 +73,11 @@ def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: 
     Args:
         folder: Folder of all runs.
         runs: Recipes by run folder, started or not.
-        more: Whether any run will be added.
+        more: Whether new runs will be added to the folder.
         allow: Whether changed code is only a warning.
 
     Raises:
-        BadInput: With the changed files.
+        BadInput: If code has changed; lists the changed files.
     """
     older: dict[str, list[Path]] = {}
     for path, recipe in runs.items():
@@ -113,7 +113,7 @@ def check_results(folder: Path, lines: Sequence[str], count: int, kind: str, *, 
         allow: Whether changed code is only a warning.
 
     Raises:
-        BadInput: With the changed files.
+        BadInput: If code has changed; lists the changed files.
     """
     if not lines or not count:
         return

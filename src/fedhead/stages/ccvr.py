@@ -55,9 +55,9 @@ class CCVR(StatisticsStage):
     # choice was measured to be better than the default (docs/ccvr.md). The reproduced paper tables use real.
     tukey: Tukey = "none"
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
-    covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form in which clients send Σ_c
+    covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form of the covariances Σ_c that clients send
     rank: Annotated[int, AtLeast(0)] = 16  # rank of a low-rank covariance; its diagonal stays exact
-    free: bool = False  # calibration also of heads that are fixed or not linear in the features
+    free: bool = False  # also calibrate heads that are fixed or not linear in the features
 
     @property
     def kind(self) -> Kind:

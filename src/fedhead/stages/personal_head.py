@@ -39,15 +39,16 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # candidate weights t; with t =
 
 @dataclass(frozen=True)
 class PersonalHead(Stage):
-    """One head per client; it sends its sums and receives those of all clients.
+    """One head per client: each client sends its sums and receives the total of all clients.
 
     The head is fitted to S(t) = (1 − t)·S + t·(N/n)·S_k, with S and N the sums and the samples of all clients, S_k and
     n those of the client. The client chooses the weight t with the lowest loss on its validation samples, which are
-    then left out of the sums. The final head uses all samples. The global model is the head of all clients' sums.
+    left out of the sums while it chooses. The final head uses all samples. The global model is the head of all
+    clients' sums.
 
     Args:
-        validation: Share of each client's samples that validate the choice of its weight t.
-        absent: Treatment of a class without samples at any client: refuse it, or never predict it.
+        validation: share of each client's samples held out to choose its weight t
+        absent: class that no client has samples of: refuse it with an error, or never predict it
     """
 
     validation: Annotated[float, Above(0), Below(1)] = field(default=0.2, kw_only=True)

@@ -227,7 +227,7 @@ class Skewed(Partition):
 class Natural(Partition):
     """Natural clients of the data: groups, one folder per client, or an array of a file.
 
-    `Federation` reads them, so nothing is assigned.
+    `Federation` reads the clients from the data, so this partition assigns nothing.
     """
 
     column: str = "site"  # array of an .npz file with the client of each sample

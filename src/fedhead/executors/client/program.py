@@ -83,7 +83,7 @@ class ClientProgram:
         return w
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
-        """Return the reply after the last step, without small classes and after the uploads."""
+        """Return the reply after the last step: small classes are left out, then uploads are applied."""
         client = self.client(inputs)
         reply = _checked(self.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)

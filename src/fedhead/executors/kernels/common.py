@@ -74,7 +74,7 @@ class Sums(NamedTuple):
         Args:
             rows: Rows of one client.
             height: Rows of a block.
-            others: Clients times blocks of channels: programs of the same slice.
+            others: Number of programs per slice: clients × blocks of channels.
 
         >>> Sums(block=2048, programs=1024, warps=4, stages=1).slices(rows=65536, height=128, others=20)
         (47, 11)

@@ -115,7 +115,7 @@ class FlowerTransport(Transport):
         self._log(line)
 
     def check(self, stage: Stage) -> None:
-        """Check that a stage is no oracle and is compatible with the models."""
+        """Check that a stage needs no central data and is compatible with the models."""
         if stage.oracle:
             raise BadInput(f"stage {stage.name} needs all clients' data in one place: it is for simulations only")
         self.dry_run.check(stage)
@@ -227,7 +227,7 @@ class FlowerTransport(Transport):
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
-        """Request the sites to test their models, and to store them at the end."""
+        """Ask the sites to test their models, and with `deliver` to store them."""
         label = self._label(context.algorithm)
         tested = [k for k in self._connected() if deliver or self.nodes.tests(k)]
         _, outgoing = self._outgoing("test", context, tested, deliver)

@@ -33,7 +33,7 @@ from fedhead.studies.tune.trials import REASON, RETRYABLE, TRIALS, Outcome, Tria
 FILE, ABOUT, BEST = "study.db", "study.json", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # offset between the seeds of two workers
-MOST_SEED = 2**32 - 1  # of the samplers' generators
+MOST_SEED = 2**32 - 1  # largest seed of the samplers' generators
 MAX_FAILED = 10  # failed trials that end a search without a result
 HEARTBEAT_S, LOST_AFTER_S = 5, 30  # interval; timeout after which a trial counts as lost
 _DISK = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}  # SQLite's code -> errno
