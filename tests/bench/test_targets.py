@@ -26,7 +26,7 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scaffold", "stages"])
 def test_a_row_measures_positive_numbers(targets: Any, name: str) -> None:
     found = list(targets.ROWS[name][0](TINY))

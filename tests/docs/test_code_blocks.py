@@ -43,7 +43,8 @@ def test_python_blocks_run(page: str, tmp_path: Path) -> None:
 
 def shell_pages() -> list[Any]:
     """Return the pages with commands; those that take minutes are of the long tier."""
-    minutes = {"docs/ccvr.md", "docs/fedetf.md", "docs/fedclassavg.md", "docs/tuning.md"}
+    minutes = {"docs/ccvr.md", "docs/fedetf.md", "docs/fedclassavg.md"}
+    minutes |= {"docs/tuning.md", "docs/plugins.md", "docs/sweeps.md"}
     pages = [page for page in PAGES if blocks(page, "sh") and page not in ELSEWHERE]
     return [pytest.param(page, marks=pytest.mark.long if page in minutes else pytest.mark.slow) for page in pages]
 

@@ -195,7 +195,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not (tmp_path / "t").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table_2_runs_small_from_a_fresh_clone_and_goes_on_after_kill_9(tmp_path: Path) -> None:
     out = tmp_path / "table"
     line = [sys.executable, "-m", "fedhead.cli", "reproduce", "ccvr/table2", "--scale", "small"]
