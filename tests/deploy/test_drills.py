@@ -13,7 +13,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -201,8 +200,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Drill:
             drill.told.append(f"nodes: {nodes(project)}")
             starts.update({node.site: node.starts for node in federation.nodes})
             assert_undisturbed(project, ["north", "west"])
-            # Nodes fetch the next round's messages first: Flower 1.41 stalls a node that finds one of an ended run.
-            time.sleep(3.0)
             kill("link", federation.link)
 
     with pytest.raises(FedheadError, match=r"the SuperLink has ended with code -9.*--resume"):
