@@ -28,7 +28,7 @@ def simulate(name: str, executor: Executor) -> tuple[Simulation, dict[str, objec
     made = make_simulation(named_federation(), [named_model()], METHODS[name](), rounds=2, local=LOCAL, device="cuda")
     for number in (1, 2):
         train_round(made.using(executor), number)
-    return made, evaluate(made, made.experiment.method, made.server, made.states, 2)
+    return made, evaluate(made, made.context(2), {})
 
 
 @pytest.mark.parametrize("name", ["fedavg", "moon", "fedproto"])
