@@ -277,6 +277,21 @@ def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytes
     assert registry.unknown_nodes({7}) == []
 
 
+def test_a_node_that_was_offline_joins_when_it_is_back(tmp_path: Path) -> None:
+    """A registered node keeps its number: it may be connected again before the others have answered."""
+    here, said = world(tmp_path, "fedavg"), []
+    grid = here.grid()
+
+    def offline(message: Message, honest: Callable[[], RecordDict]) -> Error:
+        del grid.faults[103]
+        return Error(5, "no heartbeat")
+
+    grid.faults[103] = offline
+    result = run(here.transport(grid, said))
+    assert [row["participants"] for row in result.rows] == [4, 4, 4]
+    assert [line for line in said if "node 103" in line] == ["node 103 is left out: Flower says no heartbeat (code 5)"]
+
+
 def test_a_site_whose_data_changed_is_asked_again_what_it_holds(tmp_path: Path) -> None:
     here, said = world(tmp_path, "fedavg"), []
     grid = here.grid()

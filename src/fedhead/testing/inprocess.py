@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -69,7 +70,9 @@ class InProcess(Grid):
             if made is None:
                 continue
             if isinstance(made, Error):
-                yield Message(made, reply_to=message)
+                reply = Message(made, reply_to=message)
+                reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID  # as an error of Flower itself
+                yield reply
             else:
                 yield Message(through_bytes(made), reply_to=message)
 

@@ -22,10 +22,11 @@ SPARE_SECONDS = 60.0  # Flower's deadline is later than ours, so that ours appli
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason of a missing response, and the site that reported it, if any."""
+    """Reason of a missing response, the site that reported it, if any, and whether its node went offline."""
 
     reason: str
     site: str | None = None
+    offline: bool = False
 
     def __post_init__(self) -> None:
         for name in ("reason", "site"):  # both may come from a site, which may send anything
@@ -96,8 +97,11 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
 
 
 def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
+    from flwr.common.constant import SUPERLINK_NODE_ID
+
     if reply.has_error():
-        return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
+        why = f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})"
+        return Failure(why, offline=reply.metadata.src_node_id == SUPERLINK_NODE_ID)  # the link answers for the node
     try:
         header, trees = wire.unpack(reply.content, expected)
         response = read_response(header)

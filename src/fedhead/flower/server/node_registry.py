@@ -30,6 +30,8 @@ class NodeRegistry:
         again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
         # Retry nodes that reported a reason, which may be fixed now; a silent node would only cause another timeout.
         again |= {n for n, why in self.refused.items() if why.site and time.monotonic() >= self.retries[n][0]}
+        # A node that had been offline is connected again, with the same number if its key is registered.
+        again |= {n for n, why in self.refused.items() if why.offline}
         # A node may reconnect after a fix, and a rival may be the site's new node once the name is free.
         self.refused = {n: why for n, why in self.refused.items() if n in connected and n not in again}
         self.rivals = {n: name for n, name in self.rivals.items() if n in self.refused}
@@ -54,7 +56,7 @@ class NodeRegistry:
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
     def refuse(self, node: int, failure: Failure, key: bytes | None = None) -> Failure:
-        """Record a refused node; it is retried later if a site reported the reason.
+        """Record a refused node; it is retried later if a site reported the reason, or if it was offline.
 
         Args:
             node: Refused node.
@@ -67,7 +69,7 @@ class NodeRegistry:
         if self.keys:
             owner = next((name for name, site_key in self.keys.items() if site_key == key), None)
             if failure.site != owner:  # don't blame the site whose name it used
-                failure = Failure(Failure(failure.reason, owner).line)
+                failure = Failure(Failure(failure.reason, owner).line, offline=failure.offline)
         self.refused[node] = failure
         _, waited = self.retries.get(node, (0.0, RETRY_SECONDS / 2))
         wait = min(2 * waited, LONGEST_RETRY)
