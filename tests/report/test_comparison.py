@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe
-from fedhead.report.compare import comparison_text
+from fedhead.report.compare import comparison_text, statistics
 from fedhead.report.compare.comparison_table import ComparisonTable, compare
-from fedhead.report.compare.measured import Measured, Replicate, of_records
+from fedhead.report.compare.measured import Measured, Replicate, independent, of_records
 from fedhead.report.table import shorten
 
 AWFUL = ["<script>alert(1)</script>", "a & b", "5 $ of 100 %", "x_1^2 # {y} \\ ~ |*`[z]`", "ש" * 30, "L" * 200]
@@ -83,13 +84,44 @@ def test_the_same_seed_on_another_split_is_no_partner() -> None:
         found.notes
     )
     assert "fedprox has no run with seed 0 on split a, so that of fedavg is not in" in " ".join(found.notes)
-    assert comparison_text.tables(found)[1].body[0][1] == "0"
+    assert comparison_text.tables(found)[1].body[0][1] == "no pair"
 
 
 def test_several_splits_of_a_seed_are_repetitions() -> None:
     runs = [one(50.0 + i, 0, s, partition_seed=i, method=m) for m in ("fedavg", "fedprox") for i, s in enumerate("ab")]
     found = compare(runs)
     assert (len(found.pivot.columns), found.gains[0].paired.count) == (1, 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("splits", "seeds"), [(3, 2), (5, 3)])
+def test_intervals_hold_the_true_difference_in_95_of_100_studies(splits: int, seeds: int) -> None:
+    """Simulated: the difference has a deviation of 1 over splits, and of 0.3 over the seeds of a split."""
+    draw, inside, studies = np.random.default_rng(0), 0, 2000
+    for _ in range(studies):
+        of_split = draw.normal(2.0, 1.0, splits)
+        differences = {
+            Replicate(seed, str(split)): float(of_split[split] + draw.normal(0, 0.3))
+            for split in range(splits)
+            for seed in range(seeds)
+        }
+        low, high = statistics.paired(independent(differences)).interval or (0.0, 0.0)
+        inside += low <= 2.0 <= high
+    assert 0.93 <= inside / studies <= 0.97
+
+
+def test_gains_are_averaged_within_a_split_first() -> None:
+    runs = [one(50.0, seed, split) for seed in (0, 1) for split in "abc"]
+    runs += [
+        one(50 + 2 * "abc".index(split) + seed, seed, split, method="fedprox") for seed in (0, 1) for split in "abc"
+    ]
+    (gain,) = compare(runs).gains
+    assert (gain.over, gain.paired) == ("3 splits × 2 seeds", statistics.paired([0.5, 2.5, 4.5]))
+
+
+def test_seeds_on_one_split_are_repetitions() -> None:
+    runs = [one(50.0 + seed * (m == "fedprox"), seed, method=m) for m in ("fedavg", "fedprox") for seed in (0, 1, 2)]
+    (gain,) = compare(runs).gains
+    assert (gain.over, gain.paired) == ("3 seeds", statistics.paired([0.0, 1.0, 2.0]))
 
 
 def test_one_seed_has_no_interval_and_says_so() -> None:

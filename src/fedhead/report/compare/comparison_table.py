@@ -7,13 +7,13 @@ and a note says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.report.compare import statistics
-from fedhead.report.compare.measured import Measured
+from fedhead.report.compare.measured import Measured, Replicate, independent
 from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
 
 _FEWEST = ("loss", "seconds", "bytes")  # parts of names of metrics to minimize
@@ -26,7 +26,9 @@ class Gain:
     Args:
         row: Index of the method.
         column: Index of the setting.
-        paired: Differences, method minus baseline; None without common seeds and splits.
+        paired: Differences, method minus baseline, averaged over the seeds of each split first; None without common
+            seeds and splits.
+        over: Replicates of the differences, such as "3 splits" or "5 seeds".
         p_t: p-value of the paired t-test after Holm's correction over all gains of the table.
         p_wilcoxon: p-value of Wilcoxon's signed-rank test, also corrected.
     """
@@ -34,6 +36,7 @@ class Gain:
     row: int
     column: int
     paired: statistics.Paired | None
+    over: str
     p_t: float | None = None
     p_wilcoxon: float | None = None
 
@@ -174,8 +177,9 @@ def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...],
             continue
         where = f"{table.rows[row]}, {table.headings()[column]}"
         ours, theirs = cell.values, table.cells.get((baseline, column), Cell({})).values
-        differences = [value - theirs[key] for key, value in ours.items() if key in theirs]
-        gains.append(Gain(row, column, statistics.paired(differences, level) if differences else None))
+        differences = {key: value - theirs[key] for key, value in ours.items() if key in theirs}
+        paired = statistics.paired(independent(differences), level) if differences else None
+        gains.append(Gain(row, column, paired, over=_replicates(differences)))
         sides = (table.rows[row], table.rows[baseline])
         for mine, others, (has, lacks) in ((ours, theirs, sides), (theirs, ours, sides[::-1])):
             if runs := ", ".join(str(key) for key in mine if key not in others):
@@ -184,11 +188,17 @@ def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...],
         statistics.holm([None if gain.paired is None else getattr(gain.paired, name) for gain in gains])
         for name in ("p_t", "p_wilcoxon")
     ]
-    complete = [
-        Gain(gain.row, gain.column, gain.paired, t, wilcoxon)
-        for gain, t, wilcoxon in zip(gains, *corrected, strict=True)
-    ]
+    complete = [replace(gain, p_t=t, p_wilcoxon=wilcoxon) for gain, t, wilcoxon in zip(gains, *corrected, strict=True)]
     return tuple(complete), notes
+
+
+def _replicates(differences: Mapping[Replicate, float]) -> str:
+    """Describe the values of an interval: splits with their seeds, or the seeds of one split."""
+    splits = len({replicate.split for replicate in differences})
+    if splits < 2:
+        return f"{len(differences)} seed{'' if len(differences) == 1 else 's'}"
+    seeds = len(differences) / splits
+    return f"{splits} splits" + ("" if seeds == 1 else f" × {seeds:g} seeds")
 
 
 def _ranking(table: Pivot, better: Literal["max", "min"]) -> tuple[statistics.Ranking | None, list[str]]:

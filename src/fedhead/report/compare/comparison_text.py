@@ -43,22 +43,22 @@ def gains_table(comparison: ComparisonTable) -> Table:
     """Return the paired differences from the baseline with their intervals and tests."""
     assert comparison.baseline is not None, "gains are differences from it"
     pivot, headings = comparison.pivot, comparison.pivot.headings()
-    head = ["method", "pairs", "difference", f"{100 * comparison.level:g} % interval", "p (t)", "p (Wilcoxon)"]
+    head = ["method", "over", "difference", f"{100 * comparison.level:g} % interval", "p (t)", "p (Wilcoxon)"]
     if several := len(pivot.columns) > 1:
         head.insert(1, "setting")
     body: list[list[Cell | str]] = []
     for gain in comparison.gains:
         start: list[Cell | str] = [pivot.rows[gain.row], *([headings[gain.column]] if several else [])]
         if gain.paired is None:
-            body.append([*start, "0", *["–"] * 4])
+            body.append([*start, "no pair", *["–"] * 4])
             continue
         ends = [comparison.number(end, sign=True) for end in gain.paired.interval or ()]
         difference = Cell(comparison.number(gain.paired.mean, sign=True), gain.paired.mean)
         interval = " … ".join(ends) or gain.paired.why_no_interval
-        body.append([*start, str(gain.paired.count), difference, interval, p_value(gain.p_t), p_value(gain.p_wilcoxon)])
+        body.append([*start, gain.over, difference, interval, p_value(gain.p_t), p_value(gain.p_wilcoxon)])
     title = (
-        f"Difference from {pivot.rows[comparison.baseline]}, paired over the same seed and split; p-values corrected "
-        f"by Holm{', intervals not' if len(comparison.gains) > 1 else ''}"
+        f"Difference from {pivot.rows[comparison.baseline]}, paired by seed and split, averaged within each split; "
+        f"p-values corrected by Holm{', intervals not' if len(comparison.gains) > 1 else ''}"
     )
     return Table(title, head, body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedhead.loggers.base import is_number
@@ -31,6 +32,22 @@ class Replicate(NamedTuple):
     def __str__(self) -> str:
         """Show the seed and the first characters of the split."""
         return f"seed {self.seed}" + ("" if self.split is None else f" on split {self.split[:6]}")
+
+
+def independent(values: Mapping[Replicate, float]) -> list[float]:
+    """Return one value per split, the mean over its seeds; on a single split one value per seed.
+
+    Seeds on the same split share its difficulty, so they are not independent draws.
+
+    >>> independent({Replicate(0, "a"): 1.0, Replicate(1, "a"): 2.0, Replicate(0, "b"): 4.0})
+    [1.5, 4.0]
+    >>> independent({Replicate(0, "a"): 1.0, Replicate(1, "a"): 2.0})
+    [1.0, 2.0]
+    """
+    splits: dict[str | None, list[float]] = {}
+    for replicate, value in values.items():
+        splits.setdefault(replicate.split, []).append(value)
+    return [fmean(each) for each in splits.values()] if len(splits) > 1 else list(values.values())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedhead.core.system.errors import require, unknown
 from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report.compare import statistics
-from fedhead.report.compare.measured import Measured, Replicate
+from fedhead.report.compare.measured import Measured, Replicate, independent
 
 # Keys of repetitions, and keys that don't affect results.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
@@ -42,8 +42,8 @@ class Cell:
         return python_statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Return the confidence interval of the mean by Student's t; None for one value."""
-        return statistics.interval(list(self.values.values()), level)
+        """Return the confidence interval of the mean over splits, or over the seeds of one split, by Student's t."""
+        return statistics.interval(independent(self.values), level)
 
 
 @dataclass(frozen=True)
