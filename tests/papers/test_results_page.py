@@ -11,6 +11,7 @@ from made_results import enter
 from fedhead.cli import call
 from fedhead.papers.tables import paper_tables as tables
 from fedhead.papers.tables import results_page
+from fedhead.papers.tables.results import Results
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +33,8 @@ def count(folder: Path, pattern: str) -> list[str]:
 def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: Path) -> None:
     enter(tmp_path, "ccvr/table3", {"fedavg 50 cifar10-0.5": {0: 71.1}})  # Figure 7 has it too, by other columns
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
-    said = r"(\d+) of the papers' 463 published values are measured; \d+ of (\d+) cells"
-    assert count(tmp_path, said) == ["3", "5"]  # FedAvg before is in Tables 1 and 2 and in Figure 7
+    said = r"(\d+) of the papers' 478 published values are measured\. \d+ of (\d+) cells"
+    assert count(tmp_path, said) == ["5", "7"]  # FedAvg before is in Tables 1, 2, 3 and 5 and in Figure 7
 
 
 @pytest.mark.slow
@@ -135,3 +136,20 @@ def test_notes_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "notes.md").write_bytes(b"Gr\xf6\xdfer\n")
     assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
     assert "notes.md can't be read: 'utf-8' codec can't decode byte 0xf6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "close"),
+    [
+        ({0: 59.9}, True),  # 1.35 above 58.55 ± 0.98: within two errors of 1.13, its deviation standing for ours
+        ({0: 56.0}, False),  # more than 2 points
+        ({0: 59.9, 1: 60.0, 2: 60.1}, False),  # within 2 points, but both deviations are small
+        ({0: 58.0, 1: 60.0, 2: 62.0}, True),
+    ],
+)
+def test_close_is_within_two_points_and_two_standard_errors(
+    tmp_path: Path, values: dict[int, float], close: bool
+) -> None:
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": values})
+    (line,) = results_page.lines(tables.load("ccvr/table2"), Results(tmp_path))
+    assert line.close is close

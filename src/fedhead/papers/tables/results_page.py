@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,24 @@ class Line:
 
     @property
     def close(self) -> bool:
-        """True within 2 points or twice the deviation, or with the published value in our range."""
+        """True within 2 points and within twice the standard error of the difference."""
+        error = self._standard_error()
+        return self.within_points and (error is None or abs(self.result.difference or 0.0) <= 2 * error)
+
+    def _standard_error(self) -> float | None:
+        """Return the standard error of the difference; a known deviation also stands for an unknown one."""
+        if self.cell.deviation != "seeds":
+            return None
+        ours, theirs = self.result.deviation, self.result.published_deviation
+        known = [deviation for deviation in (ours, theirs) if deviation is not None]
+        if not known:
+            return None
+        ours, theirs = known[0], known[-1]
+        return math.sqrt(ours**2 / len(self.rows) + theirs**2 / len(self.cell.seeds))
+
+    @property
+    def loosely_close(self) -> bool:
+        """True within 2 points or twice the published deviation, or with the published value in our range."""
         f = self.result
         values = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
@@ -168,15 +186,19 @@ def page(
     """Format the page as Markdown."""
     matched = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
     known = {published_place(line.cell) for line in matched}
-    close, near = sum(line.close for line in matched), sum(line.within_points for line in matched)
+    close, near, loose = (
+        sum(getattr(line, rule) for line in matched) for rule in ("close", "within_points", "loosely_close")
+    )
     single = sum(len(line.rows) == 1 for line in matched)
     total = sum(1 for row in published_rows() if row["mean"])
     parts = [
         "# Results",
-        f"{len(known)} of the papers' {total} published values are measured; {close} of {len(matched)} cells are close "
-        f"to theirs: {near} within {CLOSE:g} points, the others within twice the published deviation, which may be "
-        f"many points, or with the published value in the range of our own splits and seeds. {single} cells have one "
-        f"split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
+        f"{len(known)} of the papers' {total} published values are measured. {close} of {len(matched)} cells are close "
+        f"to theirs: within {CLOSE:g} points and within twice the standard error of the difference, from both "
+        f"deviations over seeds (where one is unknown, the other stands for it). {near} are within {CLOSE:g} points. "
+        f"{loose} are within {CLOSE:g} points, or within twice the published deviation, which may be many points, or "
+        f"have the published value in the range of our runs. {single} cells have one split and one seed. A cell that "
+        "stands in several tables, as FedAvg's do, counts in each.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
