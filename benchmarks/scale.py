@@ -62,7 +62,7 @@ def command(words: Sequence[str]) -> Usage:
     begin = time.perf_counter()
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedhead.cli", *words], cwd=Path(__file__).parent, stdout=printed, stderr=printed
+            [sys.executable, "-m", "fedhead", *words], cwd=Path(__file__).parent, stdout=printed, stderr=printed
         )
         _, status, usage = os.wait4(process.pid, 0)  # the usage of this child alone
         process.returncode = os.waitstatus_to_exitcode(status)

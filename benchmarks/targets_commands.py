@@ -72,7 +72,7 @@ def run(
     times: list[float] = []
     with tempfile.TemporaryDirectory() as out:
         given = {word.partition("=")[0]: word for word in words}.values()  # a later value replaces an earlier one
-        command = [sys.executable, "-m", "fedhead.cli", "run", *given, "--out", f"{out}/run", *more]
+        command = [sys.executable, "-m", "fedhead", "run", *given, "--out", f"{out}/run", *more]
         command += ["--device", options.device, "--precision", precision, "--compile", compile]
         sampler = sample_gpu(busy) if options.device != "cpu" else None
         begin = time.perf_counter()

@@ -6,12 +6,9 @@ import ast
 import inspect
 from pathlib import Path
 
-import click
-import typer
-
 import fedhead
 from fedhead.api.reference import recipe_keys
-from fedhead.cli import app
+from fedhead.cli.app import COMMANDS
 
 PUBLIC = Path(inspect.getfile(fedhead)).with_name("public.py")
 # A name belongs to the first group whose prefix its module has.
@@ -70,15 +67,9 @@ def _keys() -> str:
 
 def _commands() -> str:
     lines = ["# Commands", "", "As `fedhead COMMAND --help` prints them.", ""]
-    return "\n".join(lines + _helps("fedhead", typer.main.get_command(app)))
-
-
-def _helps(path: str, command: click.Command) -> list[str]:
-    """Return the help texts of a command, or of all commands of a group."""
-    if isinstance(command, click.Group):
-        return [line for name, inner in command.commands.items() for line in _helps(f"{path} {name}", inner)]
-    text = command.get_help(click.Context(command, info_name=path, terminal_width=100))
-    return [f"## {path}", "", "```text", text, "```", ""]
+    for name, command in sorted(COMMANDS.items()):
+        lines += [f"## fedhead {name}", "", "```text", command.help(), "```", ""]
+    return "\n".join(lines)
 
 
 def origins() -> dict[str, str]:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default")]
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """The address of a board about the folder, served by the command."""
-    command = [sys.executable, "-m", "fedhead.cli", "board", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "fedhead", "board", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -26,8 +26,7 @@ def test_nothing_at_all_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([command, "--help"]) == 0
     out = capsys.readouterr().out
-    assert f"Examples:\n    fedhead {command}" in out
-    assert "\\" not in out  # as typer's escaped brackets would be
+    assert f"Examples:\n  fedhead {command}" in out
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,17 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "--resume"], "--resume needs --out"),
         (["run", "digits", "--device", "tpu"], "tpu"),
         (["run", "digits", "--sieve"], "--sieve"),
-        (["run"], "'RECIPE'; see fedhead run --help"),
+        (["run"], "RECIPE must be given; see fedhead run --help"),
+        (["run", "digits", "--threads"], "--threads needs a value; see fedhead run --help"),
+        (["run", "digits", "--threads", "--json"], "--threads needs a value"),
+        (["run", "digits", "--threads", "two"], "--threads: 'two' is not a whole number"),
+        (["run", "digits", "--threads=0"], "--threads: 0 is out of range, it must be at least 1"),
+        (["run", "digits", "--thread", "2"], "unknown option '--thread': did you mean '--threads'? See fedhead run -"),
+        (["run", "digits", "--json=yes"], "--json takes no value"),
+        (["run", "digits", "--precision", "fp31"], "--precision: 'fp31' is not one of fp32, tf32, bf16"),
+        (["ls", "keys", "methods"], "unexpected argument 'methods'; see fedhead ls --help"),
+        (["rnu", "digits"], "unknown command 'rnu': did you mean 'run'? See fedhead --help"),
+        (["deploy", "ini"], "unknown command 'deploy ini': did you mean 'deploy init'? See fedhead --help"),
         (["run", __file__], "test_commands.py is no recipe: give a .yaml file"),
         (["run", str(Path(__file__).parent)], f"data of your own are given as dataset={Path(__file__).parent}"),
         (["figure", "learning", "nowhere"], "nowhere does not exist: give run folders"),
@@ -195,7 +204,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["new", "method", "FedMine", "--out", __file__], "test_commands.py: File exists; give another path"),
         (["deploy", "init", "clinic", "--site", "a", "--site", "a"], "a name is given twice"),
         (["ls", "moons"], "moons"),
-        (["fly"], "No such command 'fly'; see fedhead --help"),
+        (["fly"], "unknown command 'fly'. See fedhead --help"),
         (["report", "nowhere"], "nowhere does not exist"),
         (["partition", "digits", "dirichlet(0)"], "alpha"),
         (["partition", "digits", "iid", "--plot", "a.txt"], "a.txt"),

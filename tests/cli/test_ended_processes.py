@@ -29,7 +29,7 @@ SWEEP = ["sweep", *ENDLESS, "method=[fedavg,fedprox]"]
 @contextmanager
 def begun(words: list[str], out: Path, runs: int) -> Iterator[subprocess.Popen[str]]:
     """A command whose runs have begun; those that are left of it are ended."""
-    command = [sys.executable, "-m", "fedhead.cli", *words, "--out", str(out)]
+    command = [sys.executable, "-m", "fedhead", *words, "--out", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     # in its own session, so that all processes can be ended below

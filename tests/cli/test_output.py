@@ -124,7 +124,7 @@ def test_ctrl_c_before_anything_was_written(
 @pytest.mark.slow
 def test_ctrl_c_on_a_process(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "fedhead.cli", "run", "digits", "rounds=5000", "--out", str(out)]
+    command = [sys.executable, "-m", "fedhead", "run", "digits", "rounds=5000", "--out", str(out)]
 
     def listen() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored

@@ -75,5 +75,6 @@ def test_warnings_are_logged_once_and_the_command_line_prints_them_as_one_line()
     warn = "from fedhead.core.system.log import warn_once\n[warn_once('careful:\\n50 %') for _ in range(2)]\n"
     assert stderr_of(warn) == "careful:\n50 %\n"  # Python's own last resort
     assert stderr_of("import logging; logging.getLogger('fedhead').setLevel(logging.ERROR)\n" + warn) == ""
-    command = "from fedhead.cli import app, call\n@app.command()\ndef doubt() -> None:\n    {}call(['doubt'])"
+    command = "from fedhead.cli import call\nfrom fedhead.cli.app import command\n@command('Start')\n"
+    command += "def doubt() -> None:\n    {}call(['doubt'])"
     assert stderr_of(command.format(warn.replace("\n[", "; ["))) == "warning: careful: 50 %\n"

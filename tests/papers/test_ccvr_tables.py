@@ -198,7 +198,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.long
 def test_table_2_runs_small_from_a_fresh_clone_and_goes_on_after_kill_9(tmp_path: Path) -> None:
     out = tmp_path / "table"
-    line = [sys.executable, "-m", "fedhead.cli", "reproduce", "ccvr/table2", "--scale", "small"]
+    line = [sys.executable, "-m", "fedhead", "reproduce", "ccvr/table2", "--scale", "small"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDHEAD_DATA": str(tmp_path / "nothing")}
     line += ["--out", str(out), "--device", "cpu", "--cells", "cifar10-0.1 fedavg,cifar10-0.1 moon,cifar100 fedavg"]
     process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -116,7 +116,7 @@ def test_table_2_runs_to_its_end_though_it_is_killed_on_the_way(tmp_path: Path) 
     log = tmp_path / "log"
 
     def start() -> subprocess.Popen[bytes]:
-        command = ["-m", "fedhead.cli", "reproduce", "fedclassavg/table2", "--scale", "small", "--out", str(tmp_path)]
+        command = ["-m", "fedhead", "reproduce", "fedclassavg/table2", "--scale", "small", "--out", str(tmp_path)]
         with log.open("ab") as said:
             return subprocess.Popen(
                 [sys.executable, *command, "--executor", "loop", "--device", "cpu"],

@@ -107,7 +107,7 @@ def test_a_table_of_few_cells(tmp_path: Path) -> None:
 
 
 def _start(out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "fedhead.cli", "reproduce", "fedetf/table1", "--scale", "small", "--out", str(out)]
+    command = [sys.executable, "-m", "fedhead", "reproduce", "fedetf/table1", "--scale", "small", "--out", str(out)]
     return subprocess.Popen(
         [*command, "--executor", "stack"],
         stdout=subprocess.DEVNULL,

@@ -228,7 +228,7 @@ def test_killed_and_resumed(beside: Path, tmp_path: Path) -> None:
     recipe = load(beside / "mine.yaml", ["rounds=40"])
     execute(recipe, tmp_path / "whole", LOOP)
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "fedhead.cli", "run", str(beside / "mine.yaml"), "rounds=40", "--out", str(run)]
+    command = [sys.executable, "-m", "fedhead", "run", str(beside / "mine.yaml"), "rounds=40", "--out", str(run)]
     begun = subprocess.Popen([*command, "--quiet", "--executor", "loop"], stdout=subprocess.DEVNULL)
     while begun.poll() is None and not (run / "checkpoint.safetensors").exists():
         time.sleep(0.01)

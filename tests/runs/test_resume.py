@@ -224,7 +224,7 @@ def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
-        "fedhead.cli",
+        "fedhead",
         "run",
         "digits",
         *words,

@@ -60,7 +60,7 @@ def test_a_damaged_file_is_to_be_put_back(tmp_path: Path, damage: Callable[[Path
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("lear: 0.1", r"unknown key 'lear': did you mean 'lr'\? Known: .*"),
+        ("lear: 0.1", r"unknown key 'lear': did you mean 'lr'\? See fedhead ls keys"),
         ("folders: here", r"folders: 'here' is not a list of folders, such as \[../code\]"),
     ],
 )

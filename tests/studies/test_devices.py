@@ -104,7 +104,7 @@ def test_two_processes_share_the_runs(tmp_path: Path, command: str) -> None:
     }[command]
     arguments += ["--out", str(out), "--executor", "loop", "--devices", "cpu,cpu"]
     done = subprocess.run(
-        [sys.executable, "-m", "fedhead.cli", command, *arguments],
+        [sys.executable, "-m", "fedhead", command, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -219,7 +219,7 @@ def test_ctrl_c_is_answered_once_and_ends_all_processes(tmp_path: Path) -> None:
     words = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=100000", "clients=3", "subset=120"]
     words += ["--out", str(tmp_path / "out"), "--executor", "loop", "--devices", "cpu,cpu"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedhead.cli", *words],
+        [sys.executable, "-m", "fedhead", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -49,7 +49,7 @@ def field_entries(cls: type, prefix: str = "") -> list[Entry]:
     for name, hint in parameters(cls).items():
         meaning, _, example = comments.get(name, "").partition(", e.g. ")
         meaning = meaning.replace("None:", "null:").replace("False:", "false:")  # as recipes write them
-        entries.append(Entry(prefix + name, describe_type(hint), _written(defaults[name]), meaning, example))
+        entries.append(Entry(prefix + name, describe_type(hint), written(defaults[name]), meaning, example))
     return entries
 
 
@@ -119,8 +119,8 @@ def _arguments(docstring: str) -> dict[str, str]:
     return texts
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """Format a value for a recipe."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(written, value))}]"
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))

@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
-from fedhead.cli import analyse as analyse  # each of these modules adds its commands to the app
+from fedhead.cli import analyse as analyse  # each of these modules registers its commands
 from fedhead.cli import bench as bench
 from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare
@@ -32,17 +30,13 @@ from fedhead.cli import reproduce as reproduce
 from fedhead.cli import run as run
 from fedhead.cli import sweep as sweep
 from fedhead.cli import tune as tune
-from fedhead.cli.app import app
+from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
 from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.user_line import user_line
 
-GROUPS: tuple[list[str], ...] = ([], ["deploy"], ["statistics"])  # of commands
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
-# ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
-# typer from its own copy and no longer installs click, so it is reached through the one name that both export.
-UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
 
 def call(arguments: Sequence[str]) -> int:
@@ -58,22 +52,16 @@ def call(arguments: Sequence[str]) -> int:
     try:
         _refuse_empty(arguments)
         with _log_lines():
-            words = [*arguments, "--help"] if list(arguments) in GROUPS else list(arguments)
-            code = app(words, prog_name="fedhead", standalone_mode=False)
+            _run(arguments)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # typer's code for Ctrl-C outside `interruptible`
-            print("stopped", file=sys.stderr)
-        return code if isinstance(code, int) else 0
-    except UsageError as error:
-        command = getattr(getattr(error, "ctx", None), "command_path", "fedhead")
-        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", 2)
+        return 0
     except FedheadError as error:
         return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
     except Stopped as error:
         again = "" if error.out is None else f"; go on with: {shlex.join(_resumed(arguments, error.out))}"
         print(f"{error}{again}", file=sys.stderr)
         return error.code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe, such as `| head`
@@ -94,6 +82,23 @@ def call(arguments: Sequence[str]) -> int:
         if where is None or os.environ.get("FEDHEAD_TRACEBACK"):
             raise
         return _fail(f"{where}: {first_line(error)}; set FEDHEAD_TRACEBACK=1 to see the whole traceback", 1)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Run a command, or print the version or a help text."""
+    words = [word for word in arguments if word not in HELP]
+    if words == ["--version"]:
+        from fedhead import __version__
+
+        print(__version__)
+    elif not words or words in (["deploy"], ["statistics"]):
+        print(overview("".join(f"{word} " for word in words)))
+    else:
+        command, rest = find(words)
+        if len(words) < len(arguments):
+            print(command.help())
+        else:
+            command.call(rest)
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -6,24 +6,23 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import ColumnWidth, DataFolder, Device
+from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import require
 
 Kind = Annotated[
     str | None,
-    typer.Argument(metavar="[KIND]", help="Which: a name, or file.py:function; none: list the names."),
+    Argument(label="KIND", help="Analysis: a name, or file.py:function. Without one, the names are listed."),
 ]
-Runs = Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders that hold some.")]
-SampleCount = Annotated[int | None, typer.Option(min=2, help="How many samples to use.")]
-Rounds = Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides what is drawn.")]
-MetricName = Annotated[str, typer.Option(help="learning: which metric.")]
+Runs = Annotated[list[Path] | None, Argument(label="RUN", help="Run folders, or folders that contain run folders.")]
+SampleCount = Annotated[int | None, AtLeast(2), Option(help="Number of samples to use.")]
+Rounds = Annotated[str, Option(help="Rounds that norms and collapse repeat, such as 1,5-10.")]
+Seed = Annotated[int, AtLeast(0), Option(help="Seed of the samples that are drawn.")]
+MetricName = Annotated[str, Option(help="Metric that learning draws.")]
 
 
-@app.command()
+@command("Look into")
 def analyse(
     kind: Kind = None,
     runs: Runs = None,
@@ -31,16 +30,16 @@ def analyse(
     rounds: Rounds = "1",
     seed: Seed = 0,
     metric: MetricName = "accuracy",
-    out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
+    out: Annotated[Path | None, Option(help="Output folder. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Analyze a trained run: its numbers are printed, KIND.json and KIND.png are written into its folder.
+    """Analyze a trained run, and write numbers and figures into its folder.
 
-    Local models are those of the round after the last, for which every client trains once more.
+    The numbers are printed; KIND.json and KIND.png are written. Local models are those of the round after the last, for
+    which every client trains once more.
 
-    \b
     Examples:
       fedhead analyse
       fedhead analyse cka runs/iid runs/noniid
@@ -73,11 +72,11 @@ def analyse(
     print(f"written to {', '.join([f'{folder / kind}.json', *(f'{kind}{e}.png' for e in report.figures)])}")
 
 
-@app.command()
+@command("Compare")
 def figure(
     kind: Kind = None,
     runs: Runs = None,
-    out: Annotated[Path | None, typer.Option(help="The .pdf, .png or .svg to write. [default: KIND.pdf]")] = None,
+    out: Annotated[Path | None, Option(help="Output file: .pdf, .png or .svg. [default: KIND.pdf]")] = None,
     width: ColumnWidth = 2,
     samples: SampleCount = None,
     rounds: Rounds = "1",
@@ -86,11 +85,11 @@ def figure(
     data: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a figure of the papers for your own runs, ready for print: 3.3 or 6.9 inches wide, text of at least 7 pt.
+    """Draw a figure of the papers for your own runs, ready for print.
 
-    A kind is an analysis (`fedhead analyse`); further figures of it are written beside OUT, such as OUT-means of cka.
+    Text has at least 7 pt. A kind is an analysis (`fedhead analyse`); further figures of it are written beside OUT,
+    such as OUT-means of cka.
 
-    \b
     Examples:
       fedhead figure
       fedhead figure learning runs/* --out curves.pdf

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Option, command
+from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,29 +27,38 @@ LOOP_NOTE = (
 )
 
 
-@app.command()
+@command("Look into")
 def bench(
-    workloads: str | None = typer.Option(
-        None,
-        help="Among simplecnn, moon, resnet20, fedetf, mixed; several with commas between, here and in the next three. "
-        "[default: simplecnn, and on a GPU resnet20 and mixed]",
-    ),
-    clients: str | None = typer.Option(
-        None, help="How many clients there are; one measurement for each number. [default: 10, and on a GPU 20 and 40]"
-    ),
-    executors: str | None = typer.Option(
-        None, help="Besides the plain loop, which is always taken as 1x. [default: stack, and on a GPU lanes]"
-    ),
-    precisions: str | None = typer.Option(
-        None, help="Among fp32, tf32, bf16. [default: fp32, and bf16 where the device has instructions for it]"
-    ),
-    device: str = typer.Option("auto", help="cpu, cuda or auto."),
-    steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
-    as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
+    workloads: Annotated[
+        str | None,
+        Option(
+            help="Workloads, comma-separated: simplecnn, moon, resnet20, fedetf, mixed. "
+            "[default: simplecnn, and on a GPU resnet20 and mixed]"
+        ),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        Option(help="Numbers of clients, comma-separated; each is measured. [default: 10, and on a GPU 20 and 40]"),
+    ] = None,
+    executors: Annotated[
+        str | None,
+        Option(help="Executors besides the loop, comma-separated. [default: stack, and on a GPU lanes]"),
+    ] = None,
+    precisions: Annotated[
+        str | None,
+        Option(
+            help="Precisions, comma-separated: fp32, tf32, bf16. "
+            "[default: fp32, and bf16 where the device has instructions for it]"
+        ),
+    ] = None,
+    device: Annotated[str, Option(help="Device: cpu, cuda or auto.")] = "auto",
+    steps: Annotated[
+        int | None, AtLeast(1), Option(help="Local steps of each client. [default: 100 on a GPU, 20 on a CPU]")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the results as JSON in the last line.")] = False,
 ) -> None:
-    """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
+    """Measure the speed of executors in client-steps per second, relative to the plain loop.
 
-    \b
     Examples:
       fedhead bench --device cuda
       fedhead bench --device cpu --clients 4 --steps 5

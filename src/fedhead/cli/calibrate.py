@@ -5,41 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
+from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 
-Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
-Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
+Checkpoint = Annotated[Path, Argument(help="Run folder, or file of weights (.safetensors, .pt).")]
+Classifier = Annotated[str, Option(help="Name of the last linear layer.")]
 Architecture = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        help="The weights' architecture: a built-in model, such as 'mlp(hidden=[64])', or file.py:function "
-        "(no arguments) that returns the whole net.",
+    Option(
+        help="Architecture of the weights: a built-in model such as 'mlp(hidden=[64])', or file.py:function "
+        "that takes no arguments and returns the whole network.",
     ),
 ]
-Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]
+Normalize = Annotated[str | None, Option(help="Normalization of images. [default: as in training, or half]")]
 
 
-@app.command()
+@command("Calibrate")
 def calibrate(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Option(help="The file to write the calibrated weights to, .safetensors.")],
-    statistics: Annotated[list[Path] | None, typer.Option(help="A site's file; once per site.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Samples (.npz or folder) whose statistics to take.")] = None,
+    out: Annotated[Path, Option(help="Output file of the calibrated weights, .safetensors.")],
+    statistics: Annotated[
+        list[Path] | None, Option(help="Statistics file of a site; repeat the option for each site.")
+    ] = None,
+    data: Annotated[
+        Path | None, Option(help="Samples to compute the statistics from: an .npz file or a folder.")
+    ] = None,
     model: Architecture = None,
     classifier: Classifier = "fc",
     normalize: Normalize = None,
-    stage: Annotated[str, typer.Option(help="ccvr, or a head in closed form, such as 'ridge(alpha=0.1)'.")] = "ccvr",
-    seed: Annotated[int, typer.Option(min=0, help="ccvr: decides the virtual features.")] = 0,
+    stage: Annotated[str, Option(help="Stage: ccvr, or a head in closed form such as 'ridge(alpha=0.1)'.")] = "ccvr",
+    seed: Annotated[int, AtLeast(0), Option(help="Seed of the virtual features of ccvr.")] = 0,
 ) -> None:
-    """Compute a new classifier for a model, by class statistics or by the data itself.
+    """Compute a new classifier for a trained model from class statistics.
 
-    Given only a run folder, the statistics come from the run's own clients (its data set is sought in $FEDHEAD_DATA).
+    The statistics are files of sites, or computed from --data. Given neither, they are computed from the run's own
+    clients, whose data set is read from $FEDHEAD_DATA.
 
-    \b
     Examples:
       fedhead calibrate runs/digits-fedavg-seed0 --out calibrated.safetensors
       fedhead calibrate net.safetensors --statistics a.safetensors --statistics b.safetensors --out new.safetensors
@@ -53,18 +55,11 @@ def calibrate(
     print(f"calibrated the classifier by the statistics of {int(total.count.sum())} samples -> {out}")
 
 
-statistics = typer.Typer(
-    name="statistics",
-    help="Class statistics of a site's features: collect them, merge those of sites, subtract a site.",
-    rich_markup_mode=None,
-)
-app.add_typer(statistics)
-
-SiteData = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
-Out = Annotated[Path, typer.Option(help="The file to write, .safetensors.")]
+SiteData = Annotated[Path, Argument(label="DATA", help="Samples of the site: an .npz file with x and y, or a folder.")]
+Out = Annotated[Path, Option(help="Output file, .safetensors.")]
 
 
-@statistics.command()
+@command("Calibrate", "statistics collect")
 def collect(
     checkpoint: Checkpoint,
     site: SiteData,
@@ -73,20 +68,23 @@ def collect(
     classifier: Classifier = "fc",
     kind: Annotated[
         Literal["full", "diagonal", "low-rank", "pooled", "means"],
-        typer.Option(
-            help="Whole covariances, their diagonals, these and --rank leading directions, one matrix for all classes, "
-            "or no second moments."
+        Option(
+            help="Second moments: covariances, their diagonals, diagonals and --rank leading directions, one pooled "
+            "matrix of all classes, or none."
         ),
     ] = "full",
-    rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --kind low-rank.")] = 16,
+    rank: Annotated[int, AtLeast(0), Option(help="Leading directions per class, with --kind low-rank.")] = 16,
     normalize: Normalize = None,
     min_class_count: Annotated[
-        int, typer.Option(min=1, help="Leave out classes with fewer samples: the sum over one sample is that sample.")
+        int,
+        AtLeast(1),
+        Option(help="Smallest number of samples of a class; smaller classes are left out, to protect single samples."),
     ] = 5,
 ) -> None:
-    """Write the class statistics of a site's features: all that a server needs of it to compute a classifier.
+    """Write the class statistics of a site's features.
 
-    \b
+    A server needs nothing else of the site to compute a classifier.
+
     Examples:
       fedhead statistics collect runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
       fedhead statistics collect runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
@@ -104,14 +102,13 @@ def collect(
     print(f"{int(collected.count.sum())} samples of {classes} classes, {size:,} bytes -> {out}")
 
 
-@statistics.command()
+@command("Calibrate", "statistics merge")
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Files of sites, or of sites that were merged before.")],
+    files: Annotated[list[Path], Argument(label="FILE", help="Statistics files of sites, or merged ones.")],
     out: Out,
 ) -> None:
-    """Add up the statistics of several sites; nobody is added twice.
+    """Add up the statistics of several sites, without counting a site twice.
 
-    \b
     Example:
       fedhead statistics merge site1.safetensors site2.safetensors --out all.safetensors
     """
@@ -124,15 +121,16 @@ def merge(
     print(f"{int(merged.count.sum())} samples of {len(merged.members)} sites -> {out}")
 
 
-@statistics.command()
+@command("Calibrate", "statistics subtract")
 def subtract(
-    total: Annotated[Path, typer.Argument(help="A file that `merge` wrote.")],
-    files: Annotated[list[Path], typer.Argument(help="The files of the sites that leave, as they were merged.")],
+    total: Annotated[Path, Argument(help="Merged statistics, written by `fedhead statistics merge`.")],
+    files: Annotated[
+        list[Path], Argument(label="FILE", help="Statistics files of the sites to remove, as they were merged.")
+    ],
     out: Out,
 ) -> None:
-    """Take sites out of merged statistics, as if they had never been in.
+    """Remove sites from merged statistics.
 
-    \b
     Example:
       fedhead statistics subtract all.safetensors site2.safetensors --out rest.safetensors
     """

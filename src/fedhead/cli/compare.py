@@ -5,32 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import ColumnWidth
 from fedhead.cli.output import print_table
 
 
-@app.command()
+@command("Compare")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
-    metric: Annotated[str | None, typer.Option(help="What to compare. [default: accuracy]")] = None,
-    baseline: Annotated[str | None, typer.Option(help="A method, or a row's label. [default: fedavg]")] = None,
+    runs: Annotated[list[Path], Argument(label="RUN", help="Run folders, or folders that contain run folders.")],
+    metric: Annotated[str | None, Option(help="Metric to compare. [default: accuracy]")] = None,
+    baseline: Annotated[str | None, Option(help="Baseline: a method, or the label of a row. [default: fedavg]")] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe's key whose values are the columns; may be repeated."),
+        Option(help="Recipe key whose values are the columns; may be repeated."),
     ] = None,
-    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
-    out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv or .tex.")] = None,
-    diagram: Annotated[Path | None, typer.Option(help="Draw the mean ranks to this .pdf, .png or .svg.")] = None,
+    level: Annotated[float, Option(help="Confidence level of the intervals.")] = 0.95,
+    out: Annotated[Path | None, Option(help="Output file of the tables: .md, .csv or .tex.")] = None,
+    diagram: Annotated[Path | None, Option(help="Output file of a diagram of mean ranks: .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
 ) -> None:
-    """Compare methods over settings and seeds: means, paired differences with intervals and tests, and ranks.
+    """Compare methods over seeds and data: means, paired differences with intervals and tests, and ranks.
 
     Differences from the baseline are paired over the same seed and split. Only finished runs count.
 
-    \b
     Examples:
       fedhead compare runs/*
       fedhead compare runs/ --baseline fedprox --metric test_loss

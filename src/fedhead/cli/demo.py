@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Option, command
 from fedhead.cli.output import print_table
+from fedhead.core.components.ranges import AtLeast
 
 # What the demo compares: FedAvg, with CCVR after it, FedETF, and one message per client without any round of training.
 DEMO = {
@@ -18,16 +17,15 @@ DEMO = {
 }
 
 
-@app.command()
+@command("Start")
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: a new folder runs/demo]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds. [default: the recipe's]")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    out: Annotated[Path | None, Option(help="Output folder. [default: a new folder runs/demo]")] = None,
+    seeds: Annotated[int, AtLeast(1), Option(help="Number of seeds.")] = 3,
+    rounds: Annotated[int | None, AtLeast(1), Option(help="Number of rounds. [default: the recipe's]")] = None,
+    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
 ) -> None:
-    """Compare methods on handwritten digits over 10 clients of very different classes, in about a minute.
+    """Compare methods on handwritten digits over 10 clients, in about a minute.
 
-    \b
     Examples:
       fedhead demo
       fedhead demo --seeds 1 --rounds 2 --out /tmp/demo

@@ -5,30 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
+from fedhead.core.components.ranges import AtLeast
 
-deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None)
-app.add_typer(deploy, name="deploy")
-
-DeploymentFolder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
+DeploymentFolder = Annotated[Path, Argument(help="Folder of the deployment.", label="DIR")]
 
 
-@deploy.command()
+@command("Deploy", "deploy init")
 def init(
     folder: DeploymentFolder,
     assignments: Assignments = None,
-    recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
-    sites: Annotated[int, typer.Option(min=1, help="How many sites, named site-0, site-1 …")] = 3,
-    site: Annotated[list[str] | None, typer.Option(help="A site's name, once per site, in place of --sites.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
+    recipe: Annotated[str, Option(help="Recipe to train: a name or a YAML file.")] = "digits",
+    sites: Annotated[int, AtLeast(1), Option(help="Number of sites, which are named site-0, site-1 and so on.")] = 3,
+    site: Annotated[
+        list[str] | None, Option(help="Name of a site, in place of --sites; repeat the option for each site.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, Option(help="Data of a site; repeat the option for each site, in the same order.")
+    ] = None,
 ) -> None:
-    """Write a ready project: app/ for flwr run, server.yaml, and a site.yaml for each site.
+    """Write a project for real sites: app/ for `flwr run`, server.yaml, and a site.yaml for each site.
 
-    \b
     Examples:
       fedhead deploy init demo rounds=3
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
@@ -45,17 +44,16 @@ def init(
     print("docs/deployment.md shows how to use several machines")
 
 
-@deploy.command()
+@command("Deploy", "deploy certs")
 def certs(
     folder: DeploymentFolder,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address of the server, besides 127.0.0.1 and localhost, once per name."),
+        Option(help="Name or address of the server besides 127.0.0.1 and localhost; may be repeated."),
     ] = None,
 ) -> None:
-    """Write a certificate authority, the server's certificate, and a key for each site.
+    """Write certificates for the server and a key for each site.
 
-    \b
     Examples:
       fedhead deploy certs demo
       fedhead deploy certs demo --host fl.example.org --host 10.0.0.5
@@ -68,17 +66,14 @@ def certs(
         print(path)
 
 
-@deploy.command()
+@command("Deploy", "deploy up")
 def up(
     folder: DeploymentFolder,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and keys: on one machine, for trying out.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
+    insecure: Annotated[bool, Option(help="Use neither TLS nor keys, for trials on one machine.")] = False,
+    resume: Annotated[bool, Option(help="Continue from the run's last checkpoint.")] = False,
 ) -> None:
-    """Run a whole federation on this machine: the SuperLink, one SuperNode per site, and the run, until it ends.
+    """Run a whole deployment on this machine: SuperLink, one SuperNode per site, and the run.
 
-    \b
     Examples:
       fedhead deploy up demo --insecure
       fedhead deploy certs demo && fedhead deploy up demo

@@ -5,27 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import DataFolder
+from fedhead.core.components.ranges import AtLeast
 
 
-@app.command()
+@command("Deploy")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .onnx, .pt2 or .safetensors.")],
-    stage: Annotated[str | None, typer.Option(help="After which stage. [default: after the last round]")] = None,
-    client: Annotated[int | None, typer.Option(min=0, help="A client's own model. [default: the global one]")] = None,
+    run: Annotated[Path, Argument(help="Run folder.")],
+    out: Annotated[Path, Option(help="Output file: .onnx, .pt2 or .safetensors.")],
+    stage: Annotated[
+        str | None, Option(help="Stage after which the model is taken. [default: after the last round]")
+    ] = None,
+    client: Annotated[
+        int | None, AtLeast(0), Option(help="Client whose personal model is taken. [default: the global model]")
+    ] = None,
     normalize: Annotated[
         bool,
-        typer.Option("--normalize", help="Let the file normalize its inputs itself: it takes images as bytes then."),
+        Option(help="Include the normalization: the exported model takes images as bytes."),
     ] = False,
     data: DataFolder = None,
 ) -> None:
-    """Write the trained model of a run to a file for other programs, checked against the run's own predictions.
+    """Export the trained model of a run to a file for other programs.
 
-    \b
+    The file is checked against the run's own predictions.
+
     Examples:
       fedhead export runs/digits-fedavg-seed0 --out model.onnx --normalize
       fedhead export runs/digits-fedavg-seed0 --out client3.pt2 --client 3 --stage finetune

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Annotated
 
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 
 
-@app.command()
+@command("Start")
 def new(
-    kind: str = typer.Argument(help="method, stage or model."),
-    name: str = typer.Argument(help="What it is to be called, such as FedMine."),
-    out: str = typer.Option(".", help="The folder to write to."),
+    kind: Annotated[str, Argument(help="Kind of component: method, stage or model.")],
+    name: Annotated[str, Argument(help="Name of the component, such as FedMine.")],
+    out: Annotated[str, Option(help="Output folder.")] = ".",
 ) -> None:
     """Write a commented method, stage or model of your own, with its test.
 
-    \b
     Examples:
       fedhead new method FedMine
       fedhead new model mynet --out plugins

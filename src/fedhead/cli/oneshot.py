@@ -6,38 +6,49 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import DataFolder, Device, Precision, words
 from fedhead.cli.output import print_table
+from fedhead.core.components.ranges import AtLeast
 
 
-@app.command()
+@command("Calibrate")
 def oneshot(
-    source: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, an .npz file, or a folder.")],
-    backbone: Annotated[str, typer.Option(help="The model that computes features.")] = "efficientnet_lite0",
-    heads: Annotated[str, typer.Option(help="all, or names with commas: ncm,ridge,lda,qda,fedcof.")] = "all",
-    partition: Annotated[str | None, typer.Option(help="Such as dirichlet(0.1). [default: the data's own]")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients. [default: the data's, or 10]")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
-    resize: Annotated[int | None, typer.Option(min=1, help="Pixels. [default: as in the pretraining]")] = None,
-    normalize: Annotated[str | None, typer.Option(help="standard, or a name. [default: as in the pretraining]")] = None,
+    source: Annotated[str, Argument(label="DATA", help="Name of a data set, .npz file, or folder.")],
+    backbone: Annotated[str, Option(help="Model that computes the features.")] = "efficientnet_lite0",
+    heads: Annotated[
+        str, Option(help="Heads: all, or comma-separated names among ncm, ridge, lda, qda and fedcof.")
+    ] = "all",
+    partition: Annotated[
+        str | None, Option(help="Partition, such as dirichlet(0.1). [default: the data's own]")
+    ] = None,
+    clients: Annotated[int | None, AtLeast(1), Option(help="Number of clients. [default: the data's, or 10]")] = None,
+    seed: Annotated[int, AtLeast(0), Option(help="Seed of the split.")] = 0,
+    resize: Annotated[
+        int | None, AtLeast(1), Option(help="Side of the images in pixels. [default: as in the pretraining]")
+    ] = None,
+    normalize: Annotated[
+        str | None, Option(help="Normalization: standard, or a name. [default: as in the pretraining]")
+    ] = None,
     missing: Annotated[
-        Literal["refuse", "mean"], typer.Option(help="NaN in a table; mean: filled in, with an indicator column.")
+        Literal["refuse", "mean"],
+        Option(help="Handling of NaN in a table: refuse, or fill in the mean and add an indicator column."),
     ] = "refuse",
-    rounds: Annotated[int, typer.Option(min=0, help="Also FedAvg and CCVR on the features, over so many rounds.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against bytes: .png, .svg or .pdf.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Keep features in this folder.")] = None,
+    rounds: Annotated[int, AtLeast(0), Option(help="Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
+    plot: Annotated[
+        Path | None, Option(help="Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")
+    ] = None,
+    cache: Annotated[Path | None, Option(help="Folder in which features are cached.")] = None,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
 ) -> None:
-    """Compute heads on features of a pretrained model from one message per client, beside the pooled-data bound.
+    """Compute classifiers on a pretrained model from one message per client.
 
-    \b
+    The accuracy on pooled data is shown as an upper bound.
+
     Examples:
       fedhead oneshot cifar10 --partition 'dirichlet(0.05)' --clients 100 --device cuda --precision bf16
       fedhead oneshot photos/ --heads ridge,lda --plot heads.png

@@ -5,57 +5,56 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
+from fedhead.cli.app import Argument, Option
+from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import require
 
-
-def once(texts: list[str] | None) -> list[str] | None:
-    """Check that no key is given twice in KEY=VALUE assignments."""
-    refuse_repeated(texts or ())
-    return texts
-
-
 Assignments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.", callback=once),
+    Argument(
+        label="KEY=VALUE",
+        help="Recipe keys to override, such as rounds=5; values are YAML, `fedhead ls keys` lists the keys.",
+        check=refuse_repeated,
+    ),
 ]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
+RecipeName = Annotated[str, Argument(label="RECIPE", help="Name of a built-in recipe, or a YAML file.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA, else ~/.cache/fedhead]"),
+    Option(help="Folder of the data sets. [default: $FEDHEAD_DATA, else ~/.cache/fedhead]"),
 ]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
-ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
+ColumnWidth = Annotated[
+    int, AtLeast(1), AtMost(2), Option(help="Width of figures in columns of a page: 3.3 or 6.9 inches.")
+]
 ExecutorName = Annotated[
     str,
-    typer.Option(help="auto: the fastest in a short trial; one that `fedhead ls executors` lists; or your own."),
+    Option(help="Executor: auto (the fastest in a short trial), a name from `fedhead ls executors`, or your own."),
 ]
-Minutes = Annotated[float | None, typer.Option(min=0, max=1e7, help="Begin no run after so many minutes.")]
-Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
-Devices = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")
+Minutes = Annotated[
+    float | None, AtLeast(0), AtMost(10**7), Option(help="Minutes after which no further run is started.")
 ]
-ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see studies.devices.on_each
-AllowChangedCode = Annotated[
-    bool, typer.Option("--allow-changed-code", help="Go on although your own code has changed since.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")]
-TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
+Shard = Annotated[str | None, Option(label="K/N", help="Run only the K-th of N parts, as one job of an array.")]
+Devices = Annotated[str | None, Option(label="LIST", help="GPUs that share the runs, one process each, such as 0,1.")]
+ClaimsFolder = Annotated[Path | None, Option(hidden=True)]  # see studies.devices.on_each
+AllowChangedCode = Annotated[bool, Option(help="Continue even if your own code has changed since.")]
+DryRun = Annotated[bool, Option(help="Check and list the cells, and run nothing.")]
+TableAsJson = Annotated[bool, Option("--json", help="Print the table as JSON.")]
 
 
 Engine = Annotated[
     Literal["local", "shared"],
-    typer.Option(help="local: run after run; shared: at once, other seeds and splits in one stack, which fills a GPU."),
+    Option(help="Order of the runs: one after another (local), or seeds and splits at once in one stack (shared)."),
 ]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"],
-    typer.Option(help="float32; with TF32 in a GPU's matrix products; or layers in bfloat16, weights in float32."),
+    Option(
+        help="Precision: float32, float32 with TF32 matrix products on a GPU, or bfloat16 layers and float32 weights."
+    ),
 ]
 Compile = Annotated[
     Literal["auto", "wait", "never"],
-    typer.Option(help="On a GPU: compile long runs while they train (auto), before the first round (wait), or never."),
+    Option(help="Compilation of long runs on a GPU: while they train (auto), before the first round (wait), or never."),
 ]
 
 

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import DataFolder
 from fedhead.cli.output import print_table
 
@@ -21,19 +19,18 @@ if TYPE_CHECKING:
 WIDEST = 26  # classes that a table can show
 
 
-@app.command()
+@command("Look into")
 def partition(
-    dataset: Annotated[str, typer.Argument(help="A data set's name, see `fedhead ls datasets`.")],
-    partition: Annotated[str, typer.Argument(help="How it is distributed, see `fedhead ls partitions`.")],
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
-    seed: Annotated[int, typer.Option(help="Which draw.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the bubbles to this .png, .svg or .pdf.")] = None,
+    dataset: Annotated[str, Argument(help="Name of a data set, see `fedhead ls datasets`.")],
+    partition: Annotated[str, Argument(help="Partition, see `fedhead ls partitions`.")],
+    clients: Annotated[int, Option(help="Number of clients.")] = 10,
+    seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
+    plot: Annotated[Path | None, Option(help="Output file of a bubble chart: .png, .svg or .pdf.")] = None,
     data: DataFolder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Show how a partition distributes a data set: the table of clients x classes, and the papers' bubble picture.
+    """Show how a partition distributes the classes of a data set over clients.
 
-    \b
     Examples:
       fedhead partition digits 'dirichlet(0.1)' --clients 10 --seed 0
       fedhead partition digits 'skewed(2)' --clients 20 --plot split.png

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.output import interruptible, print_table
+from fedhead.core.components.ranges import AtLeast, AtMost
 
 
-@app.command()
+@command("Compare")
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or studies, or around some.")],
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+    runs: Annotated[
+        list[Path], Argument(label="RUN", help="Folders of runs or studies, or folders that contain some.")
+    ],
+    out: Annotated[Path, Option(help="Output file of the page.")] = Path("report.html"),
 ) -> None:
-    """Compare runs: a table here, and one self-contained HTML page with tables and curves.
+    """Print a table of runs, and write a self-contained HTML page with tables and curves.
 
     Unfinished and broken runs are listed and excluded from the means.
 
-    \b
     Examples:
       fedhead report runs/*
       fedhead report runs/demo --out demo.html
@@ -39,15 +39,18 @@ def report(
     print(f"report: {page.save(page.page(found), out)}")
 
 
-@app.command()
+@command("Compare")
 def board(
-    runs: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders in which runs are or will be.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; others than loopback can be reached.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8080,
+    runs: Annotated[
+        list[Path], Argument(label="FOLDER", help="Folders in which runs are or will be; they may be empty.")
+    ],
+    host: Annotated[
+        str, Option(help="Address to listen at; other machines can reach addresses other than the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, AtLeast(0), AtMost(65535), Option(help="Port to listen at; 0 selects a free one.")] = 8080,
 ) -> None:
-    """Show the report's page in a browser, up to date while runs go on: progress, curves, time left, clients.
+    """Show a live page of runs in a browser: progress, curves, time left and clients.
 
-    \b
     Examples:
       fedhead board runs/
       fedhead board runs/sweep --port 0

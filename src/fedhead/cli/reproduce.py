@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import (
     Assignments,
     ClaimsFolder,
@@ -34,27 +32,30 @@ if TYPE_CHECKING:
     from fedhead.papers.tables.table_result import TableResult
 
 
-@app.command()
+@command("Papers")
 def reproduce(
-    table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
+    table: Annotated[
+        str | None, Argument(label="PAPER/TABLE", help="Table of a paper. Without one, the tables are listed.")
+    ] = None,
     assignments: Assignments = None,
-    cells: Annotated[str, typer.Option(help="Only cells whose name holds one of these texts (comma-separated).")] = "",
+    cells: Annotated[str, Option(help="Run only cells whose name contains one of these comma-separated texts.")] = "",
     seeds: Annotated[
         str | None,
-        typer.Option(help="How many seeds (3), from the paper's on, or which (7,8,9). [default: the paper's]"),
+        Option(help="Number of seeds (3), from the paper's first, or the seeds (7,8,9). [default: the paper's]"),
     ] = None,
     splits: Annotated[
-        str | None, typer.Option(help="How many partitions (3), or their seeds (0,1,2). [default: the table's]")
+        str | None, Option(help="Number of partitions (3), or their seeds (0,1,2). [default: the table's]")
     ] = None,
-    variants: Annotated[str, typer.Option(help="Measure these variants of the table instead (comma-separated).")] = "",
+    variants: Annotated[str, Option(help="Comma-separated variants of the table to run instead.")] = "",
     scale: Annotated[
-        Literal["full", "small"], typer.Option(help="The paper's settings, or a few minutes on a CPU.")
+        Literal["full", "small"], Option(help="Size: as in the paper, or a few minutes on a CPU.")
     ] = "full",
     results: Annotated[
-        Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
+        Path | None,
+        Option(help="Folder of results.csv, to which each result is added; results in it are not repeated."),
     ] = None,
     minutes: Minutes = None,
-    out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
+    out: Annotated[Path | None, Option(help="Output folder. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
@@ -66,11 +67,11 @@ def reproduce(
     compile: Compile = "auto",
     dry_run: DryRun = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
+        bool, Option(help="Write README.md and the figure of the --results folder, and run nothing.")
     ] = False,
     as_json: TableAsJson = False,
 ) -> None:
-    """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
+    """Run a table of a paper, and compare it with the published values.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
     again, it goes on where it was stopped, and finished runs are not run again.
@@ -78,7 +79,6 @@ def reproduce(
     With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.
 
-    \b
     Examples:
       fedhead reproduce
       fedhead reproduce ccvr/table2 --scale small

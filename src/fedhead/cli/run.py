@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Option, command
 from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
@@ -20,16 +18,17 @@ from fedhead.cli.options import (
     RecipeName,
 )
 from fedhead.cli.output import interruptible, print_run
+from fedhead.core.components.ranges import AtLeast
 
 
-@app.command()
+@command("Start")
 def run(
     recipe: RecipeName,
     assignments: Assignments = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: a new one under runs/]")] = None,
+    out: Annotated[Path | None, Option(help="Run folder. [default: a new one under runs/]")] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the run in --out where it was stopped; begin it if there is none."),
+        Option(help="Continue the interrupted run in --out, or start it if there is none."),
     ] = False,
     allow_changed_code: AllowChangedCode = False,
     data: DataFolder = None,
@@ -37,17 +36,18 @@ def run(
     executor: ExecutorName = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
+    threads: Annotated[
+        int | None, AtLeast(1), Option(help="Number of CPU threads. [default: by the model's size]")
+    ] = None,
     logger: Annotated[
         list[str] | None,
-        typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
+        Option(help="Logger besides the run folder: csv, tensorboard, mlflow or wandb; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON in the last line.")] = False,
+    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
 ) -> None:
-    """Train by a recipe, in a run folder from which it can be resumed and reported.
+    """Train by a recipe, in a run folder that can be resumed and reported.
 
-    \b
     Examples:
       fedhead run digits
       fedhead run digits method=fedprox method.mu=0.1 partition='dirichlet(0.05)' rounds=10 seed=3 --json
@@ -80,11 +80,10 @@ def run(
     raise_failed(result.get("failed", {}))
 
 
-@app.command()
+@command("Start")
 def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
-    """Check a recipe before any compute: names, types, ranges, and that data set and model fit.
+    """Check a recipe without training: names, types, ranges, and that data set and model fit.
 
-    \b
     Examples:
       fedhead validate digits
       fedhead validate my.yaml method=fedprox method.mu=0.1

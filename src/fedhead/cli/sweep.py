@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
@@ -26,6 +24,7 @@ from fedhead.cli.options import (
     numbers,
 )
 from fedhead.cli.output import GOES_ON, print_table, raise_failures, resumable
+from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import require
 from fedhead.studies.devices import check_devices, on_each
 
@@ -33,27 +32,25 @@ if TYPE_CHECKING:
     from fedhead.studies.sweep.sweep_table import SweepResult
 
 
-@app.command()
+@command("Compare")
 def sweep(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a sweep's file.")],
+    recipe: Annotated[str, Argument(label="RECIPE", help="Name or YAML file of a recipe, or YAML file of a sweep.")],
     assignments: Assignments = None,
     seeds: Annotated[
-        str | None, typer.Option(help="How many seeds (3), or which (7,8,9). [default: the recipe's]")
+        str | None, Option(help="Number of seeds (3), or the seeds (7,8,9). [default: the recipe's]")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The sweep's folder. [default: runs/sweep-RECIPE-CODE, the code by the axes]")
+        Path | None, Option(help="Output folder. [default: runs/sweep-RECIPE-CODE, with a code for the axes]")
     ] = None,
     allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
     engine: Annotated[
         Literal["local", "shared", "ray"],
-        typer.Option(
-            help="local: run after run; shared: at once, other seeds and splits in one stack; ray: a Ray cluster."
-        ),
+        Option(help="Runs one after another (local), seeds and splits in one stack (shared), or a Ray cluster (ray)."),
     ] = "local",
-    cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
-    gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
+    cpus_per_cell: Annotated[float, AtLeast(0), Option(help="CPUs for each cell, with Ray.")] = 1,
+    gpus_per_cell: Annotated[float, AtLeast(0), Option(help="GPUs for each cell, or the share of one, with Ray.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
@@ -63,14 +60,13 @@ def sweep(
     compile: Compile = "auto",
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per run.")] = False,
+    quiet: Annotated[bool, Option(help="Print no line per run.")] = False,
 ) -> None:
-    """Run a recipe with every combination of values, each with every seed, and print one table.
+    """Run a recipe with every combination of values and every seed, and print one table.
 
     A list of values is an axis. The same command resumes an interrupted sweep; finished runs are not repeated. A failed
     cell is reported and does not stop the others. `fedhead report FOLDER` compares the runs.
 
-    \b
     Examples:
       fedhead sweep digits 'method=[fedavg,mine.py:FedMine]' 'partition=[dirichlet(0.1),dirichlet(0.5)]' --seeds 3
       fedhead sweep digits 'method=[fedavg,fedprox(mu=0.01),fedprox(mu=0.1)]' rounds=5 --dry-run

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from fedhead.cli.app import app
+from fedhead.cli.app import Option, command
 from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
@@ -19,6 +17,7 @@ from fedhead.cli.options import (
     RecipeName,
 )
 from fedhead.cli.output import resumable
+from fedhead.core.components.ranges import AtLeast
 
 if TYPE_CHECKING:
     from fedhead.studies.tune.trials import TrialRecord
@@ -27,46 +26,45 @@ MOST_NAMED = 10  # failed trials in one line
 ENDED = ("complete", "pruned", "failed")
 
 
-@app.command()
+@command("Compare")
 def tune(
     recipe: RecipeName,
     assignments: Assignments = None,
-    out: Annotated[Path | None, typer.Option(help="The study's folder. [default: runs/tune-RECIPE]")] = None,
-    trials: Annotated[int, typer.Option(help="How many trials the study is to have, of all processes together.")] = 20,
+    out: Annotated[Path | None, Option(help="Output folder. [default: runs/tune-RECIPE]")] = None,
+    trials: Annotated[int, Option(help="Number of trials of the study, in all processes together.")] = 20,
     objective: Annotated[
-        str, typer.Option(help="accuracy, personal, loss, personal_loss or a metric, on validation samples.")
+        str, Option(help="Objective on validation samples: accuracy, personal, loss, personal_loss or a metric.")
     ] = "accuracy",
     sampler: Annotated[
-        Literal["tpe", "gp", "random"], typer.Option(help="TPE, a Gaussian process, or random values.")
+        Literal["tpe", "gp", "random"], Option(help="Sampler of values: TPE, a Gaussian process, or random.")
     ] = "tpe",
-    pruner: Annotated[Literal["median", "halving", "none"], typer.Option(help="Which trials end early.")] = "median",
+    pruner: Annotated[Literal["median", "halving", "none"], Option(help="Pruner that ends trials early.")] = "median",
     validation: Annotated[
-        float | None, typer.Option(help="Share of each client's training samples to test on. [default: 0.15]")
+        float | None, Option(help="Share of each client's training samples held out for validation. [default: 0.15]")
     ] = None,
     allow_changed_code: AllowChangedCode = False,
-    minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
+    minutes: Annotated[float | None, Option(help="Minutes after which no further trial is started.")] = None,
     final: Annotated[
-        bool, typer.Option("--final", help="Then train the best setting on all training samples, in OUT/final.")
+        bool, Option(help="Train with the best values on all training samples afterwards, in OUT/final.")
     ] = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Save figures of the study as PNG and PDF.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="This process, or the machines of a Ray cluster.")
-    ] = "local",
-    cpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs of a trial.")] = 1,
-    gpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
+    plot: Annotated[bool, Option(help="Save figures of the study as PNG and PDF.")] = False,
+    seed: Annotated[int, AtLeast(0), Option(help="Seed of the sampler.")] = 0,
+    engine: Annotated[Literal["local", "ray"], Option(help="Workers: this process, or a Ray cluster.")] = "local",
+    cpus_per_worker: Annotated[float, AtLeast(0), Option(help="CPUs for each trial, with Ray.")] = 1,
+    gpus_per_worker: Annotated[
+        float, AtLeast(0), Option(help="GPUs for each trial, or the share of one, with Ray.")
+    ] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
+    quiet: Annotated[bool, Option(help="Print no line per trial.")] = False,
 ) -> None:
-    """Search for the settings of a recipe that are best on validation samples; test samples are never read.
+    """Search for the best values of recipe keys on validation samples.
 
-    Give searched keys a range: log(low, high), uniform(low, high), int(low, high), choice(a, b, c). The same command
-    resumes an interrupted study, or joins one that another process is running.
+    Test samples are never read. Give searched keys a range: log(low, high), uniform(low, high), int(low, high),
+    choice(a, b, c). The same command resumes an interrupted study, or joins one that another process is running.
 
-    \b
     Examples:
       fedhead tune digits 'lr=log(1e-3, 1)' 'momentum=choice(0, 0.9)' --trials 30 --final
       fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu

@@ -253,7 +253,8 @@ def unknown_key(key: str) -> BadInput:
             f"{key}: it says how to compute, not what, and is no key of a recipe: commands that let you choose it have "
             f"the option --{key} (in Python {key}=)"
         )
-    return unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
+    names = [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
+    return unknown("key", key, names, "fedhead ls keys")
 
 
 # -- loading ----------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
     elif path.suffix not in SUFFIXES:
         if not os.path.exists(path):  # accepts any string, unlike pathlib's
-            raise unknown("recipe", name, known)
+            raise unknown("recipe", name, known, "fedhead ls recipes")
         raise BadInput(
             f"{name} is no recipe: give a .yaml file, such as a run folder's config.yaml, or a built-in one's name "
             f"({', '.join(known)}); data of your own are given as dataset={name}"

@@ -81,7 +81,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         with _ending_with_parent():
             yield claims, []
         return
-    command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
+    command = [sys.executable, "-m", "fedhead", *without_devices(sys.argv[1:])]
     environment = {**os.environ, **shared_threads(names, os.environ), _PARENT: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="fedhead-claims-") as shared:
         processes: list[subprocess.Popen[bytes]] = []

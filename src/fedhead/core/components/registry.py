@@ -267,7 +267,8 @@ class Registry(Mapping[str, T], Generic[T]):
                 raise BadInput(f"{claims[0]}, entry point {name!r}: {error}") from error
         if existing is None:
             require(not name.endswith(".py"), f"{self.kind} {name!r}: say what the file holds, as in {name}:Name")
-            raise unknown(self.kind, name, [*self._held, *(entry.name for entry in self._entry_points())])
+            names = [*self._held, *(entry.name for entry in self._entry_points())]
+            raise unknown(self.kind, name, names, f"fedhead ls {self.group.rpartition('.')[2]}")
         return existing, _module_of(existing), None
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:

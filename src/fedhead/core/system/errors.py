@@ -39,6 +39,26 @@ _MACHINE = {
 }
 _NO_MEMORY = ("t allocate memory", "not enough memory", "out of memory")  # torch's messages: two on a CPU, one on a GPU
 
+# Names of other libraries, by the name here; only those that are not the most similar one.
+_SYNONYMS = {
+    "lr": "learning_rate eta client_lr",
+    "clients": "num_clients n_clients num_partitions num_supernodes",
+    "rounds": "num_rounds n_rounds num_server_rounds comm_round global_epochs",
+    "local_epochs": "epochs num_epochs n_epochs num_train_epochs max_epochs max_iter",
+    "local_steps": "steps max_steps num_steps",
+    "batch_size": "batch per_device_train_batch_size",
+    "method": "strategy algorithm algo",
+    "model": "model_name arch net backbone",
+    "partition": "alpha dirichlet partitioner split",
+    "participation": "fraction_fit fraction_train fraction frac clients_per_round",
+    "dataset": "data data_dir",
+    "seed": "random_state random_seed",
+    "weight_decay": "l2 wd",
+    "clip_norm": "max_grad_norm gradient_clip_val",
+    "stages": "calibration postprocessing",
+    "out": "output_dir save_dir",
+}
+
 
 class Diverged(FedheadError, ArithmeticError):
     """Error of training with non-finite numbers; the command line exits with code 1."""
@@ -53,16 +73,25 @@ def require(condition: object, message: str) -> None:
         raise BadInput(message)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
+def unknown(kind: str, name: str, known: Iterable[str], page: str = "") -> BadInput:
     """Return the error for an unknown name, suggesting the closest known one.
+
+    Args:
+        kind: Kind of the name.
+        name: Unknown name.
+        known: Known names.
+        page: Command that lists the known names; "": the error lists them.
 
     >>> str(unknown("method", "fedporx", ["fedavg", "fedprox"]))
     "unknown method 'fedporx': did you mean 'fedprox'? Known: fedavg, fedprox"
+    >>> str(unknown("key", "learning_rate", ["layout", "lr"], "fedhead ls keys"))
+    "unknown key 'learning_rate': did you mean 'lr'? See fedhead ls keys"
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = [known for known in names if str(name) in _SYNONYMS.get(known, "").split()]
+    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
-    return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+    return BadInput(f"unknown {kind} {name!r}{hint} " + (f"See {page}" if page else f"Known: {', '.join(names)}"))
 
 
 def require_known(kind: str, name: str, names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-_PACKAGES = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "typer", "click", "rich", "flwr")
+_PACKAGES = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "rich", "flwr")
 
 
 def user_line(error: BaseException, after: str = "") -> str | None:

@@ -178,7 +178,8 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
         require(not _of_row(key), f"by {key}: methods and stages are the rows; name a setting, such as partition")
         require(key not in _REPEATS, f"by {key}: means are over seeds; name a setting, such as partition")
         if key not in KEYS and not any(key in recipe for recipe in recipes):
-            raise unknown("key", key, {*KEYS, *(key for recipe in recipes for key in recipe)} - {*_REPEATS})
+            known = {*KEYS, *(key for recipe in recipes for key in recipe)} - {*_REPEATS}
+            raise unknown("key", key, known, "fedhead ls keys")
     settings = [key for key in differing(recipes) if not _of_row(key)]
     data = [key for key in settings if key in _DATA]
     if by:

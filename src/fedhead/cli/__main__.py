@@ -1,5 +1,0 @@
-"""`python -m fedhead.cli` does what `fedhead` does."""
-
-from fedhead.cli import main
-
-main()
