@@ -27,7 +27,6 @@ from fedhead.metrics.predictions import MULTICLASS, Predictions
 from fedhead.metrics.registry import METRICS, check, find, measure, measure_clients, names
 
 COUNTED = {
-    "accuracy": sk.accuracy_score,
     "balanced_accuracy": sk.balanced_accuracy_score,
     "matthews_corrcoef": sk.matthews_corrcoef,
     **{
@@ -162,10 +161,11 @@ def test_wrong_metrics_are_named_before_training(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(confusion): return confusion[99]\nclass Made: ...\n")
     for asked, message in (
         ("f11", "unknown metric 'f11': did you mean 'f1'"),
+        ("accuracy", "every run records accuracy already: leave it out"),
         ("own.py:Made", r"own\.py:Made is the class Made, no metric"),
         ("ece(bins=0)", r"ece\(bins=0\): bins: 0 is out of range, it must be at least 1"),
         ("f1(average=mean)", "'mean' is not one of macro, weighted, micro"),
-        ("accuracy(3)", "1 values are too many, accuracy takes no values"),
+        ("balanced_accuracy(3)", "1 values are too many, balanced_accuracy takes no values"),
     ):
         with pytest.raises(BadInput, match=message):
             find([asked], [tmp_path])

@@ -22,12 +22,6 @@ Floats = NDArray[np.float64]
 
 
 # -- from counts --------------------------------------------------------------------------------------
-@metric("accuracy", "max", CLASSIFICATION)
-def accuracy(confusion: Confusion) -> float:
-    """Return the share of correctly classified samples."""
-    return float(np.trace(confusion) / confusion.sum())
-
-
 @metric("balanced_accuracy", "max", CLASSIFICATION)
 def balanced_accuracy(confusion: Confusion) -> float:
     """Return the mean recall over the classes that have test samples."""

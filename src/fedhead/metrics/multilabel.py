@@ -16,12 +16,6 @@ Labels = NDArray[np.int64]  # 0 and 1, [N, L]
 TASK = "multilabel"
 
 
-@variant("accuracy", TASK, "max")
-def subset_accuracy(y_true: Labels, y_pred: Labels) -> float:
-    """Return the share of samples with all labels correct."""
-    return float((y_true == y_pred).all(axis=1).mean())
-
-
 @metric("hamming_loss", "min", (TASK,))
 def hamming_loss(y_true: Labels, y_pred: Labels) -> float:
     """Return the share of wrong labels, which is 1 minus the mean accuracy over labels."""

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from fedhead.core.components.component_check import check_function
+from fedhead.core.components.component_check import check_function, name_of
 from fedhead.core.components.parameters import parameters, required
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput, FedheadError, require, user_code
@@ -39,6 +39,7 @@ WITHOUT_SCORES = {"confusion", "y_true", "y_pred"}
 CLASSIFICATION = ("multiclass", "binary")  # objectives that predict classes
 DEFAULTS = {"multilabel": ("f1",), "regression": ("mae", "r2")}  # if a run names no metrics
 _LACKS = {"multilabel": {"confusion"}, "regression": {"confusion", "y_proba", "y_score"}}  # unavailable inputs
+RECORDED = ("accuracy", "accuracy_mean", "personal", "train_loss", "test_loss", "personal_loss")  # in every run
 _variants: dict[tuple[str, str], MetricFunction] = {}  # by name and objective
 
 
@@ -149,11 +150,13 @@ def find(
     Raises:
         BadInput: If a metric is unknown, does not accept the parameters, or does not support the objective.
 
-    >>> list(find(["accuracy", "ece(bins=10)", lambda confusion: 0.0, lambda confusion: 1.0]))
-    ['accuracy', 'ece(bins=10)', 'lambda', 'lambda_2']
+    >>> list(find(["f1", "ece(bins=10)", lambda confusion: 0.0, lambda confusion: 1.0]))
+    ['f1', 'ece(bins=10)', 'lambda', 'lambda_2']
     """
     folders, resolved = list(folders), dict[str, Metric]()
     for item in list(metrics) or DEFAULTS.get(objective, ()):
+        name = item if isinstance(item, str) else name_of(item)
+        require(name not in RECORDED, f"metrics: every run records {name} already: leave it out, or rename the function")
         call, function = METRICS.resolve_call(item, folders)
         arguments = {}
         if isinstance(item, str):
