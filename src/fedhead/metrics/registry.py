@@ -156,7 +156,7 @@ def find(
     folders, resolved = list(folders), dict[str, Metric]()
     for item in list(metrics) or DEFAULTS.get(objective, ()):
         name = item if isinstance(item, str) else name_of(item)
-        require(name not in RECORDED, f"metrics: every run records {name} already: leave it out, or rename the function")
+        require(name not in RECORDED, f"metrics: every run records {name} already: leave it out or rename it")
         call, function = METRICS.resolve_call(item, folders)
         arguments = {}
         if isinstance(item, str):
