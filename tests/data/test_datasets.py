@@ -323,3 +323,8 @@ def test_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHEAD_DATA", str(tmp_path))
     assert datasets.folder() == tmp_path
     assert datasets.folder(tmp_path / "b") == tmp_path / "b"
+
+
+def test_a_number_of_public_samples_needs_public_data() -> None:
+    with pytest.raises(BadInput, match="public_samples: 40 would have no effect without public"):
+        Federation.load("digits", "iid", clients=2, public_samples=40)

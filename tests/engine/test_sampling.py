@@ -161,3 +161,19 @@ def test_a_sampler_in_python_is_recorded_in_the_folder(tmp_path: Path) -> None:
 def test_what_is_no_sampler_is_refused(sampler: Any, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         fh.run(federation(), network("group"), sampler=sampler, rounds=1)
+
+
+@pytest.mark.parametrize(("participation", "warned"), [(1.0, True), (0.5, False)])
+def test_a_sampler_warns_where_all_clients_take_part(
+    participation: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fh.run(federation(), network(), rounds=1, sampler="weighted", participation=participation, executor="loop")
+    assert ("sampler weighted has no effect: all clients are in every round" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(("batch_size", "warned"), [(64, True), (2, False)])
+def test_drop_last_warns_where_no_client_has_a_whole_batch(
+    batch_size: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fh.run(federation(), network(), rounds=1, batch_size=batch_size, drop_last=True, executor="loop")
+    assert ("drop_last has no effect: no client has 64 samples" in caplog.text) == warned

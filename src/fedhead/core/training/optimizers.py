@@ -278,7 +278,7 @@ def make_optimizer(
         Optimizer with these parameters.
 
     Raises:
-        BadInput: If the optimizer is unknown or has no momentum.
+        BadInput: If the optimizer is unknown, or lacks a parameter that was given.
 
     >>> make_optimizer("sgd", 0.1, momentum=0.9)
     SGD(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
@@ -287,6 +287,8 @@ def make_optimizer(
     if name == "sgd":
         if nesterov and not momentum:
             raise BadInput("nesterov: it needs momentum, such as momentum=0.9")
+        if tuple(betas) != Adam.betas:
+            raise BadInput(f"betas: {list(betas)} would have no effect with sgd: set momentum, or optimizer=adam")
         return SGD(lr, momentum, weight_decay, nesterov)
     if nesterov or momentum:
         option = "nesterov" if nesterov else f"momentum: {momentum}"

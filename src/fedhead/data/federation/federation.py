@@ -354,6 +354,8 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
+        if public is None and public_samples is not None:
+            raise BadInput(f"public_samples: {public_samples} would have no effect without public: name a data set")
         if isinstance(source, PathLike) or datasets.is_path(source):
             require(public is None, "public: this is for registered data sets; give from_arrays public=(x, y)")
             contents = read_path(Path(str(source)), *(settings.get(name) for name in ("size", "encode", "layout")))

@@ -18,6 +18,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
+from fedhead.core.system.log import warn_once
 from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment import compatibility, training_objective
@@ -184,4 +185,12 @@ class Experiment:
         if self.aggregator is not None:
             robust_mean.check(self.aggregator, self.method, size)
         if sizes := {k: len(rows) for k, rows in enumerate(federation.rows) if len(rows)}:
-            sampling.check(self.sampler or UniformSampler(), size, sizes, self.schedule.seed)
+            cohort = sampling.check(self.sampler or UniformSampler(), size, sizes, self.schedule.seed)
+            self._warn_without_effect(cohort, sizes)
+
+    def _warn_without_effect(self, cohort: sampling.Cohort, sizes: Mapping[int, int]) -> None:
+        """Warn of settings that have no effect on these data; the cohort is that of round 1."""
+        if self.sampler is not None and len(cohort.clients) == len(sizes):
+            warn_once(f"sampler {self.sampler.name} has no effect: all clients are in every round; lower participation")
+        if self.local.drop_last and max(sizes.values()) < self.local.batch_size:
+            warn_once(f"drop_last has no effect: no client has {self.local.batch_size} samples, a whole batch")

@@ -62,8 +62,8 @@ def drop_late(cohort: Cohort, stragglers: Stragglers, round: int, seed: int) -> 
     return replace(cohort, clients=queried, dropped=dict.fromkeys(late, "it was late (a simulated straggler)"))
 
 
-def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> None:
-    """Check that a sampler is deterministic, by selecting the first cohort twice.
+def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> Cohort:
+    """Check that a sampler is deterministic, by selecting the first cohort twice, and return it.
 
     Raises:
         BadInput: If the sampler fails, or if the two cohorts differ.
@@ -75,6 +75,7 @@ def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> 
             f"sampler {sampler.name} selects other clients when it is asked again: let it depend on its arguments "
             "alone, and draw with fedhead.random.permutation(fedhead.random.key(seed, round), …)"
         )
+    return cohorts[0]
 
 
 def _check_clients(selected: Any, sizes: Mapping[int, int], title: str) -> list[int]:
