@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedhead as fh
 from fedhead.cli import call
@@ -123,3 +124,20 @@ def test_bad_words_are_refused_in_one_line(
 def test_a_diagram_needs_two_settings(folders: Path) -> None:
     with pytest.raises(BadInput, match="at least two methods"):
         fh.compare(str(folders / "*-digits-*")).diagram()
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_runs_of_a_module_begin_with_its_weights_and_the_comparison_says_so(as_module: bool, tmp_path: Path) -> None:
+    federation = fh.Federation.load("digits", "iid", clients=2, subset=60)
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 10))
+
+    model = fh.split(build(), classifier="2") if as_module else "mlp(hidden=[8])"
+    results = [
+        fh.run(federation, model, method, rounds=1, executor="loop", out=out)
+        for method, out in (("fedavg", None), ("fedprox", tmp_path / "run"))
+    ]
+    for runs in (results, [results[0], str(tmp_path)]):
+        noted = any("was a module, which starts from its own weights" in note for note in fh.compare(runs).notes)
+        assert noted is as_module

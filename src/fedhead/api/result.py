@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -64,12 +64,13 @@ class Result(RecordedResult):
         self._open = trained
 
     @classmethod
-    def of(cls, finished: FinishedRun, recipe: Recipe, path: Path | None = None) -> Self:
+    def of(cls, finished: FinishedRun, recipe: Recipe, objects: Mapping[str, str], path: Path | None = None) -> Self:
         """Create the result of a finished run.
 
         Args:
             finished: Finished run.
             recipe: Recipe of the run.
+            objects: Descriptions of Python objects that the recipe can't store.
             path: Run folder, if any.
 
         Returns:
@@ -87,7 +88,11 @@ class Result(RecordedResult):
             class_names=None if federation.names is None else tuple(federation.names),
             client_names=None if federation.client_names is None else tuple(federation.client_names),
             split=federation.fingerprint(),
-            environment={"executor": finished.executor, "compiled_from": finished.compiled_from},
+            environment={
+                "executor": finished.executor,
+                "compiled_from": finished.compiled_from,
+                "objects": dict(objects),
+            },
         )
         algorithms = {stage.name: stage for stage in transport.experiment.stages}
         trained = TrainedState(

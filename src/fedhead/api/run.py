@@ -47,6 +47,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.progress import Progress
 from fedhead.runs.python_components import described
+from fedhead.runs.read_runs import MODULE_WEIGHTS
 from fedhead.runs.run import run_in_folder
 from fedhead.runs.run_loggers import RunLoggers
 from fedhead.runs.run_writer import RunWriter
@@ -154,7 +155,8 @@ def run(
         validation: Share of each client's training samples held out for the metrics of callbacks.
         callbacks: Callbacks that may stop the run or keep the models of a round, such as
             `fedhead.EarlyStopping(patience=5)` and `fedhead.BestModel()`, their classes, or texts.
-        seed: Seed of initial weights, batches and cohorts.
+        seed: Seed of batches, cohorts and the initial weights of models that fedhead builds, by name or by a function.
+            A module starts from the weights that it has.
         assign: Index of each client's model in the list `model`.
         evaluate_every: Rounds between evaluations; the last `last_rounds` are always evaluated.
         last_rounds: Number of last rounds in `Result.accuracy_mean`.
@@ -242,6 +244,8 @@ def run(
     recipe, objects = described(experiment, numbers, federation, texts)
     if weights is not None:
         objects["weights"] = f"digest {initial_weights.digest(weights)}"
+    elif any(isinstance(item, nn.Module) for item in _given(model)):
+        objects[MODULE_WEIGHTS] = "those of the module, not by the seed"
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     compute = Compute(None, device, chosen_executor, precision, compile=compile)
     made_loggers = LOGGER_PART.build(loggers)
@@ -253,14 +257,16 @@ def run(
             earlier = resume if isinstance(resume, Snapshot) else None
             with closing(RunLoggers(recipe, None, made_loggers)) as logs:
                 simulation = Simulation(experiment, federation, compute)
-                return Result.of(rounds_loop.run(simulation, [*observers[:1], logs, *observers[1:]], earlier), recipe)
+                finished = rounds_loop.run(simulation, [*observers[:1], logs, *observers[1:]], earlier)
+                return Result.of(finished, recipe, objects)
         run = RunWriter(
             recipe, os.fspath(out), resume=bool(resume), compute=compute, objects=objects, loggers=made_loggers
         )
         if run.result is None:
             threads = torch.get_num_threads()
             try:
-                return Result.of(run_in_folder(run, experiment, federation, compute, observers), recipe, run.out)
+                finished = run_in_folder(run, experiment, federation, compute, observers)
+                return Result.of(finished, recipe, objects, run.out)
             finally:
                 torch.set_num_threads(threads)  # restore; the run sets its own number
     return load(

@@ -19,6 +19,8 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, METRICS, damaged
 
+MODULE_WEIGHTS = "initial weights"  # entry of a run's objects if its model is a module
+
 
 @dataclass(frozen=True)
 class Run:
