@@ -126,7 +126,7 @@ from fedhead.metrics.registry import Undefined as Undefined
 from fedhead.metrics.registry import metric as metric
 from fedhead.models.heads import HEADS as HEADS
 from fedhead.models.heads import head as head
-from fedhead.models.quadratic_head import QuadraticHead as QuadraticHead
+from fedhead.models.closed_form_heads import QuadraticHead as QuadraticHead
 from fedhead.models.registry import MODELS as MODELS
 from fedhead.models.registry import FeatureExtractor as FeatureExtractor
 from fedhead.models.registry import Preprocessing as Preprocessing

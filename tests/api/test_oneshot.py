@@ -37,7 +37,7 @@ def test_every_head_has_its_numbers_and_equals_the_pooled_one(tmp_path: Path, mo
     found.plot(tmp_path / "heads.svg")
     assert "kB that a client sends" in (tmp_path / "heads.svg").read_text()
     assert "ridge" in str(found)
-    assert type(found.result.module(stage="fedcof")[-1]) is torch.nn.Linear  # type: ignore[union-attr,index]  # a sequence of layers
+    assert isinstance(found.result.module(stage="fedcof")[-1], torch.nn.Linear)  # type: ignore[union-attr,index]  # a sequence of layers
 
 
 def test_heads_that_cannot_be_computed_are_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

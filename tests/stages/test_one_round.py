@@ -43,8 +43,8 @@ def test_heads_on_first_weights_equal_the_centralized_solution(digits: fh.Federa
     z, y = features(clients.task.model, result.weights, clients.task.pool)
     whole = SklearnRidge(alpha=2.0).fit(z.double().numpy(), torch.nn.functional.one_hot(y, 10).double().numpy())
     assert ridge.weights is not None
-    torch.testing.assert_close(ridge.weights["classifier.weight"], torch.as_tensor(whole.coef_).float())
-    torch.testing.assert_close(ridge.weights["classifier.bias"], torch.as_tensor(whole.intercept_).float())
+    torch.testing.assert_close(ridge.weights["classifier.weight"], torch.as_tensor(whole.coef_), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(ridge.weights["classifier.bias"], torch.as_tensor(whole.intercept_), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_new_head_takes_the_place_of_any_classifier(digits: fh.Federation, hea
     x = digits.test.x[:50]  # type: ignore[union-attr,index]  # digits have a test set of images
     for name, kind in (("ridge", torch.nn.Linear), ("qda", fh.QuadraticHead)):
         module = result.module(stage=name)
-        assert type(module.classifier) is kind
+        assert isinstance(module.classifier, kind)
         scores = torch.from_numpy(result.scores(x, stage=name))
         torch.testing.assert_close(module(digits.transform(x)), scores)  # type: ignore[arg-type]  # one tensor
         torch.testing.assert_close(torch.from_numpy(result.scores(x, client=1, stage=name)), scores)

@@ -86,7 +86,7 @@ def test_clients_that_differ_by_design_choose_their_own_samples(stage: PersonalH
     assert own.personal > total.personal + 20
     assert all(float(own.states[k][SHARE]) > 0 for k in range(6))
     module = result.module(client=0, stage=stage.name)
-    assert type(module.classifier) is torch.nn.Linear
+    assert isinstance(module.classifier, torch.nn.Linear)
     d = 32
     sums = 8 * (2 + 2 * d + d * (d + 1) // 2)
     assert own.metrics["bytes_up"] == total.metrics["bytes_up"]

@@ -21,7 +21,7 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel, load, weights
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
-from fedhead.stages.closed_form import ClosedFormHead
+from fedhead.stages.closed_form import ClosedFormHead, as_classifier
 from fedhead.stages.fedcof import FedCOF
 
 
@@ -137,7 +137,7 @@ def _new_classifier(
         require(stage.tukey != "real", "tukey=real needs statistics that only a run's stage collects: use both")
         return stage.calibrate(model, head, merged, seed)
     weights_of_head = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
-    return Tree({f"classifier.{name}": t for name, t in weights_of_head.items()})
+    return as_classifier(weights_of_head)
 
 
 def _refuse_misfit(s: Statistics, classes: int, features: int, model: str) -> None:

@@ -78,7 +78,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     clients.bf16 = False  # a file has the stored weights
     state = replace(state, clients=clients)
     federation = clients.federation
-    model = copy.deepcopy(state.architecture(client)).cpu().float()
+    model = copy.deepcopy(state.architecture(client)).cpu()
     load(model, state.weights(client).to("cpu").part("extractor", "projection", "classifier"))
     stored = _samples(federation)
     expected = state.scores(stored, client).cpu()

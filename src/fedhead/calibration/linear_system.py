@@ -14,6 +14,7 @@ from torch import Tensor
 from fedhead.core.system.errors import BadInput
 
 SINGULAR = 1e-10
+ROUNDING = 1e-15  # error of sums of squares in float64, relative to them
 
 
 def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
@@ -21,7 +22,7 @@ def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
 
     Args:
         matrix: A, [d, d].
-        squares: Mean squares of the features in the units of A's diagonal, [d]; diagonal entries below `SINGULAR` times
+        squares: Mean squares of the features in the units of A's diagonal, [d]; diagonal entries below `ROUNDING` times
             these are rounding errors.
         what: Name of the matrix, for error messages.
         fix: Fix for a singular matrix, for error messages.
@@ -31,7 +32,7 @@ def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
     """
     diagonal = matrix.diagonal()
     scale = diagonal.clamp_min(0).sqrt()
-    for feature in torch.nonzero(diagonal <= SINGULAR * squares).flatten().tolist():
+    for feature in torch.nonzero(diagonal <= ROUNDING * squares).flatten().tolist():
         raise BadInput(f"{what} is singular: feature {feature} is constant; {fix}")
     factor, failed = torch.linalg.cholesky_ex(matrix / scale[:, None] / scale)
     pivots = factor.diagonal().square()

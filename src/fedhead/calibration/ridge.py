@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedhead.calibration.linear_system import ROUNDING
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
@@ -32,6 +33,7 @@ class RidgePath:
         label_mean: Mean label, [C]; zero without an intercept.
         samples: Number of samples N.
         label_squares: Sum of the squares of the (centred) labels.
+        rounding: Error of the eigenvalues, from rounding of the sums.
         intercept: Whether to fit an intercept.
     """
 
@@ -42,6 +44,7 @@ class RidgePath:
     label_mean: Tensor
     samples: float
     label_squares: float
+    rounding: float
     intercept: bool
 
     @classmethod
@@ -49,17 +52,22 @@ class RidgePath:
         """Decompose the second moment of statistics."""
         moment, right = statistics.second_moment(), statistics.sum.mT
         samples = statistics.count.sum()
-        mean, share = statistics.sum.sum(0) / samples, statistics.count / samples
-        squares = samples
+        mean, share = statistics.center(), statistics.count / samples
+        squares, rounding = samples, ROUNDING * float(moment.diagonal().norm())
         if intercept:
-            moment = moment - samples * torch.outer(mean, mean)
+            moment = statistics.scatter()
             right = right - torch.outer(mean, statistics.count)
             squares = samples - samples * share.square().sum()
         else:
             mean, share = torch.zeros_like(mean), torch.zeros_like(share)
         values, vectors = torch.linalg.eigh(moment)
         tensors = (values.clamp_min(0), vectors, vectors.mT @ right, mean, share)
-        return cls(*tensors, float(samples), float(squares), intercept)
+        return cls(*tensors, float(samples), float(squares), rounding, intercept)
+
+    @property
+    def lowest(self) -> float:
+        """Lowest eigenvalue, penalty included, of a system that is not singular."""
+        return max(SINGULAR * float(self.values.max()), self.rounding)
 
     def solve(self, alpha: float) -> Tree:
         """Return the head for a penalty: `weight` [C, d] and `bias` [C].
@@ -68,10 +76,10 @@ class RidgePath:
             BadInput: If the system is numerically singular.
         """
         low, high = float(self.values.min()) + alpha, float(self.values.max()) + alpha
-        if low < SINGULAR * high:
+        if low < self.lowest:
             raise BadInput(
                 f"ridge: with alpha={alpha:g} the system is singular, its eigenvalues go from {low:.1e} to {high:.1e}: "
-                f"give alpha of {high * 1e-8:.0e} or more, or leave it to be chosen (null)"
+                f"give alpha of {max(high * 1e-8, self.lowest):.0e} or more, or leave it to be chosen (null)"
             )
         weight = (self.vectors @ (self.right / (self.values + alpha)[:, None])).mT
         return Tree(weight=weight, bias=self.label_mean - weight @ self.feature_mean)
@@ -79,7 +87,7 @@ class RidgePath:
     def best(self) -> float:
         """Return the candidate penalty with the lowest cross-validation error."""
         scale = float(self.values.mean()) or 1.0
-        return min((scale * 10**exponent for exponent in EXPONENTS), key=self.cross_validation)
+        return min((max(scale * 10**exponent, self.lowest) for exponent in EXPONENTS), key=self.cross_validation)
 
     def cross_validation(self, alpha: float) -> float:
         """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979).

@@ -99,13 +99,26 @@ class Statistics:
         self.need("pooled", "full")
         return unpack(self.outer if self.kind == "pooled" else self.outer.sum(0), self.features)
 
+    def center(self) -> Tensor:
+        """Return the mean m of all features of all classes, [d]."""
+        return self.sum.sum(0) / self.count.sum().clamp_min(1)
+
+    def scatter(self) -> Tensor:
+        """Return the scatter Σ (z − m)(z − m)ᵀ of all samples about their mean, [d, d].
+
+        Raises:
+            BadInput: If the statistics hold no whole outer products.
+        """
+        return self.second_moment() - self.count.sum() * torch.outer(self.center(), self.center())
+
     def within(self) -> Tensor:
         """Return the scatter within classes Σ (z − μ_y)(z − μ_y)ᵀ over all samples, [d, d].
 
         Raises:
             BadInput: If the statistics hold no whole outer products.
         """
-        return self.second_moment() - self.sum.mT @ self.mean()
+        deviation = torch.where(self.count[:, None] > 0, self.mean() - self.center(), 0)
+        return self.scatter() - (self.count[:, None] * deviation).mT @ deviation
 
     def need(self, *kinds: Kind) -> None:
         """Check that the statistics are of a required kind.

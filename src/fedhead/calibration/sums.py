@@ -29,9 +29,16 @@ def batch_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, kind: Kind) -
     if kind in ("full", "diagonal"):
         return Tree(zip(("count", "sum", "outer"), class_sums(z, y, weight, classes, kind == "diagonal"), strict=True))
     member = ((y[:, None] == torch.arange(classes, device=y.device)) & (weight > 0)[:, None]).double()
-    z = torch.where((weight > 0)[:, None], z.double(), 0.0)
-    sums = Tree(count=member.sum(0), sum=member.mT @ z)
-    return sums if kind == "means" else sums.replace(outer=pack(z.mT @ z))
+    count, z = member.sum(0), torch.where((weight > 0)[:, None], z.double(), 0.0)
+    samples = count.sum()
+    mean = z.sum(0) / samples.clamp_min(1)
+    # sums of deviations and one addition at the end: rounding errors of large features don't grow with the batch
+    deviation = torch.where((weight > 0)[:, None], z - mean, 0.0)
+    sums = Tree(count=count, sum=member.mT @ deviation + torch.outer(count, mean))
+    if kind == "means":
+        return sums
+    cross = torch.outer(deviation.sum(0), mean)
+    return sums.replace(outer=pack(deviation.mT @ deviation + cross + cross.mT + samples * torch.outer(mean, mean)))
 
 
 # `torch.library.custom_op` imports torch's compiler in the first call, which takes seconds

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
@@ -17,6 +16,7 @@ from fedhead.calibration.statistics import Statistics, merge
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.models.closed_form_heads import DoubleLinear, linear_scores
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
 
@@ -70,11 +70,7 @@ class ClosedFormHead(StatisticsStage):
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics and solve for the head."""
-        return self.as_classifier(self.fit(self.merge(replies)), task)
-
-    def as_classifier(self, head: Tree, task: Task) -> Tree:
-        """Return a head with the classifier's full parameter names, in the model's dtype."""
-        return Tree({f"classifier.{name}": t.to(next(task.model.parameters()).dtype) for name, t in head.items()})
+        return as_classifier(self.fit(self.merge(replies)))
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
         """Fit the head to the statistics of several clients; see `fit`."""
@@ -114,14 +110,12 @@ class ClosedFormHead(StatisticsStage):
 
     # -- models -----------------------------------------------------------------------------------
     def architecture(self, model: SplitModel) -> SplitModel:
-        """Return the model with a linear layer as its classifier."""
-        if type(model.classifier) is nn.Linear and model.classifier.bias is not None:
-            return model
-        return with_classifier(model, _blank_linear(model.features, model.classes))
+        """Return the model with a linear layer in double precision as its classifier."""
+        return with_classifier(model, DoubleLinear(model.features, model.classes))
 
     def logits(self, w: Weights, z: Tensor) -> Tensor:
         """Return the head's scores of features, [B, C]."""
-        return F.linear(z, w["classifier.weight"], w["classifier.bias"])
+        return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
         """Return the model with the new head and without the old classifier, whose entries may differ."""
@@ -132,10 +126,9 @@ class ClosedFormHead(StatisticsStage):
         return self.logits(w, client.apply(w.without("classifier"), x, train=False).z)
 
 
-def _blank_linear(features: int, classes: int) -> nn.Linear:
-    """Return an uninitialized linear layer, which draws no random numbers."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, features, classes)  # type: ignore[no-untyped-call]  # torch's
-    return layer
+def as_classifier(head: Tree) -> Tree:
+    """Return a head with the classifier's full parameter names."""
+    return Tree({f"classifier.{name}": t for name, t in head.items()})
 
 
 def with_classifier(model: SplitModel, classifier: nn.Module) -> SplitModel:

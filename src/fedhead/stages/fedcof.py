@@ -19,7 +19,7 @@ from fedhead.calibration.sums import Kind
 from fedhead.calibration.symmetric import pack
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.tree.tree import Tree
-from fedhead.stages.closed_form import ClosedFormHead
+from fedhead.stages.closed_form import ClosedFormHead, as_classifier
 
 
 @stage("fedcof")
@@ -45,21 +45,22 @@ class FedCOF(ClosedFormHead):
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Estimate the covariances and solve for the head."""
         self.merge(replies)  # validates each reply
-        return self.as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]), task)
+        return as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]))
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
         """Fit the head to the class means of several clients."""
         return self.fit(second_moment_from_means(parts, self.gamma))
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
-        """Return the normalized solution, which has no bias."""
+        """Return the normalized solution, which has no bias, without the part that all classes share."""
         moment = statistics.second_moment()
         change = "above 0" if self.gamma == 0 else "higher, and have two samples or more of some class"
         fix = f"set stage.{self.name}.gamma {change}"
         weight = solve(
             moment, statistics.sum.mT, moment.diagonal(), f"{self.name}: the estimated second moment", fix
         ).mT
-        return Tree(weight=F.normalize(weight, dim=1), bias=weight.new_zeros(len(weight)))
+        weight = F.normalize(weight, dim=1)
+        return Tree(weight=weight - weight.mean(0), bias=weight.new_zeros(len(weight)))
 
 
 def second_moment_from_means(parts: Sequence[Statistics], gamma: float) -> Statistics:

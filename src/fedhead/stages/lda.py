@@ -49,6 +49,7 @@ class GaussianHead(ClosedFormHead):
 class LDA(GaussianHead):
     """Linear discriminant analysis: w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2 for one covariance Σ.
 
+    Features and class means μ_c are relative to the mean of all features, which changes all scores of a sample alike.
     FedCGS (Guan et al., 2025) sends the same sums. GH-OFL (Turazza et al., 2026) calls it GH-LDA. Σ is the
     covariance within classes.
     """
@@ -66,10 +67,12 @@ class LDA(GaussianHead):
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear discriminants."""
-        samples, mean = float(statistics.count.sum()), statistics.mean()
+        samples, center = float(statistics.count.sum()), statistics.center()
+        mean = statistics.mean() - center  # otherwise the classes' scores share a large part, and lose their digits
         covariance = self.shrunk(statistics.within() / samples, samples)
         squares = statistics.second_moment().diagonal() / samples
         weight = solve(
             covariance, mean.mT, squares, f"{self.given_name}: the covariance within classes", self.remedy
         ).mT
-        return Tree(weight=weight, bias=self.log_priors(statistics.count) - 0.5 * (weight * mean).sum(1))
+        bias = self.log_priors(statistics.count) - weight @ center - 0.5 * (weight * mean).sum(1)
+        return Tree(weight=weight, bias=bias)

@@ -21,7 +21,8 @@ class NCM(ClosedFormHead):
     """Nearest class mean (FedNCM; Legate et al., 2023, Algorithm 1).
 
     argmin_c ‖z − μ_c‖² = argmax_c μ_cᵀz − ‖μ_c‖²/2, a linear head. With `metric="cosine"`, weights are the normalized
-    means and the bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z).
+    means and the bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z). Scores lack the part that all classes
+    share, which would cost digits.
     """
 
     metric: Literal["euclidean", "cosine"] = "euclidean"  # distance to the class means
@@ -33,7 +34,9 @@ class NCM(ClosedFormHead):
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear head of the class means."""
-        mean = statistics.mean()
+        mean, center = statistics.mean(), statistics.center()
         if self.metric == "cosine":
-            return Tree(weight=F.normalize(mean, dim=1), bias=mean.new_zeros(len(mean)))
-        return Tree(weight=mean, bias=-0.5 * mean.square().sum(1))
+            weight = F.normalize(mean, dim=1)
+            return Tree(weight=weight - weight.mean(0), bias=weight.new_zeros(len(weight)))
+        mean = mean - center
+        return Tree(weight=mean, bias=-mean @ center - 0.5 * mean.square().sum(1))

@@ -26,7 +26,7 @@ from fedhead.core.system.log import warn_once
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
-from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead
+from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead, as_classifier
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ class PersonalHead(Stage):
         best = torch.stack(losses).argmin()[None]
         chosen = stack(candidates).map(lambda t: t.gather(0, best)[0])
         final = self.head_of(_mixed(total, own, chosen[SHARE]), chosen)
-        head = self.prerequisite().as_classifier(final, client.task)
-        return Reply(send=Tree(), keep=client.state.replace({HEAD: head, SHARE: chosen[SHARE]}))
+        return Reply(send=Tree(), keep=client.state.replace({HEAD: as_classifier(final), SHARE: chosen[SHARE]}))
 
     def _features(self, w: Weights, client: Client) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the client's features, labels, weights (0 for padding) and the mask of validation samples."""

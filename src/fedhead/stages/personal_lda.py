@@ -40,11 +40,12 @@ class PersonalLDA(PersonalHead):
         """Return w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2, as `lda` does."""
         count, total = sums["count"], sums["sum"]
         there, samples = count > 0, count.sum()
-        mean = total / torch.where(there, count, 1.0)[:, None]
-        within = sums["outer"] - total.mT @ mean
+        center = total.sum(-2) / samples
+        mean = torch.where(there[:, None], total / torch.where(there, count, 1.0)[:, None] - center, 0.0)
+        within = sums["outer"] - samples * torch.outer(center, center) - (count[:, None] * mean).mT @ mean
         weight = solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
-        prior = torch.where(there, count / samples, 1.0).log()
-        return Tree(weight=weight, bias=torch.where(there, prior - 0.5 * (weight * mean).sum(-1), NEVER))
+        bias = torch.where(there, count / samples, 1.0).log() - weight @ center - 0.5 * (weight * mean).sum(-1)
+        return Tree(weight=weight, bias=torch.where(there, bias, NEVER))
 
     def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
         """Return the cross entropy."""

@@ -15,7 +15,7 @@ from fedhead.calibration.sums import Kind
 from fedhead.calibration.symmetric import unpack
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.models.quadratic_head import QuadraticHead, quadratic_scores
+from fedhead.models.closed_form_heads import QuadraticHead, quadratic_scores
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.closed_form import with_classifier
 from fedhead.stages.lda import GaussianHead

@@ -1,0 +1,70 @@
+"""Classifiers of closed-form heads, which store and compute in double precision.
+
+Scores of a closed-form head are small differences of large products if features lie far from 0, as after a ReLU. So
+they are exact in every precision of the run: neither autocast nor TF32 rounds products of float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class DoubleLinear(nn.Linear):
+    """Linear classifier in double precision; a stage such as `ridge` sets its parameters.
+
+    Args:
+        features: Dimension of the features d.
+        classes: Number of classes C.
+    """
+
+    def __init__(self, features: int, classes: int):
+        nn.Module.__init__(self)  # draws no random numbers
+        self.in_features, self.out_features = features, classes
+        self.weight = nn.Parameter(torch.empty(classes, features, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.empty(classes, dtype=torch.float64))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Compute class scores."""
+        return linear_scores(z, self.weight, self.bias)
+
+
+class QuadraticHead(nn.Module):
+    """Classifier with scores b_c − ‖A_c(z − μ_c)‖²/2; a stage such as `qda` sets its parameters.
+
+    Args:
+        features: Dimension of the features d.
+        classes: Number of classes C.
+    """
+
+    kind = "quadratic"
+
+    def __init__(self, features: int, classes: int):
+        super().__init__()
+        self.in_features, self.out_features = features, classes
+        self.weight = nn.Parameter(torch.empty(classes, features, features, dtype=torch.float64))  # A_c
+        self.mean = nn.Parameter(torch.empty(classes, features, dtype=torch.float64))  # μ_c
+        self.bias = nn.Parameter(torch.empty(classes, dtype=torch.float64))  # b_c
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Compute class scores."""
+        return quadratic_scores(z, self.weight, self.mean, self.bias)
+
+
+def linear_scores(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return w_cᵀz + b_c for features z [B, d], as [B, C]; computed in float64, returned in float32 or z's dtype."""
+    return _rounded(F.linear(z.double(), weight.double(), bias.double()), z)
+
+
+def quadratic_scores(z: Tensor, weight: Tensor, mean: Tensor, bias: Tensor) -> Tensor:
+    """Return b_c − ‖A_c(z − μ_c)‖²/2 for features z [B, d], as [B, C]; see `linear_scores`.
+
+    The difference is computed before the product: in the expanded form, squares of large means would cancel.
+    """
+    scaled = torch.einsum("cde,bce->bcd", weight.double(), z.double()[:, None, :] - mean)
+    return _rounded(bias - 0.5 * scaled.square().sum(-1), z)
+
+
+def _rounded(scores: Tensor, z: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(z.dtype, torch.float32))
