@@ -124,9 +124,9 @@ from fedhead.metrics.records import StageResult as StageResult
 from fedhead.metrics.registry import METRICS as METRICS
 from fedhead.metrics.registry import Undefined as Undefined
 from fedhead.metrics.registry import metric as metric
+from fedhead.models.closed_form_heads import QuadraticHead as QuadraticHead
 from fedhead.models.heads import HEADS as HEADS
 from fedhead.models.heads import head as head
-from fedhead.models.closed_form_heads import QuadraticHead as QuadraticHead
 from fedhead.models.registry import MODELS as MODELS
 from fedhead.models.registry import FeatureExtractor as FeatureExtractor
 from fedhead.models.registry import Preprocessing as Preprocessing

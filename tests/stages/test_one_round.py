@@ -44,7 +44,9 @@ def test_heads_on_first_weights_equal_the_centralized_solution(digits: fh.Federa
     whole = SklearnRidge(alpha=2.0).fit(z.double().numpy(), torch.nn.functional.one_hot(y, 10).double().numpy())
     assert ridge.weights is not None
     torch.testing.assert_close(ridge.weights["classifier.weight"], torch.as_tensor(whole.coef_), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(ridge.weights["classifier.bias"], torch.as_tensor(whole.intercept_), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        ridge.weights["classifier.bias"], torch.as_tensor(whole.intercept_), rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.slow
