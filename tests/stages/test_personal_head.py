@@ -24,7 +24,7 @@ from fedhead.engine.rounds.rounds import run_stage
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.methods.fedavg import FedAvg
-from fedhead.stages.personal_head import HEAD, SHARE, SHARES, PersonalHead, _mixed, _with_matrix
+from fedhead.stages.personal_head import HEAD, SHARE, SHARES, PersonalHead, _mixed, _with_matrix, held_out
 from fedhead.stages.recalibrate import features
 
 STAGES: list[PersonalHead] = [fh.PersonalLDA(), fh.PersonalRidge()]
@@ -140,7 +140,7 @@ def test_the_weight_is_the_one_that_suits_held_out_samples_which_no_candidate_ha
     assert result.weights is not None
     for k, rows in enumerate(fed.rows):
         own, others = list(rows), [row for j, other in enumerate(fed.rows) if j != k for row in other]
-        held = own[4::5]  # every fifth sample, as `every(0.2)` marks them
+        held = [row for row, left in zip(own, held_out(0.2, torch.ones(len(own)), 0).tolist(), strict=True) if left]
         used = [*[row for row in own if row not in held], *others]
         z = features(task.model, result.weights, result.trained.clients.pool, torch.tensor([*used, *held]))[0].double()
         labels = np.eye(2)[fed.train.y[torch.tensor([*used, *held])].numpy()]
@@ -151,6 +151,16 @@ def test_the_weight_is_the_one_that_suits_held_out_samples_which_no_candidate_ha
             whole = SklearnRidge(alpha=alpha).fit(z[:n].numpy(), labels[:n], sample_weight=weight)
             errors.append(((whole.predict(z[n:].numpy()) - labels[n:]) ** 2).sum())
         assert float(result.stages["personal_ridge"].states[k][SHARE]) == SHARES[int(np.argmin(errors))]
+
+
+def test_held_out_samples_are_drawn_whatever_the_order_of_labels_and_the_padding() -> None:
+    y, weight = torch.arange(60) % 5, torch.ones(60)
+    for seed in range(3):
+        mask = held_out(0.2, weight, seed)
+        assert int(mask.sum()) == 12
+        assert len(y[mask].unique()) >= 4  # every fifth sample would be of one class
+        assert torch.equal(held_out(0.2, torch.cat([weight, torch.zeros(9)]), seed)[:60], mask)
+    assert not torch.equal(held_out(0.2, weight, 0), held_out(0.2, weight, 1))
 
 
 def test_what_the_collecting_stage_refuses_is_refused_before_anything_is_computed() -> None:

@@ -23,6 +23,7 @@ from fedhead.calibration.sums import batch_sums
 from fedhead.calibration.symmetric import unpack
 from fedhead.core.components.ranges import Above, Below
 from fedhead.core.system.log import warn_once
+from fedhead.core.training import random
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
@@ -152,7 +153,7 @@ class PersonalHead(Stage):
 
         client.total(collect)
         z, y, weight = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        return z, y, weight, evenly_spaced(self.validation, len(y), y.device).double()
+        return z, y, weight, held_out(self.validation, weight, client.task.seed).double()
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -172,9 +173,11 @@ class PersonalHead(Stage):
         return self.prerequisite().predict(w, x, client)
 
 
-def evenly_spaced(share: float, count: int, device: torch.device | None = None) -> Tensor:
-    """Return a mask that selects a share of samples at even spacing, [count]."""
-    return (share * torch.arange(count + 1, dtype=torch.float64, device=device)).floor().diff() > 0
+def held_out(share: float, weight: Tensor, seed: int) -> Tensor:
+    """Return a mask of a random share of a client's samples, [B]; padding after them does not change it."""
+    draws = torch.as_tensor(random.uniforms(random.key(seed, "held out"), len(weight)), device=weight.device)
+    order = torch.where(weight > 0, draws, 1.0).argsort().argsort()
+    return order < (share * weight.sum()).floor()
 
 
 def _with_matrix(sums: Tree) -> Tree:
