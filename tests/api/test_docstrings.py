@@ -30,9 +30,9 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def undocumented(text: str, names: list[str]) -> list[str]:
-    """The parameters that the section of arguments does not list."""
-    section = re.search(r"^Args:\n((?:    .*\n|\n)*)", text + "\n", re.MULTILINE)
-    listed = set(re.findall(r"^    \*{0,2}(\w+):", section[1] if section else "", re.MULTILINE))
+    """The parameters that no section of arguments lists; sections may have titles."""
+    sections = "".join(re.findall(r"^Args:.*\n((?:    .*\n|\n)*)", text + "\n", re.MULTILINE))
+    listed = set(re.findall(r"^    \*{0,2}(\w+):", sections, re.MULTILINE))
     return [name for name in names if name not in listed]
 
 

@@ -224,3 +224,9 @@ def test_scores_do_not_depend_on_how_many_samples_are_predicted_at_once(monkeypa
     whole = found.scores(x, client=0)
     monkeypatch.setattr(trained, "BATCH", 7)
     np.testing.assert_allclose(found.scores(x, client=0), whole, atol=1e-6)
+
+
+def test_what_is_printed_is_short_and_a_figure_shows_itself(run: fh.Result) -> None:
+    assert len(str(run.stages)) < 200
+    assert f"accuracy={run.stages['ccvr'].accuracy}" in str(run.stages)
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # notebooks call it

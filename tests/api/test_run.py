@@ -1,6 +1,8 @@
 """`fedhead.run` and what it takes: federations, models, methods, settings, and what it refuses."""
 
 import functools
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from torch import nn
 
 import fedhead
 from fedhead.core.system.errors import BadInput
+from fedhead.recipes.recipe import Recipe
 
 
 class Idle(fedhead.Executor):
@@ -155,3 +158,38 @@ def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
     federation = fedhead.Federation.load("digits", clients=2, subset=60)
     with pytest.raises(BadInput, match=next(iter(wrong))):
         fedhead.run(federation, "mlp", rounds=1, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("epochs", "local_epochs"),
+        ("batch", "batch_size"),
+        ("learning_rate", "lr"),
+        ("num_rounds", "rounds"),
+        ("strategy", "method"),
+        ("model_name", "model"),
+        ("fraction_fit", "participation"),
+        ("random_state", "seed"),
+        ("stage", "stages"),
+    ],
+)
+def test_a_word_of_another_library_is_answered_with_ours(name: str, near: str) -> None:
+    with pytest.raises(BadInput, match=rf"unknown argument of run '{name}': did you mean '{near}'\? See help\("):
+        fedhead.run(None, "mlp", **{name: 3})  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=rf"unknown key '{name}': did you mean '{near}'\? See fedhead ls keys"):
+        Recipe().override([f"{name}=3"])
+
+
+def test_a_federation_answers_words_of_other_libraries() -> None:
+    for name, near in (("num_clients", "clients"), ("alpha", "partition"), ("random_state", "seed")):
+        with pytest.raises(BadInput, match=rf"unknown argument of load '{name}': did you mean '{near}'\?"):
+            fedhead.Federation.load("digits", **{name: 3})
+
+
+def test_the_docstring_begins_with_five_arguments_and_groups_all_others_in_the_order_of_the_signature() -> None:
+    sections = re.findall(r"^Args:(.*)\n((?:    .*\n)*)", inspect.getdoc(fedhead.run) or "", re.MULTILINE)
+    names = [re.findall(r"^    (\w+):", text, re.MULTILINE) for _, text in sections]
+    assert names[0] == ["federation", "model", "method", "rounds", "local_epochs"]
+    assert all(title for title, _ in sections[1:])
+    assert [name for group in names for name in group] == list(inspect.signature(fedhead.run).parameters)

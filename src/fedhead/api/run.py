@@ -19,6 +19,7 @@ from fedhead.algorithm.upload import Upload
 from fedhead.api.load import load
 from fedhead.api.result import Result
 from fedhead.core.components.component_syntax import read_call
+from fedhead.core.components.parameters import known_arguments
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 from fedhead.data.federation.federation import Federation
@@ -54,6 +55,7 @@ from fedhead.runs.run_writer import RunWriter
 from fedhead.samplers.base import Sampler
 
 
+@known_arguments
 def run(
     federation: Federation,
     model: SplitModel | ModelLike | Sequence[SplitModel | ModelLike],
@@ -77,21 +79,21 @@ def run(
     class_weights: str | Sequence[float] | None = None,
     drop_last: bool = False,
     persistent_optimizer: bool = False,
-    participation: float = 1.0,
-    sampler: Sampler | type[Sampler] | str | None = None,
-    stragglers: Stragglers | str | None = None,
     weights: initial_weights.Source | None = None,
     freeze: Sequence[str] = (),
     cache_features: bool | str | PathLike[str] = False,
+    assign: Sequence[int] | None = None,
     stages: Sequence[Stage | type[Stage] | str] = (),
+    participation: float = 1.0,
+    sampler: Sampler | type[Sampler] | str | None = None,
+    stragglers: Stragglers | str | None = None,
     uploads: Sequence[Upload | type[Upload] | str] = (),
     aggregator: Aggregator | type[Aggregator] | str | None = None,
     outliers: OutlierPolicy | str | None = None,
+    seed: int = 0,
     metrics: Sequence[str | MetricFunction] = (),
     validation: float | None = None,
     callbacks: Sequence[Callback | type[Callback] | str] = (),
-    seed: int = 0,
-    assign: Sequence[int] | None = None,
     evaluate_every: int = 1,
     last_rounds: int = 1,
     executor: str | Executor | type[Executor] = "auto",
@@ -106,7 +108,8 @@ def run(
 ) -> Result:
     """Train a federated classifier.
 
-    Components are named as in recipes (a built-in name, package.module:Name or file.py:Name), or given themselves.
+    The first five arguments matter in every run; the others are listed in groups after them. Components are named as in
+    recipes (a built-in name, package.module:Name or file.py:Name), or given themselves.
 
     Args:
         federation: Data of the clients.
@@ -117,6 +120,8 @@ def run(
         rounds: Number of rounds; 0 with stages that need no training, such as `ridge` on pretrained weights.
         local_epochs: Epochs of local training per round: a number, a list with one per client, or `"uniform(1, 5)"`,
             drawn for each client once (with `per=round`: in every round).
+
+    Args: Local training
         local_steps: Steps of local training per round instead of epochs, in the same forms.
         batch_size: Samples per local step.
         lr: Learning rate of local training.
@@ -137,35 +142,45 @@ def run(
             together), or `"balanced_per_client"` (from each client's own).
         drop_last: Drop the last, partial batch of an epoch.
         persistent_optimizer: Keep each client's optimizer state between rounds.
-        participation: Share of the clients that train in a round.
-        sampler: Sampler of the cohort: `"uniform"` (default), `"weighted"` by samples, `"round_robin"`, or a sampler.
-        stragglers: Simulation of late clients: `"drop(0.2)"` drops each with probability 0.2, `"partial(0.2)"` cuts its
-            steps.
+
+    Args: Models and stages
         weights: Initial weights: a state dict, a .safetensors or PyTorch file, or a run folder, with the names of your
             module or of the model's parts.
         freeze: Frozen parts (`"extractor"`), submodules, or patterns of parameter names.
         cache_features: With a frozen extractor and no augmentation: compute the features of all samples once and cache
             them in memory (True) or in a folder, which later runs reuse.
+        assign: Index of each client's model in the list `model`.
         stages: Stages after the rounds, in order, or their names or classes.
+
+    Args: Clients and server
+        participation: Share of the clients that train in a round.
+        sampler: Sampler of the cohort: `"uniform"` (default), `"weighted"` by samples, `"round_robin"`, or a sampler.
+        stragglers: Simulation of late clients: `"drop(0.2)"` drops each with probability 0.2, `"partial(0.2)"` cuts its
+            steps.
         uploads: Transforms of each reply before it is sent, in order: uploads, their classes, or texts such as
             `clip(1.0)`.
         aggregator: Aggregator that replaces the weighted mean, such as `krum(2)`, its class, or a text.
         outliers: Policy for replies that differ from the others of their round, such as `drop(norm=5)`.
+
+    Args: Evaluation
+        seed: Seed of batches, cohorts and the initial weights of models that fedhead builds, by name or by a function.
+            A module starts from the weights that it has.
         metrics: Metrics of the global model in every evaluated round, in addition to the accuracy: names or functions.
         validation: Share of each client's training samples held out for the metrics of callbacks.
         callbacks: Callbacks that may stop the run or keep the models of a round, such as
             `fedhead.EarlyStopping(patience=5)` and `fedhead.BestModel()`, their classes, or texts.
-        seed: Seed of batches, cohorts and the initial weights of models that fedhead builds, by name or by a function.
-            A module starts from the weights that it has.
-        assign: Index of each client's model in the list `model`.
         evaluate_every: Rounds between evaluations; the last `last_rounds` are always evaluated.
         last_rounds: Number of last rounds in `Result.accuracy_mean`.
+
+    Args: Compute
         executor: Executor: `"auto"` (the fastest in a short trial), a name from `fedhead ls executors`, an executor or
             its class.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
         compile: Compilation of the stack's steps on a GPU, for long runs: `"auto"` compiles in parallel with training,
             `"wait"` compiles first, so that repeated runs are bit-identical, `"never"` does not compile.
+
+    Args: Run folder and progress
         out: Run folder, from which the run can be resumed, reported and loaded (`fedhead.load`). Objects that a recipe
             can't store (data, modules, classes of a notebook, functions) are recorded by name and digest, and have to
             be passed again to resume.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the command line imports this before it needs torch
 Row = dict[str, Any]  # record of a round, a stage or a whole run
 
 
-@dataclass
+@dataclass(repr=False)
 class StageResult:
     """Result of a stage.
 
@@ -29,6 +29,10 @@ class StageResult:
     states: Any
     metrics: Row
     weights: Weights | None
+
+    def __repr__(self) -> str:
+        """Show the accuracies without the weights."""
+        return f"StageResult({self.name!r}, accuracy={self.accuracy}, personal={self.personal})"
 
     @property
     def accuracy(self) -> float | None:

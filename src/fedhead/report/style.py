@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-import matplotlib
-from matplotlib.figure import Figure
+import matplotlib.figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -59,6 +59,15 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedhead",  # reproducible files
     "text.parse_math": False,  # a label with $ is no formula
 }
+
+
+class Figure(matplotlib.figure.Figure):
+    """Matplotlib figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
 
 
 def styled(function: Callable[P, R]) -> Callable[P, R]:
@@ -149,7 +158,7 @@ def log_scale(ax: Axes) -> None:
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     figure = ax.get_figure()
-    inches = ax.get_position().width * figure.get_figwidth() if isinstance(figure, Figure) else 1.0
+    inches = ax.get_position().width * figure.get_figwidth() if isinstance(figure, matplotlib.figure.Figure) else 1.0
     between = math.log10(high / low) < inches  # an inch for three numbers
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if between else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -179,7 +188,7 @@ def _quiet() -> Iterator[None]:
 
 
 @styled
-def save(fig: Figure, path: str | Path, dpi: int = 200, title: str | None = None) -> None:
+def save(fig: matplotlib.figure.Figure, path: str | Path, dpi: int = 200, title: str | None = None) -> None:
     """Save a figure with a white background.
 
     Args:

@@ -14,7 +14,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 from fedhead.core.components.ranges import AtLeast as AtLeast  # for the doctest
 from fedhead.core.components.ranges import Range
@@ -22,6 +22,7 @@ from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.system.text import printable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
@@ -107,6 +108,21 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
             require(hints, f"{prefix}{name}: {owner} takes no parameters")
             raise unknown(f"parameter of {owner}", name, hints)
     return {name: check(f"{prefix}{name}", value, hints[name]) for name, value in given.items()}
+
+
+def known_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a public function: the error of an unknown keyword argument suggests the nearest one."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in known:
+                owner = function.__name__
+                raise unknown(f"argument of {owner}", name, known, f"help(fedhead.{owner})")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:

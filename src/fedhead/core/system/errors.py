@@ -57,6 +57,7 @@ _SYNONYMS = {
     "clip_norm": "max_grad_norm gradient_clip_val",
     "stages": "calibration postprocessing",
     "out": "output_dir save_dir",
+    "cuda": "gpu",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.data.federation import builders, federation_file, preprocessing
 from fedhead.data.federation.builders import ArrayOptions
 from fedhead.data.federation.federation_data import FederationData
@@ -354,6 +355,10 @@ class Federation(FederationData):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
+        known = [*signature(cls.load).parameters, *signature(cls.from_arrays).parameters, "size", "encode"]
+        for name in settings:
+            if name not in known:
+                raise unknown("argument of load", name, known, "help(fedhead.Federation.load)")
         if public is None and public_samples is not None:
             raise BadInput(f"public_samples: {public_samples} would have no effect without public: name a data set")
         if isinstance(source, PathLike) or datasets.is_path(source):

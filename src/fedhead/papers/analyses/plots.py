@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import Colormap, ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from fedhead.report.style import (
     INK,
     MARKERS,
     WIDTHS,
+    Figure,
     across,
     fitting,
     legend_below,

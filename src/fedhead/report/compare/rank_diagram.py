@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from matplotlib.figure import Figure
-
 from fedhead.report.compare.statistics import Ranking
-from fedhead.report.style import COLORS, INK, fitting, styled, text_width
+from fedhead.report.style import COLORS, INK, Figure, fitting, styled, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

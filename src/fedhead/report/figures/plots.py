@@ -6,14 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedhead.report.histories import aligned
 from fedhead.report.metric_names import metric_label
-from fedhead.report.style import COLORS, DASHES, INK, WIDTHS, fitting, legend_below, line, log_scale, styled, thin_ticks
+from fedhead.report.style import (
+    COLORS,
+    DASHES,
+    INK,
+    WIDTHS,
+    Figure,
+    fitting,
+    legend_below,
+    line,
+    log_scale,
+    styled,
+    thin_ticks,
+)
 from fedhead.report.style import save as save
 
 if TYPE_CHECKING:
