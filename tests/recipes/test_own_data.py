@@ -75,3 +75,15 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
 def test_a_missing_file_is_no_unknown_data_set(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere\.npz: no such file$"):
         build_experiment(Recipe(dataset=str(tmp_path / "nowhere.npz")))
+
+
+@pytest.mark.parametrize("partition", ["dirichlet(0.5)", "natural"])
+def test_every_seed_has_the_same_global_test_set(partition: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(80, 3)), y=np.arange(80) % 2, site=np.arange(80) % 4)
+    path = str(tmp_path / "data.npz")
+    recipes = [Recipe(dataset=path, partition=partition, clients=4, test=0.2, seed=seed) for seed in (0, 1)]
+    one, other = (recipe_data.federation(recipe).test for recipe in recipes)
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one.x, other.x)

@@ -112,7 +112,7 @@ def oneshot(
         heads: `"all"`, or names of closed-form stages: ncm, ridge, lda, qda, fedcof.
         partition: Partition of the data set; None: the default of `Federation.load`.
         clients: Number of clients.
-        seed: Seed of the partition and of test sets.
+        seed: Seed of the partition and of the clients' test sets.
         resize: Height and width of images; None: those of the model's pretraining.
         normalize: Name of a normalization, or `"standard"` (mean and deviation of each feature over all clients'
             training samples); None: that of the model's pretraining.
@@ -187,7 +187,7 @@ def _federation(
     federation = Federation.load(data, partition, clients, seed, data_dir, **options)
     if missing == "refuse" or federation.test is not None:
         return federation
-    return refit(federation, federation.hold_out(TEST_SHARE, seed))  # means without test samples
+    return refit(federation, federation.hold_out(TEST_SHARE))  # means without test samples
 
 
 def _prepared(
@@ -204,7 +204,7 @@ def _prepared(
             "'mlp(hidden=[512])' --normalize standard for tables, --backbone wordllama for texts"
         )
     if federation.test is None:
-        federation = federation.hold_out(TEST_SHARE, seed)
+        federation = federation.hold_out(TEST_SHARE)
     federation = preprocessing.prepare(federation, "refuse", "none", normalize, resize or wanted.resize)
     if normalize is None and wanted.mean and isinstance(federation.transform, Transform):
         mean, std = wanted.mean, wanted.std

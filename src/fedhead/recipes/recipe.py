@@ -88,7 +88,8 @@ class Recipe:
     encode: str | None = None  # encoder of texts and sounds in an .npz file, e.g. encode=hashing(2048)
     # handling of NaN in a table; mean: fill in, and add an indicator column; null: refuse, e.g. missing=mean
     missing: Literal["refuse", "mean"] | None = None
-    # test set of a file or folder that has none: a share, or the array that marks test samples, e.g. test=0.2
+    # test set of a file or folder that has none: a share, the same for every seed, or the array that marks test
+    # samples, e.g. test=0.2
     test: Annotated[float, Above(0), Below(1)] | str | None = None
     # test set of each client: a share of its samples, or matched (global test samples in the client's class
     # proportions); null: none, e.g. client_test=0.2

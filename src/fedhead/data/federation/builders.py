@@ -83,7 +83,7 @@ class ArrayOptions:
             **parts,
         )
         if share is not None:
-            federation = federation.hold_out(share, seed)
+            federation = federation.hold_out(share)
         federation = federation.with_client_test(own_test, seed)
         return preprocessing.prepare(federation, self.missing, self.augment, self.normalize, self.resize)
 
@@ -97,10 +97,13 @@ def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | N
     return test, None
 
 
-def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str, seed: int) -> tuple[Samples, Samples]:
-    """Split samples into training and test samples, by a share of each class or by a mask."""
+def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str) -> tuple[Samples, Samples]:
+    """Split samples into training and test samples, by a share of each class or by a mask.
+
+    A share is drawn with a constant seed, so that all seeds of a run are tested on the same samples.
+    """
     if isinstance(share, float):
-        kept, chosen = stratified_share(targets.strata(train.y, objective), share, seed)
+        kept, chosen = stratified_share(targets.strata(train.y, objective), share, seed=0)
     else:
         kept, chosen = np.flatnonzero(~share), np.flatnonzero(share)
     return train.take(kept), train.take(chosen)

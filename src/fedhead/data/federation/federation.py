@@ -152,7 +152,7 @@ class Federation(FederationData):
         else:
             require(groups is None, f"groups: they decide the clients, leave partition={rule} out (or groups)")
             if share is not None:
-                train, test_samples = builders.split_test(train, share, objective, seed)
+                train, test_samples = builders.split_test(train, share, objective)
             rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
             share = None
         parts: dict[str, Any] = {"test": test_samples, "client_names": client_names, "partition": str(rule)}
