@@ -230,3 +230,10 @@ def test_what_is_printed_is_short_and_a_figure_shows_itself(run: fh.Result) -> N
     assert len(str(run.stages)) < 200
     assert f"accuracy={run.stages['ccvr'].accuracy}" in str(run.stages)
     assert run.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]  # notebooks call it
+
+
+def test_the_confusion_matrix_after_cached_features_is_that_of_the_samples() -> None:
+    federation = fh.Federation.load("digits", "iid", clients=2, subset=60)
+    settings: dict[str, Any] = {"rounds": 1, "freeze": ["extractor"], "executor": "loop"}
+    plain, cached = (fh.run(federation, "mlp(hidden=[8])", cache_features=c, **settings) for c in (None, True))
+    assert plain.confusion().equals(cached.confusion())

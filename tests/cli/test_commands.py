@@ -330,3 +330,14 @@ def test_the_demo_has_one_row_for_one_round(tmp_path: Path, capsys: pytest.Captu
     assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(tmp_path / "demo"), "--quiet"]) == 0
     labels = [line.rpartition("  ")[0].split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:-2]]
     assert labels == ["fedavg", "fedavg + ccvr", "fedetf", "one round: ridge"]
+
+
+def test_tune_prints_the_final_accuracy_after_the_stages_as_its_trials_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "digits", *QUICK[:3], "stages=[ridge]", "lr=choice(0.01, 0.02)", "--trials", "1", "--final"]
+    assert call([*words, "--out", str(tmp_path / "study")]) == 0
+    result = json.loads((tmp_path / "study" / "final" / "result.json").read_text())
+    assert result["accuracy"] != result["stages"]["ridge"]["accuracy"]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("final")]
+    assert line.endswith(f"accuracy {result['stages']['ridge']['accuracy']:.2f} % on test samples")

@@ -38,10 +38,10 @@ def fake_timm() -> Any:
         return net
 
     made: Any = ModuleType("timm")
-    made.create_model, made.list_models = create_model, lambda: ["small_net"]
-    made.is_model = lambda name: name == "small_net"
-    config = SimpleNamespace(input_size=(3, 160, 160), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    made.get_pretrained_cfg = lambda name: config
+    made.create_model, made.list_models = create_model, lambda: ["small_net", "small_vit"]
+    made.is_model = lambda name: name in made.list_models()
+    config = {"input_size": (3, 160, 160), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    made.get_pretrained_cfg = lambda name: SimpleNamespace(**config, fixed_input_size=name == "small_vit")
     return made
 
 
@@ -59,6 +59,9 @@ def test_models_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.rows[0]["accuracy"] is not None
     with pytest.raises(BadInput, match=r"timm:small_net can't be made \(.*no network.*pretrained=false"):
         fh.build("timm:small_net", (3, 16, 16), 5)
+    with pytest.raises(BadInput, match=r"timm:small_vit takes images of 160x160, not 16x16: set resize=160"):
+        fh.build("timm:small_vit(pretrained=false)", (3, 16, 16), 5)
+    assert fh.build("timm:small_vit(pretrained=false)", (3, 160, 160), 5).features == 6
     with pytest.raises(BadInput, match=r"timm has no such model; did you mean timm:small_net\?"):
         fh.build("timm:smal_net", (3, 16, 16), 5)
 
@@ -75,6 +78,9 @@ def test_real_models_of_timm(name: str, features: int) -> None:
     built = fh.build(model, federation.input_shape, 2)
     sample = torch.randn(2, 3, 224, 224)
     assert torch.equal(built.train()(sample).h, built.eval()(sample).h)  # BatchNorm keeps its statistics
+    if name.startswith("vit"):
+        with pytest.raises(BadInput, match="takes images of 224x224, not 32x32: set resize=224"):
+            fh.build(model, (3, 32, 32), 2)
     result = fh.run(federation, model, rounds=1, freeze=["extractor"], cache_features=True, stages=["ncm"])
     assert result.stages["ncm"].accuracy is not None
 

@@ -19,7 +19,6 @@ from fedhead.api.record import RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
 from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.inputs import map_inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.inputs import labels, targets
 from fedhead.data.inputs.labels import Classes
@@ -254,10 +253,10 @@ class Result(RecordedResult):
             BadInput: If there is no test set.
         """
         if x is None:
-            test = self.trained.with_data().test
+            test = self.trained.with_data().clients.federation.test
             if test is None:
                 raise BadInput("confusion: the federation has no global test set: give x and y")
-            x, y = map_inputs(lambda t: t.cpu(), test.x), test.y.cpu()
+            x, y = test.x, test.y
         return frames.confusion(self._tested(x, y, client, stage).confusion, self.record.class_names)
 
     def _tested(self, x: Any, y: Any, client: int | None, stage: str | None) -> Predictions:

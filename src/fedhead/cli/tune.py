@@ -18,6 +18,7 @@ from fedhead.cli.options import (
 )
 from fedhead.cli.output import resumable
 from fedhead.core.components.ranges import AtLeast
+from fedhead.metrics.records import Row
 
 if TYPE_CHECKING:
     from fedhead.studies.tune.trials import TrialRecord
@@ -107,13 +108,19 @@ def tune(
     lines += [(key, _short(value)) for key, value in found.best.values.items()]
     lines += [("recipe", str(folder / "best.yaml")), ("trials", str(folder / "trials.csv"))]
     if found.final is not None:
-        accuracies = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
-        lines.append(("final", ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items())))
+        lines.append(("final", f"{_final_accuracies(found.final)} on test samples"))
     lines += [("figure", str(path)) for path in tuning_plots.save(folder)] if plot else []
     width = max(11, *(len(name) for name, _ in lines))
     print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
     if failed := found.failed:  # no error of the command: the study has a result
         print(f"warning: {_failures(failed, sum(one.state in ENDED for one in found.trials))}", file=sys.stderr)
+
+
+def _final_accuracies(final: Row) -> str:
+    """Format the test accuracies after the last stage that has them, as the trials' values are."""
+    rows = [final, *final["stages"].values()]
+    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in ("accuracy", "personal")}
+    return ", ".join(f"{name} {known[-1]:.2f} %" for name, known in values.items() if known)
 
 
 def _failures(failed: list[TrialRecord], ended: int) -> str:

@@ -27,9 +27,14 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
         hint = f"did you mean timm:{near[0]}?" if near else "timm.list_models() lists them"
         raise BadInput(f"model timm:{name}: timm has no such model; {hint}")
 
+    config: Any = timm.get_pretrained_cfg(name)
+
     def build(shape: Shape, pretrained: bool = True) -> FeatureExtractor:
         """Build a timm model; BatchNorm keeps the pretrained statistics."""
-        channels, _, _ = image(f"timm:{name}", shape, least=8)
+        channels, height, width = image(f"timm:{name}", shape, least=8)
+        if config is not None and config.fixed_input_size and (height, width) != tuple(config.input_size[1:]):
+            side = config.input_size[-1]
+            raise BadInput(f"model timm:{name} takes images of {side}x{side}, not {height}x{width}: set resize={side}")
         try:
             net = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
         except (RuntimeError, OSError, ValueError, KeyError) as error:
@@ -37,7 +42,6 @@ def timm_model(name: str) -> Callable[..., FeatureExtractor]:
             raise BadInput(f"model timm:{name} can't be made ({first_line(error)}){fix}") from error
         return FeatureExtractor(fix_batch_norm(net), int(net.num_features))
 
-    config: Any = timm.get_pretrained_cfg(name)
     if config is not None:
         vars(build)["preprocessing"] = Preprocessing(int(config.input_size[-1]), tuple(config.mean), tuple(config.std))
     build.__module__ = __name__
