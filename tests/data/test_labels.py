@@ -118,3 +118,14 @@ def test_a_site_reads_numbers_as_the_names_that_they_are():
 
 def test_bytes_that_are_no_text_stay_different_classes():
     assert Federation.from_arrays(X, np.array([b"\xff", b"\xfe"] * 2), clients=1).names == ("\\xfe", "\\xff")
+
+
+def test_test_labels_that_are_numbered_differently_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.random.default_rng(0).random((40, 3))
+    one_to_four, zero_to_three = np.arange(40) % 4 + 1, np.arange(40) % 4
+    with pytest.raises(BadInput, match=r"y holds 1, 2, 3, 4, the test labels are 0, 1, 2, 3: .*classes=5"):
+        Federation.from_arrays(x, one_to_four, clients=2, test=(x, zero_to_three))
+    assert Federation.from_arrays(x, one_to_four, clients=2, test=(x, zero_to_three), classes=5).classes == 5
+    assert not caplog.text
+    assert Federation.from_arrays(x, zero_to_three, clients=2, test=(x, np.arange(40) % 5)).classes == 5
+    assert "test labels 4 have no training samples" in caplog.text

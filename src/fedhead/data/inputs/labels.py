@@ -91,8 +91,17 @@ class Classes:
             return cls(count or len(words or ()), words)
         values = np.unique(y)
         require(len(values) <= MOST, f"y holds {len(values):,} different labels, there can be {MOST:,} classes")
-        everything = np.unique(np.concatenate([y, *(o for o in others if o.dtype.kind == "i")]))
+        tested = np.unique(np.concatenate([values[:0], *(o for o in others if o.dtype.kind == "i")]))
+        everything = np.union1d(values, tested)
         if np.array_equal(everything, np.arange(len(everything))):
+            untrained = np.setdiff1d(tested, values)
+            require(
+                0 in values,
+                f"y holds {_few(values)}, the test labels are {_few(tested)}: number classes alike in both, or give "
+                f"classes={len(everything)} if this is right",
+            )
+            if len(untrained):
+                logger.warning("test labels %s have no training samples", _few(untrained))
             return cls(len(everything))
         names = tuple(map(str, values))
         logger.warning("labels %s become classes 0 … %d, with these names", _few(names), len(names) - 1)
@@ -207,5 +216,5 @@ def _refuse_missing(missing: NDArray[np.bool_], what: str) -> None:
     require(not missing.any(), f"{what} has no label for sample {row} (NaN or None): leave samples without a label out")
 
 
-def _few(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
+def _few(names: Sequence[Any] | NDArray[Any], most: int = 8) -> str:
+    return ", ".join(map(str, names[:most])) + (f" … ({len(names)} in all)" if len(names) > most else "")
