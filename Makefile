@@ -7,7 +7,6 @@ READY  := $(VENV)/.ready
 EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune,hf,export,docs
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
-export NO_MKDOCS_2_WARNING ?= 1
 # --no-compile: Python compiles the modules that are used, when they are used.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
@@ -52,7 +51,8 @@ lint: $(READY)  ## ruff, strict mypy and the contracts on imports
 	$(BIN)/lint-imports
 
 docs: $(READY)  ## the guide as a static site in site/, warnings as errors
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/generate/site.py
+	$(BIN)/python -m zensical build --clean --strict
 
 # torch comes first and by its exact version: asked for by a range, pip would take the newest build there is.
 $(USABLE): pyproject.toml constraints.txt

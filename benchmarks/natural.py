@@ -2,9 +2,9 @@
 
     python benchmarks/natural.py FOLDER --out natural.csv
 
-reads every .npz file of a folder (the layout is in docs/data.md), writes one CSV row per file as soon as it is done,
-and prints the table in Markdown; docs/natural.md holds what it printed. A file that can't be measured is named, and the
-others go on. Compute belong to a kind of data (`KINDS` of natural_files.py), not to a file.
+reads every .npz file of a folder (the layout is in docs/data_files.md), writes one CSV row per file as soon as it is
+done, and prints the table in Markdown; docs/natural.md shows it. A file that can't be measured is named, and the others
+go on. Compute belong to a kind of data (`KINDS` of natural_files.py), not to a file.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/scale.py [--cases NAME ...] [--out benchmarks/scale.csv]
 
 Each case is one `fedhead run` and one `fedhead report` over its run folder, each in its own process, which writes
-checkpoints as any run does. One line per case goes to the file `--out`; docs/results.md shows what was measured.
+checkpoints as any run does. One line per case goes to the file `--out`; docs/scale.md shows what was measured.
 """
 
 from __future__ import annotations

@@ -210,18 +210,19 @@ def page(rows: Rows) -> str:
     usual, seeds = load("digits"), f"{SEEDS[0]} to {SEEDS[-1]}"
     intro = f"""# Leaderboard
 
-Every method at settings that [`fedhead tune`](tuning.md) has found, and at its defaults: the digits over
-{usual.clients} clients by Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs.
-`python benchmarks/tuned.py` writes this page.
+Every method at settings that [`fedhead tune`](tuning.md) found, and at its defaults. Digits, {usual.clients} clients by
+Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs; per cent, mean ± deviation over
+seeds {seeds}."""
+    notes = f"""## Notes
 
-- Each search has {TRIALS} trials (TPE, median pruning) over the learning rate and the method's main hyperparameter, on
-  one split (seed {SEARCH_SEED}) and on 15 % validation samples. It reads no test samples.
-- Each setting is then trained on all training samples with seeds {seeds}, and so on as many other splits, and
-  tested on the test samples.
-- A cell has the mean ± deviation over the seeds in per cent, and in brackets the 95 % t-interval of the difference
-  from FedAvg in the same column, paired by seed, without a correction for the number of methods.
+- The brackets have the 95 % t-interval of the difference from FedAvg in the same column, paired by seed, without a
+  correction for the number of methods.
 - *found* has the chosen values and leads to the trials of the study; `best.yaml` beside it is the recipe. The values
   of all runs are in `results/tuning/digits/leaderboard.csv`.
+- Each search has {TRIALS} trials (TPE, median pruning) over the learning rate and the method's main hyperparameter, on
+  one split (seed {SEARCH_SEED}) and on 15 % validation samples. It reads no test samples.
+- Each setting is then trained on all training samples, with another split per seed, and tested on the test samples.
+- `python benchmarks/tuned.py` writes this page.
 
 {carried_over(rows)}
 
@@ -230,6 +231,7 @@ For that, [compare them there](choosing.md#measure-it-on-your-data)."""
     lines = [intro]
     for objective, title in TITLES.items():
         lines += ["", f"## {title}", "", *board(rows, objective)]
+    lines += ["", notes]
     lines += ["", "## The searches", "", "```console"]
     lines += [f"$ {entry.command}" for entry in entries()]
     lines += ["```", "", PAPERS]

@@ -14,7 +14,7 @@ from flwr.cli.install import install_from_fab
 from fedhead.deploy.project import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of flwr itself
-GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "site_settings.md"
 HELD = {"pyproject.toml", ".info/CONTENT"}
 
 

@@ -1,4 +1,4 @@
-"""The page for operators: its blocks are run with real processes, its units and tables held against the code."""
+"""The pages for operators: their blocks are run with real processes, units and tables are compared with the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from fedhead.deploy import processes
 from fedhead.flower.wire import site_errors
 from fedhead.runs.run_folder import RunFolder
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "operating.md").read_text(encoding="utf-8")
+FAILURES = (DOCS / "failures.md").read_text(encoding="utf-8")
 SITES = ("north", "south")
 
 
@@ -27,7 +29,7 @@ def blocks(language: str, section: str = "") -> list[str]:
 
 
 def test_every_code_of_a_problem_is_explained() -> None:
-    table = PAGE.split("\n## What each failure looks like\n")[1].split("What the server itself finds")[0]
+    table = FAILURES.split("\n## Codes of a site\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([\w-]+)` \| \S.* \| \S.* \|$", table, flags=re.MULTILINE) == list(site_errors.TEXTS)
 
 
@@ -38,7 +40,7 @@ def test_every_line_of_the_server_s_log_is_one_that_the_code_has() -> None:
         for path in (Path(__file__).parents[2] / "src" / "fedhead" / folder).rglob("*.py")
     )
     joined = re.sub(r'"\s*\n\s*f?"', "", source)  # texts over several lines
-    table = PAGE.split("What the server itself finds")[1].split("\n## ")[0]
+    table = FAILURES.split("\n## Messages of the server\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \|", table, flags=re.MULTILINE)
     texts = [text for row in rows for text in re.findall("`(.*?)`", row)]
     assert len(texts) > 15

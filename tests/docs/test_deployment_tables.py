@@ -1,4 +1,4 @@
-"""The tables of docs/deployment.md list the keys of site.yaml and server.yaml, all of them and no others."""
+"""The tables of docs/site_settings.md list the keys of site.yaml and server.yaml, all of them and no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from fedhead.flower.config import ServerFile, SiteFile
 
-GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "site_settings.md"
 
 
 @pytest.mark.parametrize(("section", "file"), [("site.yaml", SiteFile), ("server.yaml", ServerFile)])

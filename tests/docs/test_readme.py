@@ -38,7 +38,7 @@ def test_the_rows_on_cifar10_are_those_of_the_results(method: str) -> None:
     table, changed, cells = CIFAR10[method]
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/results.md")]
     row = next(line for line in pages[0].splitlines() if line.startswith(f"| **{method}**"))
-    conditions = next(line for line in pages[1].splitlines() if line.startswith(f"| {method} a"))
+    values, conditions = (line for line in pages[1].splitlines() if line.startswith(f"| {method} a"))
     *shown, printed = row.replace("*", "").split("|")[2:5]
     (drawn,) = re.findall(r"(\d+ splits × \d+ seeds|1 seed)", conditions)
     for name, text in zip(cells, shown, strict=True):
@@ -48,6 +48,7 @@ def test_the_rows_on_cifar10_are_those_of_the_results(method: str) -> None:
         splits, seeds = len({row.split for row in found}), len({row.seed for row in found})
         assert drawn == (f"{splits} splits × {seeds} seeds" if len(found) > 1 else "1 seed")
         assert len(found) == splits * seeds
+        assert f"| {text.strip()} " in values
     own = {cell.name: published(cell) for cell in tables.load(table).cells(pick=cells)}
     for name, text in zip(cells, printed.split("→"), strict=True):
         value = own[name]

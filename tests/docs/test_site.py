@@ -7,8 +7,11 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from commands import succeed
@@ -20,6 +23,8 @@ from fedhead.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 GENERATE = ROOT / "docs" / "generate"
+SITE = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+READERS = ("Student", "Researcher", "Engineer at sites", "Contributor")
 CELLS = """
 import json, sys
 names = {"__name__": "__main__"}  # as in a notebook
@@ -73,15 +78,54 @@ def test_notebooks_run(name: str, tmp_path: Path) -> None:
     succeed([sys.executable, "-c", CELLS, str(ROOT / "examples" / name)], tmp_path)
 
 
+def navigation(entries: list[Any]) -> Iterator[tuple[str, str]]:
+    """The pages of the navigation, each with the title of its section."""
+    for entry in entries:
+        for section, inside in entry.items():
+            pages = inside if isinstance(inside, list) else [inside]
+            yield from ((section, page if isinstance(page, str) else next(iter(page.values()))) for page in pages)
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    pages = [page for _, page in navigation(SITE["nav"])]
+    assert sorted(page for page in pages if "/" not in page) == sorted(
+        ["index.md", *(page.name for page in (ROOT / "docs").glob("*.md"))]
+    )
+
+
+def test_readers_have_the_same_paths_in_readme_and_navigation() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Where to go next")[1]
+    for reader in READERS:
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| **{reader}** ")]
+        linked = [repository_page(link) for link in re.findall(r"\]\(([^)]+)\)", row)]
+        assert linked == [page for section, page in navigation(SITE["nav"]) if section == reader]
+        assert len(linked) <= 5
+
+
+def repository_page(link: str) -> str:
+    """Where the site has a file that README links to."""
+    return link.removeprefix("docs/") if link.startswith("docs/") else f"project/{link}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_pages_are_short_and_begin_with_something_to_type_or_a_table(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 155
+    assert max(map(len, lines)) <= 500  # rows of tables
+    begin = next(n for n, line in enumerate(lines) if line.startswith(("```", "| ")))
+    assert begin <= 10
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    for package in ("mkdocs", "material", "mkdocstrings"):
+def test_the_site_is_built_without_a_warning() -> None:
+    for package in ("zensical", "mkdocstrings"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"the package {package} is not installed: pip install 'fedhead[docs]'")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml"), "-d", str(tmp_path)]
-    succeed(build, ROOT)
-    pages = {page.relative_to(tmp_path).as_posix(): page.read_text("utf-8") for page in tmp_path.rglob("*.html")}
+    succeed([sys.executable, str(GENERATE / "site.py")], ROOT)
+    succeed([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], ROOT)
+    site = ROOT / SITE["site_dir"]
+    pages = {page.relative_to(site).as_posix(): page.read_text("utf-8") for page in site.rglob("*.html")}
     for folder, registry in (("methods", METHODS), ("stages", STAGES)):
         assert {name for name in registry if f"{folder}/{name}.html" in pages} == set(registry)
     reference = "".join(text for name, text in pages.items() if name.startswith("reference/"))
@@ -89,3 +133,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert not missing
     assert "Clients send nothing." in pages["methods/local.html"]
     assert "<code>control</code> 4,810" in pages["methods/scaffold.html"]
+    assert "unpkg.com" not in "".join(pages.values())  # no request to other servers
