@@ -31,7 +31,8 @@ def visit(chromium: Any) -> Iterator[Callable[..., Opened]]:
     contexts = []
 
     def opening(url: str, width: int = 1280, scheme: str = "light") -> Opened:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        phone = {"has_touch": width < 600, "is_mobile": width < 600}
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **phone)
         contexts.append(context)
         opened = Opened(context.new_page())
         opened.tab.goto(url)

@@ -48,7 +48,14 @@ def test_the_board_shows_a_run_while_it_goes_on(visit: Callable[..., Opened], ad
     tab.wait_for_function(f"{shown}.some(t => t.y.length === 3)", timeout=20_000)
     assert tab.evaluate(f"{shown}.map(t => [t.legendgroup, t.y[2]])") == [["fedprox", 0.125]]
     assert tab.locator("#curves-choice").input_value() == "train_loss"
+    phone = visit(address, 390).tab
+    for column in range(4):  # run, rounds, left, accuracy
+        box = phone.locator("#progress-table tbody tr").first.locator("th, td").nth(column).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390
+        assert box["y"] + box["height"] <= 900
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    phone.screenshot(path=SCREENSHOTS / "board-390.png", full_page=True)
     tab.screenshot(path=SCREENSHOTS / "board.png", full_page=True)
     assert opened.complaints == []
     assert opened.asked_others(address) == []

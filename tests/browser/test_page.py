@@ -190,6 +190,69 @@ def test_awful_words_and_many_clients_hold(visit: Visit, tmp_path: Path) -> None
         )
 
 
+@pytest.fixture
+def long_names(tmp_path: Path) -> Path:
+    """The page about runs with long names, a wide table and 20 classes."""
+    for mu in (0.022881136684755242, 0.3):
+        for clients in range(10, 22):
+            recipe = Recipe(rounds=2, method="fedprox", method_parameters={"mu": mu}, clients=clients)
+            make_run(tmp_path / f"a_long_name_of_a_folder/{mu}/{clients}", recipe, classes=20, samples=300)
+    return report_page.write([tmp_path], tmp_path / "report.html")
+
+
+# Words of table cells and legends that are broken over two lines.
+BROKEN = """() => [...document.querySelectorAll("th bdi, td bdi, .legend bdi")].flatMap((bdi) => {
+  const found = [];
+  for (const node of bdi.childNodes) for (const word of (node.textContent ?? "").matchAll(/[^\\s-]+/g)) {
+    const range = document.createRange();
+    range.setStart(node, word.index);
+    range.setEnd(node, word.index + word[0].length);
+    const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+    if (node.nodeType === Node.TEXT_NODE && lines.size > 1) found.push(word[0]);
+  }
+  return found;
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_are_whole_and_stay_while_a_wide_table_scrolls(visit: Visit, long_names: Path, width: int) -> None:
+    tab = visit(long_names.as_uri(), width).tab
+    assert tab.evaluate(BROKEN) == []
+    region, name = tab.locator("#results .wide:visible"), tab.locator("#results-0 tbody th").first
+    before = name.bounding_box()
+    region.evaluate("(region) => { region.scrollLeft = 9999; }")
+    assert region.evaluate("(region) => region.scrollLeft") > 100
+    assert name.bounding_box() == before
+    assert "fedprox (mu=0.02288)" in name.inner_text().replace("\n", " ")
+
+
+def test_navigation_folds_on_a_phone_and_fits_elsewhere(visit: Visit, report: Path) -> None:
+    wide = visit(report.as_uri(), 1280).tab
+    assert wide.locator("#fold").is_hidden()
+    assert wide.evaluate("[...document.querySelectorAll('nav a')].every(a => a.getBoundingClientRect().right < 1280)")
+    tab = visit(report.as_uri(), 390).tab
+    link = tab.locator("nav a").filter(has_text="Confusion")
+    assert link.is_hidden()
+    tab.locator("#fold").click()
+    assert tab.locator("#fold").get_attribute("aria-expanded") == "true"
+    link.click()
+    assert tab.url.endswith("#confusion")
+    assert link.is_hidden()
+
+
+def test_confusion_has_numbers_where_they_fit_and_touch_has_no_bar(visit: Visit, long_names: Path) -> None:
+    shown = "document.querySelectorAll('#confusion-0 .heatmap-label').length"
+    wide, phone = visit(long_names.as_uri(), 1280), visit(long_names.as_uri(), 390)
+    for opened in (wide, phone):
+        opened.draw_all()
+    assert wide.tab.evaluate(shown) > 20
+    assert phone.tab.evaluate(shown) == 0
+    assert wide.tab.locator("#confusion-0 .modebar").count() == 1
+    assert phone.tab.locator(".modebar").count() == 0
+    wide.tab.set_viewport_size({"width": 420, "height": 900})
+    wide.tab.wait_for_function(f"{shown} === 0")
+
+
 def test_print_shows_every_chart(visit: Visit, report: Path, tmp_path: Path) -> None:
     opened = visit(report.as_uri())
     opened.tab.pdf(path=tmp_path / "report.pdf")
@@ -197,3 +260,19 @@ def test_print_shows_every_chart(visit: Visit, report: Path, tmp_path: Path) -> 
     assert drawn
     assert all(drawn)
     assert (tmp_path / "report.pdf").stat().st_size > 50_000
+
+
+def test_print_keeps_what_is_chosen_and_is_light(visit: Visit, report: Path) -> None:
+    tab = visit(report.as_uri(), scheme="dark").tab
+    tab.locator("#results-choice").select_option("test_loss")
+    tab.locator("#curves-choice").select_option("f1")
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert "test loss" in tab.locator("#results .caption:visible").inner_text()
+    assert tab.locator("#curves-choice").is_visible()
+    assert tab.locator("#curves-choice").input_value() == "f1"
+    assert tab.evaluate("document.querySelector('#curve-0 .plot')._fullLayout.yaxis.title.text") == "f1"
+    ink = "getComputedStyle(document.querySelector('#curve-0 .ytitle')).fill"
+    assert tab.evaluate(ink) == "rgb(26, 34, 48)"
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate(ink) != "rgb(26, 34, 48)"

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
     found = sections(port)
     assert 'value="3"' in found["progress"]
     assert "running" in found["progress"]
+    heads = re.findall(r'<th [^>]*scope="col"><bdi>(.*?)</bdi>', found["progress"])
+    assert heads[:4] == ["run", "rounds", "left", "accuracy"]  # a phone shows four columns
     assert "running" in found["runs"]
     assert "stopped" not in found["runs"]
     assert "does not count" not in ask(port, "/")[1]  # it goes on
@@ -80,6 +83,7 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
 def test_only_this_machine_is_answered(port: int) -> None:
     assert ask(port, "/", host="attacker.example")[0] == 400
     assert ask(port, "/../etc/passwd")[0] == 404
+    assert ask(port, "/", host="[::1]:8080")[0] == 200
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

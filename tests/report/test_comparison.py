@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,57 @@ def test_one_run_alone() -> None:
     found = compare([one(50.0)])
     assert (found.baseline, found.gains, found.ranking) == (None, (), None)
     assert "| fedavg | 50.00 |" in comparison_text.markdown(found)
-    assert found.best(0) == set()
+    assert found.best(0) is None
 
 
-def test_all_that_tie_at_the_shown_precision_are_best() -> None:
-    runs = [one(60.0), one(60.001, method="fedprox"), one(59.0, method="moon")]
-    assert compare(runs).best(0) == {0, 1}
-    assert comparison_text.markdown(compare(runs)).count("**60.00**") == 2
+@pytest.mark.parametrize(
+    ("fedprox", "moon", "best"),
+    [
+        ([70.0, 71.0, 72.0], [60.0, 60.5, 61.0], 1),
+        ([62.0, 63.0, 64.0], [60.0, 60.5, 61.0], None),  # 60.5 … 65.5 and 59.3 … 61.7
+        ([70.0], [60.0, 60.5, 61.0], None),
+        ([70.0, 71.0, 72.0], [60.0], None),
+    ],
+)
+def test_the_best_is_marked_only_where_its_interval_is_apart(
+    fedprox: list[float], moon: list[float], best: int | None
+) -> None:
+    part = "dirichlet(0.1)"
+    runs = {("fedavg", part): [50.0, 50.5, 51.0], ("fedprox", part): fedprox, ("moon", part): moon}
+    found = compare(sweep(runs))
+    assert found.best(0) == best
+    assert comparison_text.markdown(found).count("| **") == (best is not None)
+    worst = compare([replace(m, values={"loss": m.values["accuracy"]}) for m in sweep(runs)], "loss")
+    assert worst.best(0) == (None if len(moon) == 1 or len(fedprox) == 1 else 0)
+
+
+def test_numbers_in_labels_are_short_and_still_apart() -> None:
+    runs = [one(50.0, method="fedprox", **{"method.mu": mu}) for mu in (0.022881136684755242, 0.1 + 0.2)]
+    assert compare(runs).pivot.rows == ("fedprox (mu=0.02288)", "fedprox (mu=0.3)")
+    close = [one(50.0, method="fedprox", **{"method.mu": mu}) for mu in (0.02288113, 0.02288114)]
+    assert compare(close).pivot.rows == ("fedprox (mu=0.02288113)", "fedprox (mu=0.02288114)")
+    columns = compare(
+        [one(50.0, lr=lr, partition="dirichlet(0.30000000000000004)") for lr in (0.01, 1 / 3)], by=["partition", "lr"]
+    )
+    assert columns.pivot.headings() == ["lr=0.01", "lr=0.3333"]
+    assert comparison_text.tables(columns)[0].title.startswith("accuracy (%) by lr, all with dirichlet(0.3)")
+
+
+def test_methods_have_the_labels_of_the_user() -> None:
+    runs = [
+        one(50.0),
+        one(51.0, stage="ccvr"),
+        *(one(60.0, method="fedprox", **{"method.mu": mu}) for mu in (0.1, 1.0)),
+    ]
+    labels = {"fedavg": "FedAvg", "ccvr": "CCVR", "fedprox (mu=1.0)": "Prox = strong"}
+    found = compare(runs, labels=labels, baseline="fedavg")
+    assert found.pivot.rows == ("FedAvg", "FedAvg + CCVR", "fedprox (mu=0.1)", "Prox = strong")
+    assert found.baseline == 0
+    assert compare(runs, labels={"fedavg + ccvr": "ours"}, baseline="ours").baseline == 1
+    with pytest.raises(BadInput, match=r"unknown method or stage to label 'fedpros': did you mean 'fedprox'\?"):
+        compare(runs, labels={"fedpros": "x"})
+    with pytest.raises(BadInput, match="have the same label 'fedavg'"):
+        compare(runs, labels={"fedprox (mu=0.1)": "fedavg"})
 
 
 def test_low_losses_are_good() -> None:
@@ -299,8 +344,11 @@ def check_latex(source: str) -> None:
 
 
 def test_latex_of_numbers_and_bold(table: ComparisonTable) -> None:
+    part = "dirichlet(0.1)"
+    clear = compare(sweep({("fedavg", part): [50.0, 51.0], ("fedprox", part): [90.0, 91.0]}))
+    assert r"\textbf{90.50 $\pm$ 0.71}" in comparison_text.latex(clear)
     tex = comparison_text.latex(table)
-    assert r"\textbf{62.83 $\pm$ 1.61}" in tex
+    assert r"\textbf{" not in tex
     assert r"\toprule" in tex
     assert "$-$" in tex  # a lower end below 0
 

@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+from datetime import datetime
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -158,12 +159,13 @@ def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path
 
 
 def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
-    html = page.write([runs], tmp_path / "new" / "report.html").read_text()
+    date = datetime(2026, 1, 31, 9, 5)
+    html = page.save(page.page(content.load([runs]), date=date), tmp_path / "new" / "report.html").read_text()
     reader = Reader(html)
     assert reader.fetched == []
     assert not {"iframe", "object", "embed"} & set(reader.tags)
     assert "default-src 'none'" in html
-    assert page.page(content.load([runs])).html() == html
+    assert page.page(content.load([runs]), date=date).html() == html
     ids = re.findall(r' id="([^"]+)"', html[html.index("<main>") : html.index("</main>")])
     assert len(ids) == len(set(ids))
 
@@ -181,6 +183,46 @@ def test_sections_are_there_where_their_data_are(tmp_path: Path) -> None:
         folder.record({"round": 1, "train_loss": 2.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
     folder.finish({"bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
     assert sections(folder.path) == ["results", "curves", "traffic", "time", "runs"]
+
+
+def test_the_head_has_title_date_command_and_what_all_runs_share(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.html"
+    labels = ["--label", "fedavg=FedAvg", "--label", "ccvr=calibrated"]
+    assert call(["report", str(runs), "--out", str(out), "--title", "A <new> title", *labels]) == 0
+    assert "FedAvg + calibrated" in capsys.readouterr().out
+    html = out.read_text().replace("<wbr>", "")
+    header = html[html.index("<header>") : html.index("</header>")]
+    assert "<h1><bdi>A &lt;new&gt; title</bdi></h1>" in header
+    assert re.search(r"<time [^>]*>20\d\d-\d\d-\d\d \d\d:\d\d</time>", header)
+    assert f"fedhead report {runs} --out {out} --title" in header
+    assert "rounds=3" in header
+    assert "partition" not in header
+    found = Reader(html)
+    assert [row[0] for row in found.tables["results-0"]] == ["method", "FedAvg", "FedAvg + calibrated", "fedprox"]
+    assert f"Folders in {runs}" in html
+    assert found.tables["runs-table"][1][0] == "fedavg-0.1-0"
+    assert call(["report", str(runs), "--out", str(out), "--label", "fedavg"]) == 2
+    assert "write NAME=TEXT" in capsys.readouterr().err
+
+
+def test_one_setting_is_named_above_and_in_no_column(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedprox"):
+        make_run(tmp_path / method, Recipe(method=method, rounds=2), samples=100)
+    html = page.page(content.load([tmp_path])).html()
+    found = Reader(html)
+    assert found.tables["results-0"][0] == ["method", "accuracy (%)"]
+    assert "accuracy (%), digits, dirichlet(0.1), single runs" in html
+    assert all("setting" not in rows[0] for rows in found.tables.values())
+    assert found.best == []
+
+
+def test_confusion_cells_have_their_share_as_text(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", Recipe(rounds=1), samples=100, finish=False)
+    folder.finish({"accuracy": 50.0, "confusion": [[1, 2], [0, 4]], "stages": {}})
+    (chart,) = read(tmp_path).charts["confusion-0"].values()
+    assert chart["data"][0]["text"] == [["33", "67"], ["", "100"]]
 
 
 def test_analyses_enter_the_page(tmp_path: Path) -> None:
@@ -201,7 +243,8 @@ def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     found = Reader(html)
     assert {row[0][:20] for row in found.tables["results-0"]} == {"method", "fedavg", "fedavg (note=<script"}
     assert f'title="{escape(f"fedavg (note={awful})")}"' in html  # whole where the pointer rests
-    names = found.charts["class-accuracy"][found.tables["results-0"][0][1]]["data"][0]["x"]
+    (by_class,) = found.charts["class-accuracy"].values()
+    names = by_class["data"][0]["x"]
     assert len(set(names)) == len(AWFUL)  # shortened, and still one place per class
     assert names[0] == "&lt;b&gt;owl&lt;/b&gt;"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -122,6 +122,7 @@ def compare(
     baseline: str | None = None,
     by: str | Sequence[str] = (),
     level: float = 0.95,
+    labels: Mapping[str, str] | None = None,
 ) -> MethodComparison:
     """Compare methods over settings and seeds.
 
@@ -135,12 +136,14 @@ def compare(
         baseline: Name of a method or label of a row; None: fedavg, or the first row.
         by: Recipe keys of the columns; empty: all keys that vary.
         level: Confidence level of the intervals.
+        labels: Your own labels, by the name of a method or stage or by the label of a row, such as
+            {"fedprox (mu=0.1)": "FedProx, weak"}.
 
     Returns:
         The comparison: as data frames, as text, and as a diagram of ranks.
 
     Raises:
-        BadInput: If there is nothing to compare, or no such metric, baseline or key.
+        BadInput: If there is nothing to compare, or no such metric, baseline, key or labeled method.
     """
     given: Sequence[Given] = [runs] if isinstance(runs, str | PathLike) else list(runs)
     results = [item for item in given if isinstance(item, RecordedResult)]
@@ -153,7 +156,8 @@ def compare(
     entries = measured.of_runs([run for run in records if run.split is not None])
     notes += _notes(records)
     keys = [by] if isinstance(by, str) else list(by)
-    return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
+    level = check("level", level, Level)
+    return MethodComparison(compare_measured(entries, metric, baseline, keys, level, notes, labels=labels))
 
 
 def _notes(runs: Sequence[read_runs.Run]) -> list[str]:

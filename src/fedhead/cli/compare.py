@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fedhead.cli.app import Argument, Option, command
-from fedhead.cli.options import ColumnWidth
+from fedhead.cli.options import ColumnWidth, Labels, labels_of
 from fedhead.cli.output import print_table
 
 
@@ -23,6 +23,7 @@ def compare(
     out: Annotated[Path | None, Option(help="Output file of the tables: .md, .csv or .tex.")] = None,
     diagram: Annotated[Path | None, Option(help="Output file of a diagram of mean ranks: .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
+    label: Labels = None,
 ) -> None:
     """Compare methods over seeds and data: means, paired differences with intervals and tests, and ranks.
 
@@ -37,7 +38,7 @@ def compare(
     from fedhead.api.compare import compare as compare_runs
     from fedhead.report.style import WIDTHS, save
 
-    found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level)
+    found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level, labels=labels_of(label))
     if out is not None:
         found.save(out)
     if diagram is not None:

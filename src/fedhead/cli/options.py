@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +43,10 @@ DryRun = Annotated[bool, Option(help="Check and list the cells, and run nothing.
 TableAsJson = Annotated[bool, Option("--json", help="Print the table as JSON.")]
 
 
+Labels = Annotated[
+    list[str] | None,
+    Option(label="NAME=TEXT", help="Your own label of a method, a stage or a row; may be repeated."),
+]
 Engine = Annotated[
     Literal["local", "shared"],
     Option(help="Order of the runs: one after another (local), or seeds and splits at once in one stack (shared)."),
@@ -56,6 +61,13 @@ Compile = Annotated[
     Literal["auto", "wait", "never"],
     Option(help="Compilation of long runs on a GPU: while they train (auto), before the first round (wait), or never."),
 ]
+
+
+def labels_of(texts: list[str] | None) -> dict[str, str]:
+    """Parse NAME=TEXT labels, where NAME may be a row's label with parameters, such as "fedprox (mu=0.1)"."""
+    found = [re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text) for text in texts or ()]
+    require(all(found), "--label: write NAME=TEXT, such as fedavg=FedAvg or 'fedprox (mu=0.1)=FedProx, strong'")
+    return {match[1].strip(): match[2].strip() for match in found if match}
 
 
 def words(text: str) -> list[str]:

@@ -65,14 +65,17 @@ class ComparisonTable:
     ranking: statistics.Ranking | None
     notes: tuple[str, ...]
 
-    def best(self, column: int) -> set[int]:
-        """Return the best rows of a column, including ties at the displayed precision."""
-        shown = {i: self.number(cell.mean) for (i, j), cell in self.pivot.cells.items() if j == column}
-        if len(shown) < 2:
-            return set()
-        means = [cell.mean for (_, j), cell in self.pivot.cells.items() if j == column]
-        best = self.number(max(means) if self.better == "max" else min(means))
-        return {i for i, text in shown.items() if text == best}
+    def best(self, column: int) -> int | None:
+        """Return the best row of a column; None if its interval overlaps another one, or a cell has a single value."""
+        means = {i: cell.mean for (i, j), cell in self.pivot.cells.items() if j == column}
+        spans = {i: self.pivot.cells[i, column].interval(self.level) for i in means}
+        best = (max if self.better == "max" else min)(means, key=means.__getitem__)
+        others = [span for i, span in spans.items() if i != best]
+        mine = spans[best]
+        if not others or mine is None:
+            return None
+        clear = [span is not None and (span[1] < mine[0] or mine[1] < span[0]) for span in others]
+        return best if all(clear) else None
 
     def number(self, value: float, sign: bool = False) -> str:
         """Format a value of the metric: two decimals for large values, four significant digits for small ones."""
@@ -105,6 +108,7 @@ def compare(
     notes: Sequence[str] = (),
     arrangement: Arrangement | None = None,
     gains: bool = True,
+    labels: Mapping[str, str] | None = None,
 ) -> ComparisonTable:
     """Compare the measurements of finished runs.
 
@@ -117,9 +121,10 @@ def compare(
         notes: Further notes.
         arrangement: Row and column keys, if further recipes affect them.
         gains: Whether to compute gains and ranks, which is the slowest part.
+        labels: Labels of methods, stages or rows, see `Arrangement.of`.
 
     Raises:
-        BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
+        BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline or has a label.
     """
     require(measured, "compare: none of the runs is finished, and only finished runs count")
     known = dict.fromkeys(name for m in measured for name in m.values)
@@ -127,7 +132,10 @@ def compare(
         metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")
     if metric not in known:
         raise unknown("metric of these runs", metric, known)
-    table = pivot(measured, metric, arrangement or Arrangement.of([m.recipe for m in measured], by))
+    if arrangement is None:
+        arrangement = Arrangement.of([m.recipe for m in measured], by, labels)
+        arrangement.check_labels((m.recipe, m.stage) for m in measured)
+    table = pivot(measured, metric, arrangement)
     reference = _baseline(table, baseline)
     differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
     better, assumed = _better(metric, measured)
@@ -162,7 +170,7 @@ def _baseline(table: Pivot, name: str | None) -> int | None:
     if name in table.rows:
         return table.rows.index(name)
     if name in table.methods:
-        same = [i for i, method in enumerate(table.methods) if method == name and " + " not in table.rows[i]]
+        same = [i for i, method in enumerate(table.methods) if method == name]
         if len(same) == 1:
             return same[0]
         raise BadInput(f"baseline {name}: which of {', '.join(table.rows[i] for i in same)}?")

@@ -24,7 +24,7 @@ def tables(comparison: ComparisonTable) -> list[Table]:
 
 
 def values_table(comparison: ComparisonTable) -> Table:
-    """Return the means by method and setting, the best of each column highlighted."""
+    """Return the means by method and setting, the best of each column highlighted if it is clear."""
     pivot, count = comparison.pivot, comparison.count
     over = "" if count is None else f", mean ± deviation of {count} runs" if count > 1 else ", single runs"
     best = [comparison.best(j) for j in range(len(pivot.columns))]
@@ -32,11 +32,15 @@ def values_table(comparison: ComparisonTable) -> Table:
     for i, row in enumerate(pivot.rows):
         cells = [pivot.cells.get((i, j)) for j in range(len(pivot.columns))]
         values = [None if cell is None else cell.mean for cell in cells]
-        texts = [Cell(comparison.cell(i, j), value, i in best[j]) for j, value in enumerate(values)]
+        texts = [Cell(comparison.cell(i, j), value, i == best[j]) for j, value in enumerate(values)]
         body.append([row, *texts])
-    by = f" by {', '.join(pivot.keys)}" if len(pivot.columns) > 1 else ""
-    title = f"{metric_label(comparison.metric)}{by}{over}{'' if comparison.better == 'max' else ', low is good'}"
-    return Table(title, ["method", *pivot.headings()], body)
+    label, headings = metric_label(comparison.metric), pivot.headings()
+    if len(headings) > 1:
+        by = f" by {', '.join(pivot.keys[k] for k in pivot.varying)}{pivot.common and f', all with {pivot.common}'}"
+    else:
+        by, headings = f", {headings[0]}", [label]
+    title = f"{label}{by}{over}{'' if comparison.better == 'max' else ', low is good'}"
+    return Table(title, ["method", *headings], body)
 
 
 def gains_table(comparison: ComparisonTable) -> Table:
@@ -121,7 +125,7 @@ def records(comparison: ComparisonTable) -> list[dict[str, Any]]:
             "deviation": cell.deviation,
             "low": low,
             "high": high,
-            "best": i in comparison.best(j),
+            "best": i == comparison.best(j),
             "baseline": None if comparison.baseline is None else pivot.rows[comparison.baseline],
             **_gain_record(gains.get((i, j))),
             "mean_rank": ranks.get(pivot.rows[i]),

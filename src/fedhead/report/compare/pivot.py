@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics as python_statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedhead.core.system.errors import require, unknown
@@ -52,11 +52,12 @@ class Pivot:
 
     Args:
         rows: Labels of the methods, with stage and further keys that distinguish methods.
-        methods: Name of each row's method.
+        methods: Name of each row's method, with its stage.
         keys: Recipe keys of the columns.
         columns: Values of those keys, one tuple per column.
         cells: Non-empty cells by indices of row and column.
         notes: Notes about excluded runs.
+        digits: Significant digits of numbers in labels.
     """
 
     rows: tuple[str, ...]
@@ -65,10 +66,24 @@ class Pivot:
     columns: tuple[tuple[Any, ...], ...]
     cells: Mapping[tuple[int, int], Cell]
     notes: tuple[str, ...]
+    digits: int
+
+    @property
+    def varying(self) -> list[int]:
+        """Positions of the keys in which columns differ; all for a single column."""
+        places = range(len(self.keys))
+        return [k for k in places if len({repr(values[k]) for values in self.columns}) > 1] or list(places)
+
+    @property
+    def common(self) -> str:
+        """Label of the keys that all columns share; empty if there are none."""
+        shared = [] if len(self.columns) == 1 else [k for k in range(len(self.keys)) if k not in self.varying]
+        return brief(_heading([self.keys[k] for k in shared], [self.columns[0][k] for k in shared]), self.digits)
 
     def headings(self) -> list[str]:
-        """Return a label per column."""
-        return [_heading(self.keys, values) for values in self.columns]
+        """Return a label per column, without the keys that all columns share."""
+        keys = [self.keys[k] for k in self.varying]
+        return [brief(_heading(keys, [values[k] for k in self.varying]), self.digits) for values in self.columns]
 
 
 @dataclass(frozen=True)
@@ -82,19 +97,26 @@ class Arrangement:
         columns: Keys of the columns.
         rows: Keys in the labels of methods.
         unshown: Further keys that vary, but are determined by method and setting.
+        digits: Significant digits of numbers in labels, so many that different values stay different.
+        labels: The user's labels by method, stage or row.
     """
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     unshown: tuple[str, ...]
+    digits: int
+    labels: Mapping[str, str]
 
     @classmethod
-    def of(cls, recipes: Iterable[Recipe], by: Sequence[str] = ()) -> Arrangement:
+    def of(
+        cls, recipes: Iterable[Recipe], by: Sequence[str] = (), labels: Mapping[str, str] | None = None
+    ) -> Arrangement:
         """Arrange recipes.
 
         Args:
             recipes: Recipes of all runs.
             by: Keys of the columns; other keys go to the rows, except keys of the data. Empty: all keys that vary.
+            labels: Labels that replace the names of methods or stages, or whole labels of rows.
 
         Raises:
             BadInput: If `by` has an unknown key, or a key of the rows.
@@ -102,16 +124,41 @@ class Arrangement:
         flat = [flat_recipe(recipe) for recipe in recipes]
         columns = _column_keys(flat, by)
         rows, unshown = _row_keys(flat, columns)
-        return cls(tuple(columns), tuple(rows), tuple(unshown))
+        values = {(key, text(recipe.get(key))) for recipe in flat for key in (*columns, *rows)}
+        distinct = (d for d in range(4, 17) if len({(key, brief(value, d)) for key, value in values}) == len(values))
+        return cls(tuple(columns), tuple(rows), tuple(unshown), next(distinct, 17), labels or {})
 
     def row(self, recipe: Recipe, stage: str = "") -> str:
         """Return the label of a recipe's method and stage."""
         flat, prefix = flat_recipe(recipe), f"stage.{stage}."
-        keys = [key for key in self.rows if key in flat]
-        method = [f"{k.removeprefix('method.')}={text(flat[k])}" for k in keys if not k.startswith("stage.")]
-        after = [f"{k.removeprefix(prefix)}={text(flat[k])}" for k in keys if k.startswith(prefix)]
-        label = _label(recipe.method, method)
-        return f"{label} + {_label(stage, after)}" if stage else label
+        shown = {key: brief(text(flat[key]), self.digits) for key in self.rows if key in flat}
+        method = [f"{k.removeprefix('method.')}={value}" for k, value in shown.items() if not k.startswith("stage.")]
+        after = [f"{k.removeprefix(prefix)}={value}" for k, value in shown.items() if k.startswith(prefix)]
+        parts = [(recipe.method, method), *([(stage, after)] if stage else [])]
+        plain = [_label(name, parameters) for name, parameters in parts]
+        own = [
+            self.labels.get(label) or _label(self.labels.get(name, name), parameters)
+            for label, (name, parameters) in zip(plain, parts, strict=True)
+        ]
+        return self.labels.get(" + ".join(plain)) or " + ".join(own)
+
+    def check_labels(self, rows: Iterable[tuple[Recipe, str]]) -> None:
+        """Check the user's labels: each names a method, stage or row, and no two rows get the same one.
+
+        Args:
+            rows: Recipe and stage of each row, "" for the end of the rounds.
+
+        Raises:
+            BadInput: If a label is of nothing that is there, or two rows have the same label.
+        """
+        plain, known, before = replace(self, labels={}), set[str](), dict[str, str]()
+        for recipe, stage in rows if self.labels else ():
+            row, label = plain.row(recipe, stage), self.row(recipe, stage)
+            known |= {recipe.method, row} | ({stage} if stage else set())
+            require(before.setdefault(label, row) == row, f"{before[label]} and {row} have the same label {label!r}")
+        for name in self.labels:
+            if name not in known:
+                raise unknown("method or stage to label", name, known)
 
     def values(self, recipe: Recipe) -> tuple[Any, ...]:
         """Return a recipe's values of the column keys."""
@@ -120,7 +167,7 @@ class Arrangement:
 
     def column(self, recipe: Recipe) -> str:
         """Return the label of a recipe's setting."""
-        return _heading(self.columns, self.values(recipe))
+        return brief(_heading(self.columns, self.values(recipe)), self.digits)
 
 
 def _label(name: str, parameters: Sequence[str]) -> str:
@@ -148,7 +195,7 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
     unshown = arrangement.unshown
     verb = "differs" if len(unshown) == 1 else "differ"
     notes = [f"{', '.join(unshown)} {verb} between methods or settings too"] if unshown else []
-    rows: dict[str, Recipe] = {}
+    rows: dict[str, str] = {}
     columns: dict[str, tuple[Any, ...]] = {}
     cells: dict[tuple[str, str], dict[Replicate, Measured]] = {}
     for m in measured:
@@ -156,7 +203,7 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
             notes.append(f"{m.where}{f' after {m.stage}' if m.stage else ''} has no {metric} and does not count")
             continue
         row, column = arrangement.row(m.recipe, m.stage), arrangement.column(m.recipe)
-        rows.setdefault(row, m.recipe)
+        rows.setdefault(row, f"{m.recipe.method} + {m.stage}" if m.stage else m.recipe.method)
         columns.setdefault(column, arrangement.values(m.recipe))
         cell = cells.setdefault((row, column), {})
         if (first := cell.setdefault(m.replicate, m)) is not m and not _share_training(m, first, metric):
@@ -165,11 +212,12 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
     places = {(row, column): (i, j) for i, row in enumerate(rows) for j, column in enumerate(order)}
     return Pivot(
         tuple(rows),
-        tuple(recipe.method for recipe in rows.values()),
+        tuple(rows.values()),
         arrangement.columns,
         tuple(columns[column] for column in order),
         {places[at]: Cell({r: m.values[metric] for r, m in cell.items()}) for at, cell in cells.items()},
         tuple(notes),
+        arrangement.digits,
     )
 
 
@@ -232,6 +280,22 @@ def text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_LONG_NUMBER = re.compile(r"(?<![^=(,\[ ])-?\d*\.\d{5,}(?:e[-+]?\d+)?(?![^),\] ])")
+
+
+def brief(label: str, digits: int = 4) -> str:
+    """Round the numbers of a label that have more than four decimals.
+
+    >>> brief("fedprox (mu=0.022881136684755242)"), brief("dirichlet(5.0), lr=3.5e-05")
+    ('fedprox (mu=0.02288)', 'dirichlet(5.0), lr=3.5e-05')
+
+    Args:
+        label: Label, such as of a method with its parameters.
+        digits: Significant digits to keep.
+    """
+    return _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.{digits}g}", label)
 
 
 def natural(word: str) -> list[tuple[int, float, str]]:

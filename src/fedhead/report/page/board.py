@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from uvicorn import Server
 
+# Starlette cuts a host at its first colon: "[" allows all IPv6 addresses, but no name of another site.
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "[")
 SECONDS = 2.0  # between two updates of a page
 SHARE = 0.1  # largest share of time spent on building pages
 Stamp = tuple[tuple[str, int, int], ...]
@@ -33,10 +36,11 @@ class Watched:
 
     Args:
         paths: Run folders, or folders of present or future runs.
+        labels: The user's labels of methods, stages or rows, which may be of future runs.
     """
 
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = paths
+    def __init__(self, paths: Sequence[Path], labels: Mapping[str, str] | None = None):
+        self.paths, self._labels = paths, labels or {}
         self._read: dict[Path, tuple[Stamp, Run | str]] = {}
         self._page: Page | None = None
         self._next = 0.0  # time of the next update
@@ -51,7 +55,8 @@ class Watched:
                 self._read = {place: self._read[place] for place in found}
                 runs = [run for run in found.values() if isinstance(run, Run)]
                 broken = {place: run for place, run in found.items() if isinstance(run, str)}
-                self._page = page(Content(runs, broken, live=True, studies=study_folders(self.paths)))
+                content = Content(runs, broken, True, study_folders(self.paths), self._labels)
+                self._page = page(content, shlex.join(["fedhead", "board", *map(str, self.paths)]))
                 took = time.monotonic() - begin
                 self._next = begin + took + took / SHARE
             return self._page
@@ -85,12 +90,15 @@ def _stamp(place: Path) -> Stamp:
     return tuple(stamps)
 
 
-def application(paths: Sequence[Path], hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")) -> Starlette:
+def application(
+    paths: Sequence[Path], hosts: Sequence[str] = LOOPBACK, labels: Mapping[str, str] | None = None
+) -> Starlette:
     """Return the board as a web application.
 
     Args:
         paths: Run folders, or folders of present or future runs.
         hosts: Names by which it may be asked; others are refused, so that no foreign page can read it.
+        labels: The user's labels of methods, stages or rows.
 
     Raises:
         BadInput: If `fedhead[board]` is not installed.
@@ -103,7 +111,7 @@ def application(paths: Sequence[Path], hosts: Sequence[str] = ("localhost", "127
         from starlette.routing import Route
     except ImportError as error:
         raise BadInput("board needs Starlette and uvicorn: install them with pip install 'fedhead[board]'") from error
-    watched = Watched(paths)
+    watched = Watched(paths, labels)
 
     def whole(request: Request) -> Response:
         return HTMLResponse(watched.page().html(SECONDS), headers=_HEADERS)
@@ -125,23 +133,25 @@ def application(paths: Sequence[Path], hosts: Sequence[str] = ("localhost", "127
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
 
 
-def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080) -> None:
+def serve(
+    paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080, labels: Mapping[str, str] | None = None
+) -> None:
     """Serve the board until it is interrupted.
 
     Args:
         paths: Run folders, or folders of present or future runs.
         host: Address to listen at. Whoever can reach it can read the runs.
         port: Port to listen at; 0: a free one.
+        labels: The user's labels of methods, stages or rows.
 
     Raises:
         BadInput: If a folder does not exist, the address can't be used, or `fedhead[board]` is not installed.
     """
     for path in paths:
         require(path.is_dir(), f"{path} is no folder: give one in which runs are or will be, such as runs/")
-    hosts = ["localhost", "127.0.0.1", "[::1]", host] if _is_loopback(host) else ["*"]
-    server = server_of(application(paths, hosts))
-    listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
+    server = server_of(application(paths, [*LOOPBACK, shown] if _is_loopback(host) else ["*"], labels))
+    listening = _listen(host, port)
     print(f"board: http://{shown}:{listening.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
     if not _is_loopback(host):
         print("it can be read by everyone who reaches this address", flush=True)

@@ -116,8 +116,12 @@ def heat(
     column_names: Sequence[str] | None = None,
     bounds: tuple[float, float] | None = None,
     height: int = HEIGHT,
+    texts: Sequence[Sequence[str]] | None = None,
 ) -> Chart:
-    """Return a heat map with its axes named; cells without a number stay empty."""
+    """Return a heat map with its axes named; cells without a number stay empty.
+
+    The texts of cells are shown where they fit (`fedhead.fit` in charts.js).
+    """
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": [list(row) for row in z],
@@ -126,6 +130,8 @@ def heat(
         "hoverongaps": False,
         "hovertemplate": f"{rows} %{{y}}, {columns} %{{x}}: %{{z}}<extra></extra>",
     }
+    if texts is not None:
+        trace |= {"text": texts, "textfont": {"size": 11}}
     if bounds is not None:
         trace |= {"zmin": bounds[0], "zmax": bounds[1]}
     axes: dict[str, Any] = {"xaxis": {"title": {"text": columns}}, "yaxis": {"title": {"text": rows}}}

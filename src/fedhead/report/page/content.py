@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from fedhead.report.compare.pivot import Arrangement, natural
 from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.page.charts import SYMBOLS, Style, style
+from fedhead.report.table import Cell
 from fedhead.runs.read_runs import FoundRuns, Run, code_versions, find_runs
 from fedhead.runs.run_folder_schema import CONFIG
 
@@ -55,17 +58,30 @@ class Content:
         broken: Run folders that can't be read, with why.
         live: Whether runs may continue while the page is shown.
         studies: Folders of searches.
+        labels: The user's labels of methods, stages or rows.
     """
 
     runs: Sequence[Run]
     broken: Mapping[Path, str] = field(default_factory=dict)
     live: bool = False
     studies: Sequence[Path] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def arrangement(self) -> Arrangement:
         """Recipe keys of rows and columns."""
-        return Arrangement.of([run.recipe for run in self.runs])
+        return Arrangement.of([run.recipe for run in self.runs], labels=self.labels)
+
+    @cached_property
+    def parent(self) -> Path:
+        """Deepest folder that contains all run folders."""
+        with suppress(ValueError):  # no path, or some are absolute and some are not
+            return Path(os.path.commonpath([path.parent for path in (*(run.path for run in self.runs), *self.broken)]))
+        return Path()
+
+    def name(self, path: Path) -> str:
+        """Return the path of a run folder below the common folder."""
+        return str(path.relative_to(self.parent) if path.is_relative_to(self.parent) else path)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -92,6 +108,14 @@ class Content:
     def columns(self) -> list[str]:
         """The settings, in their order."""
         return sorted({entry.column for entry in self.entries}, key=natural)
+
+    def names(self, entry: Entry) -> list[Cell | str]:
+        """Return the first cells of an entry's row: its method, and its setting if there are several."""
+        return [entry.method, entry.column] if len(self.columns) > 1 else [entry.method]
+
+    def head(self, *others: str) -> list[str]:
+        """Return the headings of a table whose rows begin with `names`."""
+        return ["method", "setting", *others] if len(self.columns) > 1 else ["method", *others]
 
     def of(self, column: str) -> list[Entry]:
         """Return the entries of a setting."""
@@ -138,17 +162,23 @@ class Content:
         ]
 
 
-def load(paths: Sequence[str | Path]) -> Content:
+def load(paths: Sequence[str | Path], labels: Mapping[str, str] | None = None) -> Content:
     """Read the runs below some folders, and find the studies.
 
+    Args:
+        paths: Run folders, or folders that contain them.
+        labels: The user's labels of methods, stages or rows.
+
     Raises:
-        BadInput: If there is no run that can be read, and no study.
+        BadInput: If there is no run that can be read, and no study; if a label is of nothing in these runs.
     """
     studies = study_folders(paths)
     if studies:  # a search without final training has no run
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
     found = find_runs(paths) if paths else FoundRuns([], {})
-    return Content(found.runs, found.broken, studies=studies)
+    content = Content(found.runs, found.broken, studies=studies, labels=labels or {})
+    content.arrangement.check_labels((run.recipe, stage) for run in found.runs for stage in ("", *run.stage_rows))
+    return content
 
 
 def class_names(runs: Iterable[Run], classes: int) -> list[str]:

@@ -46,7 +46,7 @@ class Section:
 
 
 def words(user_text: object, longest: int = LONGEST) -> str:
-    """Return a text as HTML with isolated text direction.
+    """Return a text as HTML with isolated text direction, wrapped at spaces and after `/` and `,` only.
 
     A very long text is shortened, with the full text as tooltip.
 
@@ -56,18 +56,19 @@ def words(user_text: object, longest: int = LONGEST) -> str:
     text = str(user_text)
     short = shorten(text, longest)
     title = f' title="{escape(text)}"' if short != text else ""
-    return f"<bdi{title}>{escape(short)}</bdi>"
+    wrapping = re.sub(r"([/,])(?=\S)", r"\1<wbr>", escape(short))
+    return f"<bdi{title}>{wrapping}</bdi>"
 
 
-def table(id: str, content: Table, wordy: Iterable[int] = ()) -> str:
+def table(id: str, content: Table, wordy: Iterable[str] = ()) -> str:
     """Return a sortable and filterable table that scrolls horizontally if necessary.
 
     Args:
         id: Its identifier in the page.
         content: The table; the first cell of each row names it.
-        wordy: Columns of texts, which are wrapped.
+        wordy: Headings of columns of texts, which are wrapped.
     """
-    wrapped, caption = set(wordy), content.title
+    wrapped, caption = {content.head.index(word) for word in wordy if word in content.head}, content.title
     left = ['class="text" ' if j in wrapped else "" for j in range(len(content.head))]
     top = "".join(f'<th {place}scope="col">{words(word)}</th>' for place, word in zip(left, content.head, strict=True))
     rows = "\n".join(
@@ -75,7 +76,7 @@ def table(id: str, content: Table, wordy: Iterable[int] = ()) -> str:
         for row in content.cells()
     )
     # not a <caption>: that would be as wide as the table, and cut off where the table is
-    above = f'<p class="caption" id="{id}-caption">{escape(caption)}</p>' if caption else ""
+    above = f'<p class="caption" id="{id}-caption">{words(caption, 400)}</p>' if caption else ""
     named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(content.head))}"'
     return (
         f'{above}<div class="wide" tabindex="0" role="region" {named}><table class="sortable" id="{id}" {named}>'
@@ -141,7 +142,7 @@ def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> 
     options = "".join(f'<option value="{escape(k)}">{escape(shorten(v, 90))}</option>' for k, v in shown.items())
     return (
         f'<div class="controls"><label for="{group}-choice">{escape(label)}</label>'
-        f'<select id="{group}-choice" data-choose="{escape(group)}">{options}</select></div>'
+        f'<select id="{group}-choice" data-choose="{escape(group)}" autocomplete="off">{options}</select></div>'
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.compare.pivot import brief, differing, flat_recipe, natural, text
 from fedhead.report.page import markup
 from fedhead.report.page.content import Content, load
 from fedhead.report.page.markup import Section
@@ -16,6 +20,7 @@ from fedhead.report.page.sections import every
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
+MAIN = ("method", "model", "clients", "rounds", "local_epochs", "batch_size", "lr")  # named even at their defaults
 # Content security policy: the page fetches nothing, except a board's page from its own server.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -56,7 +61,8 @@ class Page:
             f"<title>{escape(self.title)} – fedhead</title>\n"
             f'<link rel="icon" href="data:,">\n<style>{_asset("page.css")}</style>\n</head>\n<body{live}>\n'
             f"<header>{self.header}</header>\n"
-            f'<div class="bar"><div><nav aria-label="Sections" tabindex="0">{self.navigation}</nav>{status}'
+            f'<div class="bar"><div><button type="button" id="fold" aria-expanded="false" aria-controls="sections">'
+            f'Sections</button><nav id="sections" aria-label="Sections">{self.navigation}</nav>{status}'
             f'<button type="button" id="theme">Dark</button></div></div>\n<main>\n{main}\n</main>\n'
             + "\n".join(f"<script>{_asset(name)}</script>" for name in SCRIPTS)
             + "\n</body>\n</html>\n"
@@ -88,12 +94,19 @@ def save(made: Page, out: str | Path) -> Path:
     return out
 
 
-def page(content: Content) -> Page:
-    """Build the page of runs."""
+def page(content: Content, command: str = "", title: str = "", date: datetime | None = None) -> Page:
+    """Build the page of runs.
+
+    Args:
+        content: The runs.
+        command: Command that makes the page, for its head; empty for a page made in Python.
+        title: Title; empty: the data sets and partitions.
+        date: Time of the page; None: now.
+    """
     recipes = [run.recipe for run in content.runs]
     data = ", ".join(sorted({r.dataset for r in recipes}))
-    partitions = sorted({r.partition for r in recipes})
-    title = " · ".join(filter(None, [data, ", ".join(partitions[:4]) + (" …" if len(partitions) > 4 else "")]))
+    partitions = sorted({brief(r.partition) for r in recipes}, key=natural)
+    title = title or " · ".join(filter(None, [data, ", ".join(partitions[:4]) + (" …" if len(partitions) > 4 else "")]))
     finished = sum(run.finished for run in content.runs)
     others = len(content.runs) - finished
     counts = [f"{finished} finished", *([f"{others} not finished"] if others else [])]
@@ -102,11 +115,28 @@ def page(content: Content) -> Page:
     said = f"seeds {', '.join(map(str, seeds[:8]))}{' …' if len(seeds) > 8 else ''}" if seeds else "no run yet"
     title = title or ("Tuning" if content.studies else "")
     said += f". Studies: {len(content.studies)}" if content.studies else ""
+    time = f"{date or datetime.now().astimezone():%Y-%m-%d %H:%M}"
+    made = "" if content.live else f'<time datetime="{time}">{time}</time>. '
+    shared = brief(", ".join(f"{key}={text(value)}" for key, value in _shared(recipes).items()))
     header = (
-        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>Runs: {', '.join(counts)}; {said}. Accuracies in per "
-        f"cent; only finished runs count in means.</p>{markup.notes(content.notes)}"
+        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>{made}Runs: {', '.join(counts)}; {said}. "
+        "Accuracies in per cent; only finished runs count in means.</p>"
+        + (f"<p>All runs: {markup.words(shared, 400)}</p>" if shared else "")
+        + (f"<p>Made by <code>{markup.words(command, 200)}</code></p>" if command else "")
+        + markup.notes(content.notes)
     )
     return Page(title or "no run yet", header, every(content))
+
+
+def _shared(recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """Return the keys that all recipes share: the main ones, and those that are not at their defaults."""
+    flat, default = [flat_recipe(recipe) for recipe in recipes], flat_recipe(Recipe())
+    common = {key: flat[0][key] for key in flat[0] if key not in differing(flat)} if flat else {}
+    return {
+        key: value
+        for key, value in common.items()
+        if key in MAIN or (value != default.get(key) and key not in ("dataset", "partition"))
+    }
 
 
 @cache

@@ -1,6 +1,8 @@
 // Charts: what Python has laid out is handed to Plotly in the colors of the page; choices and legends act on groups.
 const fedhead = { chosen: {}, hidden: {}, sorted: {}, filtered: {} };  // what the reader has set, by group or table
 
+fedhead.isTouch = () => matchMedia("(pointer: coarse)").matches;
+
 fedhead.theme = () => {
   const style = getComputedStyle(document.documentElement);
   const [ink, rule, card] = ["--ink", "--rule", "--card"].map((name) => style.getPropertyValue(name).trim());
@@ -10,7 +12,7 @@ fedhead.theme = () => {
     font: { color: ink, size: 12.5, family: "system-ui, sans-serif" }, margin: { l: 50, r: 12, t: 10, b: 40 },
     xaxis: axis, yaxis: axis, hoverlabel: { bgcolor: card, bordercolor: rule, font: { color: ink }, namelength: -1 },
     // a finger scrolls the page; a mouse draws the area to zoom into
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", uirevision: "kept",
+    dragmode: fedhead.isTouch() ? false : "zoom", uirevision: "kept",
   };
 };
 
@@ -41,9 +43,21 @@ fedhead.draw = (figure) => {
   layout.uirevision = name;  // zoom stays while data arrive, not when something else is chosen
   // a double click shows everything again; what a plot began with is forgotten once new data have arrived
   const unused = ["lasso2d", "select2d"];
-  const config = { responsive: true, displaylogo: false, doubleClick: "autosize", modeBarButtonsToRemove: unused };
+  const bar = fedhead.isTouch() ? false : "hover";  // on a phone it would cover the chart
+  const config = { responsive: true, displaylogo: false, displayModeBar: bar, doubleClick: "autosize", modeBarButtonsToRemove: unused };
   Plotly.react(plot, data, layout, config);
+  if (!figure.drawn) plot.on("plotly_afterplot", () => fedhead.fit(plot));
   figure.drawn = true;
+  fedhead.fit(plot);
+};
+
+// Show the texts of a heat map's cells where the widest one fits, also after the window has changed.
+fedhead.fit = (plot) => {
+  const [trace] = plot.data, { xaxis, yaxis } = plot._fullLayout;
+  if (!trace?.text || trace.type !== "heatmap") return;
+  const widest = Math.max(...trace.text.flat().map((text) => text.length));
+  const fits = xaxis._length / trace.z[0].length >= 7 * widest + 3 && yaxis._length / trace.z.length >= 14;
+  if (Boolean(trace.texttemplate) !== fits) Plotly.restyle(plot, { texttemplate: fits ? "%{text}" : "" }, [0]);
 };
 
 fedhead.redraw = (group) => {
@@ -97,6 +111,13 @@ fedhead.startCharts = (root) => {
   for (const figure of root.querySelectorAll("figure.chart")) fedhead.observer.observe(figure);
 };
 
-addEventListener("beforeprint", () => {
-  for (const figure of document.querySelectorAll("figure.chart")) if (!figure.drawn) fedhead.draw(figure);
-});
+// Paper is white: print every chart in light colors, also those that were not on the screen yet.
+fedhead.printing = (on) => {
+  const { dataset } = document.documentElement;
+  if (on) { fedhead.screenTheme = dataset.theme; dataset.theme = "light"; }
+  else if (fedhead.screenTheme) dataset.theme = fedhead.screenTheme;
+  else delete dataset.theme;
+  for (const figure of document.querySelectorAll("figure.chart")) if (on || figure.drawn) fedhead.draw(figure);
+};
+addEventListener("beforeprint", () => fedhead.printing(true));
+addEventListener("afterprint", () => fedhead.printing(false));

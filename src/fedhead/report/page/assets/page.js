@@ -68,6 +68,10 @@ document.addEventListener("DOMContentLoaded", () => {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   name();
+  const fold = document.getElementById("fold"), nav = document.getElementById("sections");
+  const unfold = (open) => { fold.setAttribute("aria-expanded", String(open)); nav.classList.toggle("open", open); };
+  fold.addEventListener("click", () => unfold(!nav.classList.contains("open")));
+  nav.addEventListener("click", () => unfold(false));
   fedhead.start(document);
   if (document.body.dataset.live) setTimeout(fedhead.poll, Number(document.body.dataset.live));
 });

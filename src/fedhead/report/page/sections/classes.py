@@ -72,7 +72,7 @@ def confusion_section(content: Content) -> Section | None:
     for entry in content.entries:
         total = _confusion(entry)
         if total is not None and len(total) <= NAMED:
-            key = names.setdefault(f"{entry.method} · {entry.column}", f"c{len(names)}")
+            key = names.setdefault(entry.name, f"c{len(names)}")
             after = f"after {entry.stage}" if entry.stage else "after the rounds"
             charts.setdefault(after, {})[key] = _matrix(total, class_names(entry.runs, len(total)))
     if not charts:
@@ -105,4 +105,5 @@ def _matrix(total: NDArray[np.float64], names: list[str]) -> Chart:
         column_names=names,
         bounds=(0, 100),
         height=150 + 24 * min(len(names), 20),
+        texts=[[f"{value:.0f}" if value >= 0.5 else "" for value in row] for row in share],
     )

@@ -36,17 +36,17 @@ def traffic_section(content: Content) -> Section | None:
             total = statistics.fmean(_megabytes(run.rows) for run in entry.runs)
             participants = sum(r.get("participants", 0) for run in entry.runs for r in run.rows)
             each = 1e3 * total * len(entry.runs) / participants if participants else None
-            body.append([entry.method, entry.column, number(total, ",.2f"), number(each, ",.1f")])
+            body.append([*content.names(entry), number(total, ",.2f"), number(each, ",.1f")])
     if not body:
         return None
-    head = ["method", "setting", "MB of all rounds", "kB per client and round"]
+    head = content.head("MB of all rounds", "kB per client and round")
     shown = legend("traffic", content.styles) + panels(figures) if figures else ""
     totals = _numbers("traffic", Table("Traffic of the rounds, up and down, mean over seeds", head, body))
     return Section("traffic", "Bytes against accuracy", shown + totals)
 
 
 def _numbers(id: str, content: Table) -> str:
-    shown = table(f"{id}-table", content, wordy=[1])
+    shown = table(f"{id}-table", content, wordy=["setting"])
     return folded(f"{id}-numbers", "The numbers", shown) if len(content.body) > FOLDED else shown
 
 
@@ -83,8 +83,8 @@ def time_section(content: Content) -> Section | None:
     body: list[list[Cell | str]] = []
     for entry, runs in entries:
         means = [statistics.fmean(seconds.get(kind, 0.0) for seconds in runs) for kind in kinds]
-        body.append([entry.method, entry.column, *(number(value, ",.2f") for value in [*means, sum(means)])])
-    head = ["method", "setting", *kinds, "all"]
+        body.append([*content.names(entry), *(number(value, ",.2f") for value in [*means, sum(means)])])
+    head = content.head(*kinds, "all")
     return Section("time", "Time", _numbers("time", Table("Seconds, mean over seeds", head, body)))
 
 

@@ -6,6 +6,7 @@ import shlex
 import time
 from html import escape
 
+from fedhead.report.compare.pivot import brief
 from fedhead.report.metric_names import metric_label
 from fedhead.report.page.content import Content, first_words
 from fedhead.report.page.markup import Section, folded, identifier, table, words
@@ -31,9 +32,9 @@ def section(content: Content, now: float | None = None) -> Section | None:
         r = run.recipe
         body.append(
             [
-                str(run.path),
-                r.method,
-                f"{r.dataset}, {r.partition}",
+                content.name(run.path),
+                brief(r.method),
+                brief(f"{r.dataset}, {r.partition}"),
                 Cell(str(r.seed), r.seed),
                 state,
                 Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
@@ -42,9 +43,9 @@ def section(content: Content, now: float | None = None) -> Section | None:
             ]
         )
     for path, why in content.broken.items():
-        body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
+        body.append([content.name(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
     head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
-    listed = table("runs-table", Table("", head, body), wordy=(2, 4))
+    listed = table("runs-table", Table(f"Folders in {content.parent}", head, body), wordy=["data", "state"])
     details = "".join(map(_details, content.runs, states))
     if len(content.runs) > FEW:
         details = folded("recipes", "Recipes, versions and the commands that repeat the runs", details)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhead.report.compare.pivot import brief
 from fedhead.report.page.charts import Chart, heat
 from fedhead.report.page.content import Content, class_names
 from fedhead.report.page.markup import Section, chart, choice, panels
@@ -23,8 +24,8 @@ def section(content: Content) -> Section | None:
             runs.setdefault(_label(run), run)
     if not runs:
         return None
-    labels = {f"p{i}": label for i, label in enumerate(list(runs)[:MOST])}
-    charts = {key: _map(runs[label]) for key, label in labels.items()}
+    labels = {f"p{i}": brief(label) for i, label in enumerate(list(runs)[:MOST])}
+    charts = {key: _map(run) for key, run in zip(labels, runs.values(), strict=False)}
     remark = "Cells without samples are empty."
     remark += f" {len(runs) - MOST} more partitions are not shown." if len(runs) > MOST else ""
     figure = chart("partition", "partitions", charts, "Training samples by client and class")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fedhead.report.compare.pivot import brief
 from fedhead.report.page.charts import Chart, heat
 from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, chart, choice, notes, panels, table
@@ -34,23 +35,22 @@ def section(content: Content, now: float | None = None) -> Section | None:
     for run in unfinished:
         done, rounds = len(run.rows), run.recipe.rounds
         state, left = state_of(run, now)
-        bar = f'<progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress> {done} / {rounds}'
+        bar = f'{done} / {rounds} <progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress>'
         r = run.recipe
-        setting = f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"
         body.append(
             [
-                str(run.path),
-                setting,
-                state,
+                content.name(run.path),
                 Cell("", done / max(rounds, 1), html=bar),
-                number(_pace(run), ".2f"),
                 Cell("–" if left is None else duration(left), left),
                 *(number(run.last(name)) for name in ("accuracy", "personal", "train_loss")),
+                number(_pace(run), ".2f"),
+                state,
+                brief(f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"),
             ]
         )
-    head = ["run", "what", "state", "rounds", "s per round", "left", "accuracy", "personal", "training loss"]
-    listed = table("progress-table", Table("", head, body), wordy=(1, 2))
-    return Section("progress", "Progress", listed + _clients(unfinished) + notes(_troubles(unfinished)))
+    head = ["run", "rounds", "left", "accuracy", "personal", "training loss", "s per round", "state", "recipe"]
+    listed = table("progress-table", Table("", head, body), wordy=["state", "recipe"])
+    return Section("progress", "Progress", listed + _clients(content, unfinished) + notes(_troubles(unfinished)))
 
 
 def state_of(run: Run, now: float) -> tuple[str, float | None]:
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _clients(runs: list[Run]) -> str:
+def _clients(content: Content, runs: list[Run]) -> str:
     """Return a map of the clients' training losses by round."""
     charts: dict[str, Chart] = {}
     for run in runs:
@@ -104,7 +104,7 @@ def _clients(runs: list[Run]) -> str:
         if rows and clients:
             z = [[row["client_train_loss"].get(k) for row in rows] for k in clients]
             height = min(160 + 9 * len(clients), 620)
-            charts[str(run.path)] = heat(
+            charts[content.name(run.path)] = heat(
                 z,
                 rows="client",
                 columns="round",

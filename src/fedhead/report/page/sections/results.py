@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedhead.report.compare.comparison_text import gains_table, values_table
+from fedhead.report.compare.pivot import brief, text
 from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, blocks, choice, table
 from fedhead.report.table import Cell, Table
@@ -17,7 +18,8 @@ def section(content: Content) -> Section | None:
     tables = {m: values_table(content.compared(m, gains=False)) for m in content.metrics}
     contents = {m: table(f"results-{i}", shown) for i, (m, shown) in enumerate(tables.items())}
     body = choice("results", "Metric", content.metrics) + blocks("results", contents)
-    return Section("results", "Results", body + _settings(content))
+    remark = "<p>Bold: the best of a column, if its 95 % interval overlaps no other. Single runs have no interval.</p>"
+    return Section("results", "Results", body + remark + _settings(content))
 
 
 def _settings(content: Content) -> str:
@@ -28,9 +30,9 @@ def _settings(content: Content) -> str:
     body: list[list[Cell | str]] = []
     for entry in content.methods:
         recipe = (entry.runs or entry.unfinished)[0].recipe.flat()
-        body.append([entry.method, entry.column, *(str(recipe.get(key, "")) for key in keys)])
-    further = Table("Further settings that differ", ["method", "setting", *keys], body)
-    return table("settings", further, wordy=range(1, len(keys) + 2))
+        body.append([*content.names(entry), *(brief(text(recipe.get(key, ""))) for key in keys)])
+    further = Table("Further settings that differ", content.head(*keys), body)
+    return table("settings", further, wordy=["setting"])
 
 
 def gains_section(content: Content) -> Section | None:
@@ -44,7 +46,7 @@ def gains_section(content: Content) -> Section | None:
     baselines = list(dict.fromkeys([first.pivot.rows[first.baseline], *first.pivot.rows]))[:BASELINES]
     names = {f"b{i}": name for i, name in enumerate(baselines)}
     contents = {
-        key: table(f"gains-{i}", gains_table(content.compared(metric, name)), wordy=[1])
+        key: table(f"gains-{i}", gains_table(content.compared(metric, name)), wordy=["setting"])
         for i, (key, name) in enumerate(names.items())
     }
     return Section("gains", "Gains", choice("gains", "Compared with", names) + blocks("gains", contents))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedhead.core.system.errors import BadInput
+from fedhead.report.compare.pivot import brief
 from fedhead.report.compare.study_trials import read_study
 from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, notes, panels, table
@@ -22,7 +23,7 @@ def section(content: Content) -> Section | None:
             remarks.append(str(error))
             continue
         best, states = trials.best, list(trials.table["state"])
-        chosen = ", ".join(f"{key}={_short(best[key])}" for key in trials.keys)
+        chosen = brief(", ".join(f"{key}={best[key]}" for key in trials.keys))
         counts = [number(states.count(state), "d") for state in ("complete", "pruned", "failed")]
         body.append([folder.name, trials.objective, number(float(best["value"])), chosen, *counts])
         figures += pictures(folder, str(folder))
@@ -30,12 +31,5 @@ def section(content: Content) -> Section | None:
         return None
     head = ["study", "objective", "best value", "found", "complete", "pruned", "failed"]
     found = Table("Best settings, on validation samples", head, body)
-    shown = table("tuning-table", found, wordy=[3]) if body else ""
+    shown = table("tuning-table", found, wordy=["found"]) if body else ""
     return Section("tuning", "Tuning", shown + panels(figures) + notes(remarks))
-
-
-def _short(word: str) -> str:
-    try:
-        return f"{float(word):.4g}"
-    except ValueError:
-        return word
