@@ -112,7 +112,7 @@ def test_gains_are_those_of_a_paired_t_interval(runs: Path, found: Reader) -> No
     ]
     mean, error = statistics.fmean(differences), float(stats.sem(differences))
     low, high = stats.t.interval(0.95, 1, mean, error)
-    assert rows["fedprox", "dirichlet(0.1)"][:3] == ["2", f"{mean:+.2f}", f"{low:+.2f} … {high:+.2f}"]
+    assert rows["fedprox", "dirichlet(0.1)"][:3] == ["2 splits", f"{mean:+.2f}", f"{low:+.2f} … {high:+.2f}"]
 
 
 def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, found: Reader) -> None:
@@ -155,7 +155,7 @@ def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path
             row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
             (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
             folder.finish({"accuracy": accuracy, "stages": {}})
-    assert read(tmp_path).tables["gains-0"][1][:4] == ["fedprox", "2", "+10.00", "all equal: none"]
+    assert read(tmp_path).tables["gains-0"][1][:4] == ["fedprox", "2 splits", "+10.00", "all equal: none"]
 
 
 def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
