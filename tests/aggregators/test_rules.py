@@ -16,7 +16,7 @@ from fedhead.aggregators.coordinate_median import CoordinateMedian
 from fedhead.aggregators.geometric_median import GeometricMedian
 from fedhead.aggregators.krum import Krum, MultiKrum
 from fedhead.aggregators.trimmed_mean import TrimmedMean
-from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_rows import tree_mean
 
 HONEST = 6  # and one hostile client, which every rule withstands with its defaults
@@ -147,3 +147,21 @@ def test_numbers_near_the_end_of_float32_stay_finite(name: str) -> None:
     found = vector(AGGREGATORS[name]().combine(updates, None))
     assert found.dtype == torch.float32
     assert float(found.norm()) <= 3
+
+
+def with_statistics(parameters: list[float], statistics: list[float]) -> list[Weights]:
+    """Models of one parameter and a running mean."""
+    pairs = torch.tensor([parameters, statistics]).double().T
+    return [Weights({"w": pair[:1], "mean": pair[1:]}, buffers=["mean"]) for pair in pairs]
+
+
+@pytest.mark.parametrize("rule", [Krum(1), MultiKrum(1), GeometricMedian(), CenteredClipping()])
+def test_running_statistics_do_not_decide_which_updates_are_near(rule: Aggregator) -> None:
+    parameters = [0.0, 1.0, 2.5, 4.5, 100.0]
+    alike, spread = (with_statistics(parameters, values) for values in ([0.0] * 5, [700.0, -300.0, 50.0, 9.0, 0.0]))
+    found = rule.combine(spread, None)
+    assert torch.equal(found["w"], rule.combine(alike, None)["w"])
+    if type(rule) is Krum:
+        assert found["mean"].tolist() == [-300.0]  # those of the chosen client
+    if type(rule) is MultiKrum:
+        assert found["mean"].tolist() == [(700.0 - 300.0 + 50.0 + 9.0) / 4]

@@ -18,7 +18,7 @@ from fedhead.algorithm.upload import Float16Upload
 from fedhead.core.components.component_syntax import read_policy
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.core.training.optimizers import SGD
-from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.policies import outliers
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.reply_check import Refused
@@ -124,6 +124,20 @@ def test_by_hand() -> None:
         "the norm of its model 50 is 5 times the round's median of 10; "
         "its number of samples 1e+12 is 4e+10 times the round's median of 25"
     )
+
+
+def test_running_statistics_have_no_length() -> None:
+    """Clients with larger inputs have larger running means; a clipped model's are scaled like its parameters."""
+
+    def model(w: float, mean: float) -> Tree:
+        return Tree(model=Weights({"w": torch.tensor([w]), "mean": torch.tensor([mean])}, buffers=["mean"]))
+
+    sent = {0: model(1, 5), 1: model(1, 10), 2: model(2, 1e6), 3: model(40, 8)}
+    policy = OutlierPolicy("clip", norm=2)
+    found = outliers.find(policy, METHODS["fedavg"](), model(0, 0), sent, dict.fromkeys(sent, 1.0))
+    assert list(found) == [3]
+    assert found[3].sent["model"]["w"].tolist() == [3.0]  # twice the median of 1.5
+    torch.testing.assert_close(found[3].sent["model"]["mean"], torch.tensor([0.6]))
 
 
 def test_samples_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 import torch
 from simulations import make_simulation, make_world, run
 from small import network
+from torch import nn
 
 from fedhead.aggregators import AGGREGATORS
-from fedhead.aggregators.base import Aggregator
+from fedhead.aggregators.base import Aggregator, inner_products, squared_distances
 from fedhead.aggregators.centered_clipping import CenteredClipping
 from fedhead.aggregators.coordinate_median import CoordinateMedian
-from fedhead.aggregators.krum import Krum
+from fedhead.aggregators.krum import Krum, krum_scores
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
@@ -32,6 +34,7 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
+from fedhead.models.wrap import split
 from fedhead.stages import STAGES
 from fedhead.testing.small import small_federation
 
@@ -101,6 +104,36 @@ def test_the_median_of_a_round_is_that_of_what_the_clients_sent() -> None:
     for name, value in made.server["model"].items():
         ordered = torch.stack([each[name] for each in sent]).sort(dim=0).values
         torch.testing.assert_close(value, (ordered[2] + ordered[3]) / 2, atol=1e-6, rtol=1e-6)
+
+
+def test_krum_chooses_by_parameters_on_raw_inputs_with_batch_norm() -> None:
+    """Clients whose inputs differ in size differ in running statistics, which are not what they have learned."""
+    draw = np.random.default_rng(0)
+    size = np.repeat([1.0, 30.0, 100.0, 300.0, 1000.0, 10.0], 40)
+    x = (draw.normal(size=(240, 4)) * size[:, None] + size[:, None]).astype(np.float32)
+    y = (x[:, 0] > size).astype(int)
+    fed = Federation.from_arrays(x, y, "natural", groups=np.repeat(np.arange(6), 40))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = split(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), classifier="3")
+        sent: list[list[Tree]] = []
+
+        @dataclass(frozen=True)
+        class Recorded(Krum):
+            """Krum that keeps what it was given."""
+
+            def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+                sent.append(list(updates))  # noqa: B023  # called before the next seed
+                return super().combine(updates, previous)
+
+        settings = {"rounds": 1, "local": LOCAL, "aggregator": Recorded()}
+        trained = make_simulation(fed, [model], METHODS["fedavg"](), **settings).using(Loop())
+        start = trained.server["model"]
+        run(trained)
+        (updates,) = sent
+        parameters = [update.params for update in updates]  # type: ignore[attr-defined]  # weights of a model
+        chosen = parameters[int(krum_scores(squared_distances(inner_products(parameters)), 1).argmin())]
+        close((trained.server["model"] - start).params, chosen, 1e-6)
 
 
 def test_what_is_remembered_survives_resuming() -> None:

@@ -40,7 +40,8 @@ class Aggregator(Component):
         """Combine the clients' updates into one; pure.
 
         Args:
-            updates: Update of each client, at least `min_clients()` of them, all with the same names.
+            updates: Update of each client, at least `min_clients()` of them, all with the same names. Models are
+                `Weights`: `sq`, `dot` and `vector` leave out BatchNorm's running statistics.
             previous: Result of the previous round, if the rule `remembers`; None in the first round.
 
         Returns:
@@ -56,9 +57,12 @@ aggregator = AGGREGATORS.decorator
 
 
 def inner_products(updates: Sequence[Tree]) -> Tensor:
-    """Return ⟨x_i, x_j⟩ of all pairs [K, K], in double precision so that hostile numbers don't overflow."""
+    """Return ⟨x_i, x_j⟩ of all pairs [K, K], in double precision so that hostile numbers don't overflow.
+
+    Only parameters count: BatchNorm's running statistics have other units, in which clients with other inputs differ.
+    """
     total: Tensor | None = None
-    for tensors in zip(*(update.leaves().values() for update in updates), strict=True):
+    for tensors in zip(*(update.vector().values() for update in updates), strict=True):
         rows = torch.stack([t.flatten() for t in tensors]).double()
         product = rows @ rows.T
         total = product if total is None else total + product

@@ -39,4 +39,4 @@ class CenteredClipping(Aggregator):
 
 
 def _length(update: Tree) -> torch.Tensor:
-    return torch.stack([t.double().square().sum() for t in update.leaves().values()]).sum().sqrt()
+    return torch.stack([t.double().square().sum() for t in update.vector().values()]).sum().sqrt()

@@ -105,16 +105,17 @@ class Tree(dict[str, Any]):
         Raises:
             KeyError: If the names differ.
         """
-        mine, theirs = self._vector(), other._vector()
+        mine, theirs = self.vector(), other.vector()
         if mine.keys() != theirs.keys():
             raise KeyError(f"trees with different names: {', '.join(sorted(mine.keys() ^ theirs.keys())[:4])}")
         return cast(Tensor, sum((t * theirs[n]).sum() for n, t in mine.items()))
 
     def sq(self) -> Tensor:
         """Return the squared Euclidean norm."""
-        return cast(Tensor, sum(t.square().sum() for t in self._vector().values()))
+        return cast(Tensor, sum(t.square().sum() for t in self.vector().values()))
 
-    def _vector(self) -> dict[str, Tensor]:
+    def vector(self) -> dict[str, Tensor]:
+        """Return the tensors that norms and inner products include, keyed by full name; all by default."""
         return self.leaves()
 
     # -- names ------------------------------------------------------------------------------------
@@ -228,7 +229,8 @@ class Weights(Tree):
         buffers = other.buffers if isinstance(other, Weights) else frozenset()
         return type(self)({**self, **(other or {}), **entries}, self.buffers | buffers)
 
-    def _vector(self) -> dict[str, Tensor]:
+    def vector(self) -> dict[str, Tensor]:
+        """Return the parameters by name, without buffers."""
         return {n: t for n, t in self.items() if n not in self.buffers}
 
     def _like(self, entries: dict[str, Any]) -> Self:

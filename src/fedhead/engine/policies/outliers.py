@@ -111,7 +111,8 @@ def _measured(algorithm: Algorithm, server: Tree, sent: Tree) -> list[str]:
 
 
 def _update(sent: Tree, old: Tree | None) -> list[Tensor]:
-    return [t if old is None else t - old[name] for name, t in sent.items() if old is None or name in old]
+    """Return the tensors whose norm is compared: parameters, without BatchNorm's running statistics."""
+    return list(sent.values()) if old is None else [sent[name] - t for name, t in old.vector().items() if name in sent]
 
 
 def _scaled(sent: Tree, old: Tree | None, factor: float) -> Tree:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
@@ -59,9 +61,11 @@ class RobustMean:
         rule, current = self._aggregator, self._server.get(name, Tree())
         if not isinstance(current, Tree):  # `Replies.mean` wraps a single tensor in a tree
             current = Tree(value=current)
-        old = sent[0].zeros().replace({entry: current[entry] for entry in sent[0] if entry in current})
+        # of the server's type: what counts as a buffer is not the client's to say
+        old = current._like({entry: current.get(entry, zero) for entry, zero in sent[0].zeros().items()})
         memory = self._server.get(MEMORY, {}).get(name)
-        self._updates[name] = rule.combine([tree - old for tree in sent], memory if rule.remembers else None)
+        updates = [old.map(torch.rsub, tree) for tree in sent]
+        self._updates[name] = rule.combine(updates, memory if rule.remembers else None)
         return old + self._updates[name]
 
     def remember(self, algorithm: Algorithm, server: Tree) -> Tree:
