@@ -37,8 +37,12 @@ def test_the_factors_are_those_of_torch(text: str, warmup: int) -> None:
         scheduler.step()
 
 
-def test_stages_train_at_the_full_rate() -> None:
-    assert learning_rate_factor(make_schedule("cosine"), 0, ROUNDS, ROUNDS) == 1.0
+@pytest.mark.parametrize("text", ["constant", "cosine", "step(6, 0.5)"])
+def test_stages_keep_the_factor_of_the_last_round(text: str) -> None:
+    schedule = make_schedule(text)
+    last, after = (learning_rate_factor(schedule, 0, number, ROUNDS) for number in (ROUNDS - 1, ROUNDS))
+    assert after == last > 0
+    assert learning_rate_factor(schedule, 4, 0, 0) == 1.0  # without rounds
 
 
 @pytest.mark.parametrize(

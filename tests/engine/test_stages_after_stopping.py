@@ -101,12 +101,14 @@ def test_a_run_that_was_not_stopped_is_followed_by_the_round_after_its_last(tmp_
 
 
 @pytest.mark.parametrize("schedule", [{"lr_schedule": "cosine"}, {"lr_schedule": "step(1, 0.5)"}, {"warmup_rounds": 4}])
-def test_schedules_keep_the_planned_rounds_and_stages_are_without_them(schedule: dict[str, Any]) -> None:
+def test_schedules_keep_the_planned_rounds_and_stages_continue_them(schedule: dict[str, Any]) -> None:
     stopped, whole = run(6, **schedule, callbacks=[StopAfter(2)]), run(6, **schedule)
     assert [row["lr"] for row in stopped.rows] == [row["lr"] for row in whole.rows[:2]]
-    clients = stopped.trained.clients
-    assert clients.stage_lr(3) == 0.1 * 0.5**2  # the factor of a schedule ends with the rounds, as after a whole run
-    assert clients.stage_lr(7) == clients.lr(7) == 0.1 * 0.5**6
+    clients, planned = stopped.trained.clients, [row["lr"] for row in whole.rows]
+    assert clients.lr(3) == planned[2]
+    assert clients.lr(7) == pytest.approx(planned[5] * 0.5)  # the schedule's last factor, one more of the decay
+    first, second = stopped.trained.after("finetune", 0), whole.trained.after("finetune", 0)
+    assert [state._client(0).lr.item() for state in (first, second)] == pytest.approx([planned[2], clients.lr(7)])
 
 
 # -- run folders ------------------------------------------------------------------------------------------

@@ -39,10 +39,11 @@ class FineTune(Stage):
 
     The learning rate is that of the round after the tuned model's round: the last round, the round in which a callback
     stopped the run, or the selected one. It includes the run's decay: 0.99 per round leaves 13 % after 200 rounds.
-    `full_lr` uses the learning rate of the first round.
+    It includes the run's schedule too: after the last round of `cosine` almost nothing is left. `full_lr` uses the
+    optimizer's learning rate, without decay and schedule.
     """
 
-    full_lr: bool = dataclasses.field(default=False, kw_only=True)  # learning rate of the first round, without decay
+    full_lr: bool = dataclasses.field(default=False, kw_only=True)  # learning rate without decay and schedule
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check that at least one client has test samples."""

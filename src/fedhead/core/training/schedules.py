@@ -84,8 +84,8 @@ def make_schedule(text: str | None) -> LRSchedule:
 def learning_rate_factor(schedule: LRSchedule, warmup: int, round: int, rounds: int) -> float:
     """Return the factor of a round: linear warm-up for `warmup` rounds, then the schedule.
 
-    As `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the schedule. Stages, which
-    run after the rounds, train at the full rate.
+    As `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the schedule. A stage, which
+    follows the rounds, keeps the factor of the last round, where the next one of `cosine` would be 0.
 
     Args:
         schedule: Schedule after the warm-up.
@@ -96,8 +96,9 @@ def learning_rate_factor(schedule: LRSchedule, warmup: int, round: int, rounds: 
     >>> [round(learning_rate_factor(LRSchedule(), 3, r, 10), 2) for r in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    if round >= rounds:
+    if not rounds:
         return 1.0
+    round = min(round, rounds - 1)
     if round < warmup:
         return (round + 1) / (warmup + 1)
     return schedule.factor(round - warmup, max(rounds - warmup, 1))

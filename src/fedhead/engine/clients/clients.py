@@ -159,16 +159,8 @@ class Clients:
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
 
     def lr(self, round: int) -> float:
-        """Return the learning rate of a round, from 1."""
+        """Return the learning rate of a round, from 1; that of a stage is one after the last trained round."""
         return self.task.local.lr(round, self.task.rounds)
-
-    def stage_lr(self, round: int) -> float:
-        """Return the learning rate of a stage: decayed as if the trained rounds were all that was planned.
-
-        Args:
-            round: Round number of the stage, one after the last trained round.
-        """
-        return self.task.local.lr(round, round - 1)
 
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
@@ -206,7 +198,7 @@ class Clients:
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,
                     public_rows=self.batches.public_rows,
-                    lr=self.lr(round) if label == local_schedule.TRAIN else self.stage_lr(round),
+                    lr=self.lr(round),
                     round=round,
                     tables=tables,
                 )
