@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
+from fedhead.algorithm.method import Method
 from fedhead.api.reference import Entry, explain, field_entries, recipe_keys
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
@@ -46,3 +50,16 @@ def test_explain_names_the_nearest() -> None:
         explain("local_epoch")
     with pytest.raises(BadInput, match=r"unknown key or component 'xyzzy': fedhead ls keys lists keys"):
         explain("xyzzy")
+
+
+def test_a_component_without_a_source_file_is_explained() -> None:
+    space: dict[str, Any] = {}
+    text = "@dataclass(frozen=True)\nclass Typed(Method):\n    'Method of a session.'\n    mu: float = 0.5"
+    exec(text, {"dataclass": dataclass, "Method": Method, "__name__": __name__}, space)
+    METHODS.register("typed_in_a_session", space["Typed"])
+    try:
+        assert explain("typed_in_a_session") == (
+            "method typed_in_a_session: Method of a session.\n\nParameters:\n  method.mu = 0.5 (a number)"
+        )
+    finally:
+        del METHODS["typed_in_a_session"]

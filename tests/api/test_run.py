@@ -3,10 +3,12 @@
 import functools
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fedhead
@@ -193,3 +195,18 @@ def test_the_docstring_begins_with_five_arguments_and_groups_all_others_in_the_o
     assert names[0] == ["federation", "model", "method", "rounds", "local_epochs"]
     assert all(title for title, _ in sections[1:])
     assert [name for group in names for name in group] == list(inspect.signature(fedhead.run).parameters)
+
+
+def test_threads_follow_the_models_size_and_are_restored(tmp_path: Path) -> None:
+    fed = fedhead.Federation.from_arrays(np.eye(4), [0, 1, 0, 1], clients=2)
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        for out in (None, tmp_path / "run"):
+            fedhead.run(
+                fed, "mlp(hidden=[4])", rounds=1, out=out, on_round=lambda _: seen.append(torch.get_num_threads())
+            )
+            seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 1, 2]

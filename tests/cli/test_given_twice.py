@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.recipes.search_space import read_space
@@ -36,11 +35,3 @@ def test_a_key_that_is_given_twice_is_refused(
 def test_a_search_from_python_refuses_it_too(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"rounds is given twice; .* rounds=choice"):
         read_space(["lr=log(1e-3, 1)", "rounds=1", "rounds=2"])
-
-
-@pytest.mark.slow
-def test_the_demo_keeps_its_own_number_of_rounds_where_another_is_asked_for(tmp_path: Path) -> None:
-    out = tmp_path / "demo"
-    assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(out), "--quiet"]) == 0
-    rounds = {run.record.recipe.method: run.record.recipe.rounds for run in fh.load_all([out])}
-    assert rounds["fedetf"] == 1

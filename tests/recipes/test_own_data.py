@@ -73,7 +73,7 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_no_unknown_data_set(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"nowhere\.npz: no such file$"):
+    with pytest.raises(BadInput, match=r"nowhere\.npz: no such file; give the path of an \.npz file$"):
         build_experiment(Recipe(dataset=str(tmp_path / "nowhere.npz")))
 
 

@@ -203,6 +203,13 @@ def test_bad_input_is_said_in_one_line(
     assert not (tmp_path / "s").exists()
 
 
+def test_a_folder_that_holds_something_else_is_refused(planted: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(fh.BadInput, match=r"is not empty and holds no study \(it has notes.txt\): give another --out"):
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")
+    assert {path.name for path in tmp_path.iterdir()} <= {"notes.txt", ".lock"}
+
+
 @pytest.mark.slow
 def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -> None:
     fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import io
 import tokenize
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedhead.core.components.parameters import describe_type, parameters
@@ -43,7 +44,9 @@ def field_entries(cls: type, prefix: str = "") -> list[Entry]:
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            comments |= _arguments(inspect.getdoc(base) or "") | _comments(inspect.getsource(base))
+            comments |= _arguments(inspect.getdoc(base) or "")
+            with suppress(OSError):  # a class of an interactive session has no source file
+                comments |= _comments(inspect.getsource(base))
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     entries = []
     for name, hint in parameters(cls).items():

@@ -49,7 +49,7 @@ from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.progress import Progress
 from fedhead.runs.python_components import described
 from fedhead.runs.read_runs import MODULE_WEIGHTS
-from fedhead.runs.run import run_in_folder
+from fedhead.runs.run import run_in_folder, threads_for
 from fedhead.runs.run_loggers import RunLoggers
 from fedhead.runs.run_writer import RunWriter
 from fedhead.samplers.base import Sampler
@@ -264,26 +264,27 @@ def run(
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     compute = Compute(None, device, chosen_executor, precision, compile=compile)
     made_loggers = LOGGER_PART.build(loggers)
+    threads = torch.get_num_threads()
     with Progress(quiet=not progress) as bar:
         observers = [bar.observer(recipe.method, rounds)]
         if on_round is not None:
             observers.append(RoundFunction(on_round))
-        if out is None:
-            earlier = resume if isinstance(resume, Snapshot) else None
-            with closing(RunLoggers(recipe, None, made_loggers)) as logs:
-                simulation = Simulation(experiment, federation, compute)
-                finished = rounds_loop.run(simulation, [*observers[:1], logs, *observers[1:]], earlier)
-                return Result.of(finished, recipe, objects)
-        run = RunWriter(
-            recipe, os.fspath(out), resume=bool(resume), compute=compute, objects=objects, loggers=made_loggers
-        )
-        if run.result is None:
-            threads = torch.get_num_threads()
-            try:
+        try:
+            if out is None:
+                torch.set_num_threads(threads_for(experiment.models))  # as in a run folder: the number affects rounding
+                earlier = resume if isinstance(resume, Snapshot) else None
+                with closing(RunLoggers(recipe, None, made_loggers)) as logs:
+                    simulation = Simulation(experiment, federation, compute)
+                    finished = rounds_loop.run(simulation, [*observers[:1], logs, *observers[1:]], earlier)
+                    return Result.of(finished, recipe, objects)
+            run = RunWriter(
+                recipe, os.fspath(out), resume=bool(resume), compute=compute, objects=objects, loggers=made_loggers
+            )
+            if run.result is None:
                 finished = run_in_folder(run, experiment, federation, compute, observers)
                 return Result.of(finished, recipe, objects, run.out)
-            finally:
-                torch.set_num_threads(threads)  # restore; the run sets its own number
+        finally:
+            torch.set_num_threads(threads)
     return load(
         out,
         federation=federation,

@@ -15,6 +15,15 @@ DEMO = {
     "fedetf": ["method=fedetf"],
     "one round": ["rounds=0", "last_rounds=1", "model.hidden=[512]", "stages=[ridge]"],
 }
+NEXT = """
+Now try your own data:
+
+  Train on a file with arrays x and y, and calibrate the classifier:
+    fedhead run digits dataset=mine.npz test=0.2 'stages=[ccvr]'
+  Train on a folder of images with one folder per class:
+    fedhead run digits dataset=photos/ size=32 model=simplecnn test=0.2
+  Compare methods in one table:
+    fedhead sweep digits dataset=mine.npz test=0.2 'method=[fedavg, fedprox, fedetf]' --seeds 3"""
 
 
 @command("Start")
@@ -48,3 +57,4 @@ def demo(
     print("handwritten digits, 10 clients of very different classes; accuracy in %")
     print_table(Table("", ["method", "accuracy"], body))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")
+    print(NEXT)

@@ -36,7 +36,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
         BadInput: If the file is missing, damaged, or larger than this machine's memory.
     """
     if not path.exists():
-        raise Unreadable(f"{path}: no such file")
+        raise Unreadable(f"{path}: no such file; give the path of an .npz file")
     refuse_special(path)
     try:
         with open(path, "rb") as file:

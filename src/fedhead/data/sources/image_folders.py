@@ -44,7 +44,7 @@ def decode(root: Path, names: Sequence[str], size: int | None = None, channels: 
     Raises:
         BadInput: If the folder or its images can't be read.
     """
-    require(root.is_dir(), f"{root}: no such folder")
+    require(root.is_dir(), f"{root}: no such folder; give the path of a folder of images")
     listed = [
         (picture, c) for c, name in enumerate(names) if (root / name).is_dir() for picture in pictures(root / name)
     ]

@@ -182,6 +182,8 @@ class Study:
                     "another --out"
                 )
             return
+        if others := sorted(path.name for path in self.folder.iterdir() if not path.name.startswith(".lock")):
+            raise BadInput(f"{self.folder} is not empty and holds no study (it has {others[0]}): give another --out")
         with atomic(self.folder / ABOUT) as draft:
             draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
