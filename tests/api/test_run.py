@@ -38,7 +38,7 @@ def recall(confusion: Any, of: int = 0) -> float:
 def test_objects_stand_for_names() -> None:
     x = np.random.RandomState(0).randn(24, 2)
     fed = fedhead.Federation.from_arrays(x[:16], np.arange(16) % 2, clients=2, test=(x[16:], np.arange(8) % 2))
-    metrics = ["accuracy", functools.partial(recall, of=1), recall, lambda confusion: 1.0, lambda confusion: 2.0]
+    metrics = ["f1", functools.partial(recall, of=1), recall, lambda confusion: 1.0, lambda confusion: 2.0]
     settings: dict[str, Any] = {"rounds": 1, "device": "cpu", "metrics": metrics}
     result = fedhead.run(
         fed,
@@ -49,7 +49,7 @@ def test_objects_stand_for_names() -> None:
         executor=Own,
         **settings,
     )
-    assert list(result.metrics) == ["accuracy", "recall(of=1)", "recall", "lambda", "lambda_2"]
+    assert list(result.metrics) == ["f1", "recall(of=1)", "recall", "lambda", "lambda_2"]
     assert (result.executor, list(result.stages)) == ("Own", ["ccvr"])
     assert result.metrics["lambda_2"] == 2.0
     assert fedhead.run(fed, net, "fedetf", executor=Own(), rounds=1, device="cpu").executor == "Own"
