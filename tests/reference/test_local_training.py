@@ -69,6 +69,22 @@ def test_local_training_is_that_of_a_plain_loop(
         torch.testing.assert_close(simulation.server["model"][name], value, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("executor", [Loop, Stack])
+def test_clipping_bounds_the_corrected_step_of_scaffold(executor: Callable[[], Executor]) -> None:
+    """However large the control variate of the server is, no model moves further than its steps allow."""
+    draw = torch.Generator().manual_seed(0)
+    own = [(torch.randn(10, 5, generator=draw).numpy(), torch.arange(10).numpy() % 3) for _ in range(3)]
+    local = experiment_build.local(Recipe(lr=0.1, batch_size=4, clip_norm=0.01))
+    federation = fh.Federation.from_clients(own, test=0.2)
+    settings: dict[str, Any] = {"rounds": 1, "local": local, "dtype": torch.float64}
+    simulation = make_simulation(federation, [build("mlp", (5,), 3, hidden=[4])], fh.Scaffold(), **settings)
+    before = simulation.server["model"]
+    simulation.server = simulation.server.replace(control=simulation.server["control"] + 1.0)
+    train_round(simulation.using(executor()), 1)
+    moved = float((simulation.server["model"] - before).sq().sqrt())
+    assert moved == pytest.approx(2 * 0.1 * 0.01, rel=1e-2)  # two steps, almost in the direction of the control variate
+
+
 def test_momentum_words_without_effect_are_refused() -> None:
     federation = fh.Federation.from_clients([([[0.0, 1.0]] * 4, [0, 1, 0, 1])], test=0.5)
     for settings, message in [

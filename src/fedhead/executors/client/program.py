@@ -94,18 +94,15 @@ class ClientProgram:
         return self.task.local.clip_norm is not None or (self.corrects and phase.corrects)
 
     def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
-        """Clip the gradient, then apply the method's correction."""
-        if self.task.local.clip_norm is not None:
-            g = clip_norm(g, self.task.local.clip_norm)
-        if not (self.corrects and phase.corrects):
-            return g
-        corrected = self.algorithm.correct(g, self.client(inputs))
-        if not isinstance(corrected, Tree):
-            raise BadInput(
-                f"{type(self.algorithm).__name__}.correct returned a {type(corrected).__name__}: return the gradient "
-                "as the optimizer is to see it, a tree with the names of g"
-            )
-        return corrected
+        """Apply the method's correction, then clip the gradient that the optimizer sees."""
+        if self.corrects and phase.corrects:
+            g = self.algorithm.correct(g, self.client(inputs))
+            if not isinstance(g, Tree):
+                raise BadInput(
+                    f"{type(self.algorithm).__name__}.correct returned a {type(g).__name__}: return the gradient "
+                    "as the optimizer is to see it, a tree with the names of g"
+                )
+        return g if self.task.local.clip_norm is None else clip_norm(g, self.task.local.clip_norm)
 
     def loss(
         self, phase: Phase, padded: bool = True
