@@ -17,6 +17,7 @@ from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.callbacks import CALLBACKS, Callback, CallbackList
 from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds.rounds import evaluate
 from fedhead.flower.config import ServerFile
 from fedhead.flower.factory import run_spec
 from fedhead.metrics.registry import find
@@ -129,6 +130,31 @@ def test_what_a_callback_must_not_return_is_named() -> None:
         asked(Wrong("keep"), [1.0])
     with pytest.raises(BadInput, match="callback Wrong: the function raised KeyError"):
         asked(Wrong("other"), [1.0])
+
+
+@dataclass(frozen=True)
+class Curious(fh.Callback):
+    """Reads an entry of the record."""
+
+    entry: str = "accuracy"
+
+    def after_round(self, row: Any, memory: dict[str, Any]) -> Any:
+        """Keep the names of the entries, and read one."""
+        memory["seen"] = sorted(row)
+        row[self.entry]
+
+
+def test_callbacks_do_not_see_test_scores() -> None:
+    settings: dict[str, Any] = {"rounds": 2, "device": "cpu", "metrics": ["f1"], "validation": 0.2}
+    snapshots: list[fh.Snapshot] = []
+    result = fh.run(federation(0.2), "mlp", callbacks=[Curious("train_loss")], on_round=snapshots.append, **settings)
+    seen = set(snapshots[-1].memories[0]["seen"])
+    tested = set(evaluate(result.trained.with_data(), result.trained.with_data().context(2), find(["f1"]), final=True))
+    assert {"accuracy", "personal", "metrics"} <= tested <= set(result.rows[-1]) | {"confusion"}
+    assert not seen & tested
+    assert {"round", "train_loss", "validation"} <= seen
+    with pytest.raises(BadInput, match=r"reads row\['accuracy'\].*set validation=0.1 and read row\['validation'\]"):
+        fh.run(federation(), "mlp", callbacks=[Curious()], rounds=1, device="cpu")
 
 
 # -- validation samples -----------------------------------------------------------------------------------

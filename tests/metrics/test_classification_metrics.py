@@ -79,6 +79,8 @@ def test_metrics_of_scores_equal_those_of_scikit_learn(classes: int, seed: int, 
         )
     assert found.values["nll"] == pytest.approx(sk.log_loss(y, p), abs=1e-9)
     assert found.values["brier"] == pytest.approx(sk.brier_score_loss(y, p[:, 1] if classes == 2 else p), abs=1e-9)
+    certain = predictions(1e4 * logits, y)  # of some true classes the probability is 0, which scikit-learn clips
+    assert measure(find(["nll"]), certain).values["nll"] == pytest.approx(sk.log_loss(y, certain.y_proba), abs=1e-9)
     if classes > 2:
         expected = sk.top_k_accuracy_score(y, test.scores, k=2)  # type: ignore[arg-type]
         assert found.values["topk(2)"] == pytest.approx(expected, abs=1e-9)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedhead.models import MODELS, SplitModel, build, weights
+from fedhead.models.architectures.mobilenetv2 import InvertedResidual
 from fedhead.models.dropout import dropout_key
 
 
@@ -253,6 +254,22 @@ def test_feature_layer_lets_architectures_share_a_classifier() -> None:
     extractor = weights(models[1]).params.part("extractor").numel()
     convolutions = biased(1, 64, 3) + biased(64, 128, 3) + biased(128, 256, 3)
     assert extractor == convolutions + biased(2304, 512) + biased(512, 512)
+
+
+def test_efficientnet_doubles_the_output_of_strided_blocks_on_request() -> None:
+    """FedETF's public code adds such a block's output to itself; names and shapes of the weights are the same."""
+    plain, doubled = (build("efficientnetb0", RGB, 10, **words).eval() for words in ({}, {"doubled": True}))
+    doubled.load_state_dict(plain.state_dict())
+    pairs = [
+        (a, b)
+        for a, b in zip(plain.modules(), doubled.modules(), strict=True)
+        if isinstance(a, InvertedResidual) and isinstance(b, InvertedResidual)
+    ]
+    strided = [a.shortcut is None for a, _ in pairs]
+    assert (len(strided), sum(strided)) == (16, 4)
+    for (a, b), strides in zip(pairs, strided, strict=True):
+        x = torch.randn(2, next(a.parameters()).shape[1], 8, 8)
+        torch.testing.assert_close(b(x), (2 if strides else 1) * a(x))
 
 
 def test_fedproto_strides_meet_in_one_feature_size() -> None:

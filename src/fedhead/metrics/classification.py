@@ -5,6 +5,7 @@ Metrics of counts use the confusion matrix. Metrics of scores are computed in do
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import numpy as np
@@ -101,8 +102,11 @@ def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
 
 @metric("nll", "min", CLASSIFICATION)
 def nll(predictions: Predictions) -> float:
-    """Return the mean negative log-likelihood of the true class (scikit-learn's `log_loss`); at least 0."""
-    return float(predictions.losses.mean())
+    """Return the mean negative log-likelihood of the true class (scikit-learn's `log_loss`); at least 0.
+
+    Probabilities below 2.2e-16 count as that, as in scikit-learn.
+    """
+    return float(predictions.losses.clamp_max(-math.log(torch.finfo(torch.float64).eps)).mean())
 
 
 @metric("brier", "min", CLASSIFICATION)

@@ -60,7 +60,8 @@ class Callback(Component):
         """Decide after a round.
 
         Args:
-            row: Record of the round. In evaluated rounds, `row["validation"]` holds the validation metrics.
+            row: Record of the round, without scores on test samples. In evaluated rounds, `row["validation"]` holds the
+                validation metrics.
             memory: Memory of the callback between rounds; it may store JSON values in it.
 
         Returns:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from fedhead.core.system.errors import BadInput
 from fedhead.metrics.records import Row
 
 # Record entries written by `rounds.evaluate`.
@@ -25,3 +28,22 @@ def is_evaluated(number: int, rounds: int, evaluate_every: int, last_rounds: int
 def without_evaluation(row: Row) -> Row:
     """Return a round's record without its evaluation entries."""
     return {name: value for name, value in row.items() if name not in EVALUATION}
+
+
+class UntestedRow(dict[str, Any]):
+    """A round's record as callbacks see it: without scores on test samples, which must not decide anything.
+
+    Args:
+        row: Whole record.
+    """
+
+    def __init__(self, row: Row):
+        super().__init__(without_evaluation(row) | {name: row[name] for name in ("validation",) if name in row})
+
+    def __missing__(self, name: str) -> Any:
+        if name in EVALUATION:
+            raise BadInput(
+                f"a callback reads row[{name!r}], which this round lacks or which is measured on test samples: set "
+                "validation=0.1 and read row['validation'] in evaluated rounds, or read row['train_loss']"
+            )
+        raise KeyError(name)

@@ -27,7 +27,7 @@ from fedhead.engine.clients.server import evaluate_global_model, global_model
 from fedhead.engine.experiment import compatibility
 from fedhead.engine.experiment.callbacks import KEEP, STOP, CallbackList
 from fedhead.engine.policies.sampling import Cohort
-from fedhead.engine.rounds.evaluated_rounds import is_evaluated
+from fedhead.engine.rounds.evaluated_rounds import UntestedRow, is_evaluated
 from fedhead.engine.rounds.exchange import exchange
 from fedhead.engine.rounds.observer import FinishedRun, Kept, Observer, Snapshot
 from fedhead.engine.rounds.transport import Context, Transport
@@ -82,7 +82,10 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         if transport.report().compiled and transport.compiled_from is None:
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
-        if KEEP in callbacks.after_round(row):
+        visible = UntestedRow(row)
+        keeps = KEEP in callbacks.after_round(visible)
+        row |= visible
+        if keeps:
             kept = Kept(number, transport.server, transport.states.kept.copy())
         stopped = row.get("stopped")
         # copies, so that later rounds don't change a stored snapshot
