@@ -6,6 +6,8 @@ import ast
 import inspect
 from pathlib import Path
 
+import listings
+
 import fedhead
 from fedhead.api.reference import recipe_keys
 from fedhead.cli.app import COMMANDS
@@ -48,9 +50,13 @@ def pages() -> dict[str, str]:
     ]
     found["reference/keys.md"] = _keys()
     found["reference/commands.md"] = _commands()
+    found |= listings.pages()
     rows += [
         "| [Recipe keys](keys.md) | every key of a recipe |",
         "| [Commands](commands.md) | every command and option |",
+        "| [Other components](components.md) | every partition, metric, model, sampler, … with its parameters |",
+        "| [Files of a run folder](run_folder.md) | every file that a run writes |",
+        "| [Methods](../methods/index.md), [stages](../stages/index.md) | each with its parameters |",
     ]
     intro = "Every name that `import fedhead as fh` offers. The modules below `fedhead` are not part of the interface."
     found["reference/index.md"] = "\n".join(["# Reference", "", intro, "", "| | |", "|---|---|", *rows, ""])
@@ -59,8 +65,10 @@ def pages() -> dict[str, str]:
 
 def _keys() -> str:
     intro = "Keys of a recipe's YAML file and of `key=value` on the command line; `fedhead explain KEY` prints one."
-    lines = ["# Recipe keys", "", intro, "", "| key | default | allowed | meaning | example |", "|---|---|---|---|---|"]
-    lines += [f"| `{e.name}` | `{e.default}` | {e.allowed} | {e.meaning} | `{e.example}` |" for e in recipe_keys()]
+    lines = ["# Recipe keys", "", intro, "", "| key | default | meaning |", "|---|---|---|"]
+    for entry in recipe_keys():
+        meaning = f"{entry.meaning}<br>*Allowed:* {entry.allowed}<br>*Example:* `{entry.example}`"
+        lines.append(f"| `{entry.name}` | `{entry.default}` | {meaning} |")
     nested = "`model.NAME`, `method.NAME` and `stage.STAGE.NAME` set a parameter of the model, the method or a stage."
     return "\n".join([*lines, "", nested, ""])
 

@@ -18,7 +18,9 @@ from commands import succeed
 
 import fedhead
 from fedhead.methods import METHODS
-from fedhead.recipes.recipe import load
+from fedhead.recipes.components import registries
+from fedhead.recipes.recipe import KEYS, load
+from fedhead.runs import run_folder_schema
 from fedhead.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +64,35 @@ def test_parameters_are_listed_with_ranges_and_meanings(monkeypatch: pytest.Monk
         for name, cls in registry.items():
             rows = components._parameters(folder, name, cls)
             assert not [row for row in rows if row.endswith("|  |")], f"{name}: say what the parameter means"
+
+
+def test_every_component_and_its_parameters_have_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = generator("listings", monkeypatch)
+    page = listings.pages()["reference/components.md"]
+    for kind, registry in registries().items():
+        if kind in ("methods", "stages"):
+            continue  # they have a page each
+        section = page.split(f"\n## {kind.capitalize()}\n")[1].split("\n## ")[0]
+        assert [name for name in registry if not re.search(rf"^\| `{name}\W", section, flags=re.MULTILINE)] == []
+    assert "| `ece(bins)` | `15` | a whole number, at least 1 | number of confidence bins |" in page
+    assert "|  |" not in page
+
+
+def test_every_file_of_a_run_folder_has_an_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listings = generator("listings", monkeypatch)
+    assert set(listings.FILES) == set(run_folder_schema.FILES)
+    federation = fedhead.Federation.load("digits", "iid", clients=2, subset=60)
+    settings = {"rounds": 1, "stages": ["ncm"], "executor": "loop"}
+    fedhead.run(federation, "mlp(hidden=[8])", out=tmp_path / "run", **settings)
+    written = {file.name for file in (tmp_path / "run").iterdir() if not file.name.startswith(".")}
+    assert written <= set(listings.FILES)
+
+
+def test_every_recipe_key_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = generator("reference", monkeypatch).pages()["reference/keys.md"]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `[^|]*` \| (.*) \|$", page, re.MULTILINE))
+    assert set(rows) == set(KEYS)
+    assert [name for name, meaning in rows.items() if meaning.startswith("<br>") or "``" in meaning] == []
 
 
 @pytest.mark.parametrize("page", ["quickstart.md", "own_model.md", "choosing.md"])
