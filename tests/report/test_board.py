@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_runs import make_run
+from made_runs import FINAL, make_run
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
@@ -72,7 +72,7 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
     assert 'value="4"' in found["progress"]
     assert "12.5" in found["progress"]
     assert "failed: 3: out of memory" in found["progress"]
-    folder.finish({"bytes_up": 0, "bytes_down": 0, "seconds": 2.0, "stages": {}})
+    folder.finish({**FINAL, "seconds": 2.0})
     found = sections(port)
     assert "progress" not in found
     assert "12.50" in found["results"]

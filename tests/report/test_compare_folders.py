@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_runs import FINAL
 
 import fedhead as fh
 from fedhead.cli import call
@@ -26,7 +27,7 @@ def write_run(path: Path, accuracy: float, finished: bool = True, **keys: Any) -
     with folder.locked():
         folder.record({"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5})
     if finished:
-        folder.finish({"accuracy": accuracy, "stages": {}})
+        folder.finish({**FINAL, "accuracy": accuracy})
 
 
 @pytest.fixture(scope="module")

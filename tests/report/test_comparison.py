@@ -343,6 +343,16 @@ def check_latex(source: str) -> None:
         assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {spec}
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_texts_in_csv_are_no_formulas(start: str) -> None:
+    awful = f'{start}HYPERLINK("http://example.com")'
+    found = compare([one(-50.0, dataset=awful), one(-60.0)], labels={"fedavg": awful})
+    rows = list(csv.DictReader(io.StringIO(comparison_text.csv_text(found))))
+    assert {row["method"] for row in rows} == {f"'{awful}"}
+    assert {row["dataset"] for row in rows} == {f"'{awful}", "digits"}
+    assert {float(row["mean"]) for row in rows} == {-50.0, -60.0}  # numbers stay numbers
+
+
 def test_latex_of_numbers_and_bold(table: ComparisonTable) -> None:
     part = "dirichlet(0.1)"
     clear = compare(sweep({("fedavg", part): [50.0, 51.0], ("fedprox", part): [90.0, 91.0]}))

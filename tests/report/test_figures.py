@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from made_runs import FINAL, STAGE
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -179,7 +180,8 @@ def runs(tmp_path: Path) -> Path:
             for number in (1, 2):
                 row = {"round": number, "accuracy": 50.0 + number, "metrics": {"f1": 0.5}, "seconds": 0.1}
                 folder.record({**row, "bytes_up": 1, "bytes_down": 1})
-        folder.finish({"stages": {"finetune_etf": {"steps": {"global": 50.0, "extractor": 60.0}}}})
+        steps = {"global": 50.0, "extractor": 60.0}
+        folder.finish({**FINAL, "stages": {"finetune_etf": {**STAGE, "steps": steps}}})
     return tmp_path / "runs"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import confusion, make_run, measured
+from made_runs import FINAL, confusion, make_run, measured
 from scipy import stats
 
 import fedhead as fh
@@ -133,7 +133,7 @@ def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, fo
 def test_classes_have_their_mean_over_the_seeds_in_which_they_were_tested(tmp_path: Path) -> None:
     for seed, per_class in enumerate([[60.0, None, 10.0], [70.0, None, None]]):
         folder = make_run(tmp_path / str(seed), Recipe(seed=seed, rounds=1), samples=100, finish=False)
-        folder.finish({"accuracy": 50.0, "per_class": per_class, "stages": {}})
+        folder.finish({**FINAL, "accuracy": 50.0, "per_class": per_class})
     (chart,) = read(tmp_path).charts["class-accuracy"].values()
     (trace,) = chart["data"]
     assert trace["y"] == [65, None, 10]
@@ -154,7 +154,7 @@ def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path
             folder = make_run(tmp_path / f"{method}{seed}", Recipe(method=method, seed=seed, rounds=1), finish=False)
             row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
             (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-            folder.finish({"accuracy": accuracy, "stages": {}})
+            folder.finish({**FINAL, "accuracy": accuracy})
     assert read(tmp_path).tables["gains-0"][1][:4] == ["fedprox", "2 splits", "+10.00", "all equal: none"]
 
 
@@ -181,7 +181,7 @@ def test_sections_are_there_where_their_data_are(tmp_path: Path) -> None:
     assert sections(folder.path) == ["runs"]
     with folder.locked():
         folder.record({"round": 1, "train_loss": 2.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
-    folder.finish({"bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
+    folder.finish({**FINAL, "seconds": 0.1})
     assert sections(folder.path) == ["results", "curves", "traffic", "time", "runs"]
 
 
@@ -220,7 +220,7 @@ def test_one_setting_is_named_above_and_in_no_column(tmp_path: Path) -> None:
 
 def test_confusion_cells_have_their_share_as_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", Recipe(rounds=1), samples=100, finish=False)
-    folder.finish({"accuracy": 50.0, "confusion": [[1, 2], [0, 4]], "stages": {}})
+    folder.finish({**FINAL, "accuracy": 50.0, "confusion": [[1, 2], [0, 4]]})
     (chart,) = read(tmp_path).charts["confusion-0"].values()
     assert chart["data"][0]["text"] == [["33", "67"], ["", "100"]]
 
@@ -288,6 +288,57 @@ def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsy
     assert "damaged is broken and does not count" in capsys.readouterr().out
     with pytest.raises(BadInput, match="line 1 can't be read"):
         page.write([damaged], tmp_path / "none.html")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["stages"], None),
+        (["stages", "ccvr"], None),
+        (["stages", "ccvr", "personal"], None),
+        (["stages", "ccvr", "bytes_up"], "many"),
+        (["accuracy"], None),
+        (["metrics"], []),
+        (["run"], 5),
+    ],
+)
+def test_an_edited_result_is_one_line_with_the_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: list[str], value: Any
+) -> None:
+    recipe = Recipe(rounds=2, stages=("ccvr",))
+    file = make_run(tmp_path / "run", recipe, samples=100).path / "result.json"
+    result = json.loads(file.read_text())
+    place = result
+    for name in path[:-1]:
+        place = place[name]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    file.write_text(json.dumps(result))
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    out = ["--out", str(tmp_path / "run")]
+    for command in (["report", str(tmp_path)], ["run", str(tmp_path / "recipe.yaml"), *out, "--resume", "--quiet"]):
+        assert call(command) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {file} lacks ")
+        assert said.endswith("delete it: the run then goes on from its checkpoint and writes it again\n")
+        assert said.count("\n") == 1
+
+
+def test_control_characters_of_a_run_folder_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(
+        tmp_path / "a\x1b[31mrun", Recipe(rounds=2, method_parameters={"note": "\x1b]0;owned\x07"}), done=1, samples=100
+    )
+    make_run(tmp_path / "b", Recipe(rounds=2, method_parameters={"note": "\x9b31m"}), samples=100)
+    make_run(tmp_path / "c", Recipe(rounds=2), samples=100)
+    for command in (["report", str(tmp_path), "--out", str(tmp_path / "r.html")], ["compare", str(tmp_path)]):
+        assert call(command) == 0
+    said = capsys.readouterr()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said.out + said.err)
+    assert r"a\x1b[31mrun does not count" in said.out
 
 
 def test_a_stage_from_a_file_has_the_name_of_its_record(tmp_path: Path) -> None:

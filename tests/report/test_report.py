@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from made_runs import FINAL, STAGE
 
 from fedhead.core.system.errors import BadInput, Diverged
 from fedhead.data.federation.federation import Federation
@@ -34,8 +35,8 @@ def write_run(
             row = {"accuracy": accuracy, "per_class": [accuracy, None, 10.0], "personal": None, "clients": None}
             folder.record({"round": i + 1, **row, "bytes_up": 10**6, "bytes_down": 2 * 10**6, "seconds": 0.5})
     if stages is not None:
-        metrics = {n: {"accuracy": a, "personal": None, "per_class": [a, a, a]} for n, a in stages.items()}
-        folder.finish({"accuracy": accuracies[-1], "stages": metrics})
+        metrics = {n: {**STAGE, "accuracy": a, "per_class": [a, a, a]} for n, a in stages.items()}
+        folder.finish({**FINAL, "accuracy": accuracies[-1], "stages": metrics})
 
 
 @pytest.fixture

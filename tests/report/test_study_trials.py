@@ -52,6 +52,12 @@ def test_odd_tables_are_notes_of_the_report(tmp_path: Path) -> None:
         assert str(tmp_path / name / "trials.csv") in made.replace("<wbr>", "")
 
 
+def test_texts_of_trials_are_no_formulas() -> None:
+    failed = TrialRecord(0, "failed", None, 0, 1.0, {"method": "@mine", "lr": -1.0}, "=1+1")
+    space = [Dimension("method", "choice", ("@mine", "fedavg")), Dimension("lr", "choice", (-1.0, 1.0))]
+    assert to_csv([failed], space).splitlines()[1].endswith(",'@mine,-1.0,'=1+1")
+
+
 def test_the_number_of_rounds_can_be_searched(tmp_path: Path) -> None:
     trials = [TrialRecord(n, "complete", 50.0 + n, 7, 1.0, {"rounds": 2 + n}) for n in range(3)]
     (tmp_path / "trials.csv").write_text(to_csv(trials, [Dimension("rounds", "int", (2, 4))]))

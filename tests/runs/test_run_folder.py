@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_runs import FINAL, STAGE
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
@@ -64,9 +65,9 @@ def test_a_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     again.save_environment({"device": "cpu"})
     assert again.environment() == {"executor": "loop", "device": "cpu"}
     assert (again.finished, again.result()) == (False, None)
-    again.finish({"accuracy": float("nan"), "stages": {"ccvr": {"accuracy": 1.5}}})
+    again.finish({**FINAL, "accuracy": float("nan"), "stages": {"ccvr": {**STAGE, "accuracy": 1.5}}})
     assert again.finished
-    assert again.result() == {"accuracy": None, "stages": {"ccvr": {"accuracy": 1.5}}}
+    assert again.result() == {**FINAL, "accuracy": None, "stages": {"ccvr": {**STAGE, "accuracy": 1.5}}}
 
 
 def test_a_round_is_on_record_at_once_and_a_folder_can_be_held_again(tmp_path: Path) -> None:

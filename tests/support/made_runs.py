@@ -15,6 +15,10 @@ from fedhead.runs.run_folder import RunFolder
 VERSIONS = {"python": "3.11.7", "fedhead": "0.1.0", "torch": "2.13.0"}
 
 
+STAGE = {"accuracy": None, "personal": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}  # of result.json
+FINAL = {**STAGE, "run": "", "metrics": {}, "stages": {}}
+
+
 def make_run(
     path: Path,
     recipe: Recipe,
@@ -58,7 +62,9 @@ def make_run(
             for name in recipe.stages
         }
         totals = {"bytes_up": 220_000 * rounds, "bytes_down": 220_000 * rounds, "seconds": 0.55 * rounds}
-        folder.finish({**row, **totals, "confusion": confusion(best, classes, rng), "preparing": 2.0, "stages": stages})
+        folder.finish(
+            {**FINAL, **row, **totals, "confusion": confusion(best, classes, rng), "preparing": 2.0, "stages": stages}
+        )
     return folder
 
 

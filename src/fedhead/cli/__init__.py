@@ -34,6 +34,7 @@ from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
 from fedhead.core.system.malloc import tune_malloc
+from fedhead.core.system.text import printable
 from fedhead.core.system.user_line import user_line
 
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
@@ -127,7 +128,7 @@ class _OneLineFormatter(logging.Formatter):
     """Formatter of records as `warning: text` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}"
+        return printable(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", 2000)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import ColumnWidth, Labels, labels_of
 from fedhead.cli.output import print_table
+from fedhead.core.system.text import printable
 
 
 @command("Compare")
@@ -47,7 +48,7 @@ def compare(
         for table in found.tables():
             print_table(table)
     for note in found.notes:
-        print(note)
+        print(printable(note, 2000))
     for path in (out, diagram):
         if path is not None:
             print(f"written to {path}")

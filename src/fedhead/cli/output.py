@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError, machine_fault
 from fedhead.core.system.process import raising_on_term
+from fedhead.core.system.text import printable
 from fedhead.report.table import mean_std
 from fedhead.studies.writable import Unwritable
 
@@ -41,11 +42,11 @@ def print_table(table: Table, left: int = 1) -> None:
 
     shown = RichTable(box=None, pad_edge=False, header_style="bold")
     for column, heading in enumerate(table.head):
-        shown.add_column(Text(heading), justify="left" if column < left else "right", no_wrap=column == 0)
+        shown.add_column(Text(printable(heading)), justify="left" if column < left else "right", no_wrap=column == 0)
     for row in table.cells():
-        shown.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in row))
+        shown.add_row(*(Text(printable(cell.text), style="bold" if cell.best else "") for cell in row))
     if table.title:
-        console().print(Text(table.title, style="italic"))
+        console().print(Text(printable(table.title), style="italic"))
     console().print(shown)
 
 
@@ -112,7 +113,7 @@ def print_run(result: Row) -> None:
     for name in result["stages"]:
         found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
         shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
-        print(f"  + {name}: {', '.join(shown)}")
+        print(printable(f"  + {name}: {', '.join(shown)}"))
     print(f"traffic     {_traffic(result, runs)}")
     if each := result.get("client_bytes"):
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")

@@ -10,6 +10,7 @@ from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import Labels, labels_of
 from fedhead.cli.output import interruptible, print_table
 from fedhead.core.components.ranges import AtLeast, AtMost
+from fedhead.core.system.text import printable
 
 
 @command("Compare")
@@ -40,7 +41,7 @@ def report(
     if found.studies:
         print(f"studies: {len(found.studies)}")
     for note in found.notes:
-        print(note)
+        print(printable(note, 2000))
     options = [*(["--title", title] if title else []), *(word for text in label or () for word in ("--label", text))]
     made_by = shlex.join(["fedhead", "report", *map(str, runs), "--out", str(out), *options])
     print(f"report: {page.save(page.page(found, made_by, title), out)}")

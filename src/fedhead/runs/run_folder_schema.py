@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from fedhead.core.system.errors import BadInput, Unreadable
@@ -23,6 +24,12 @@ CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
 STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
 FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 TABLE_LOCK = ".table.lock"  # in the folder of a table or a sweep
+# Entries of results that reports and commands read, of runs and stages, and of runs alone.
+_ENTRIES = {
+    **dict.fromkeys(("accuracy", "personal"), (int, float, NoneType)),
+    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), (int, float)),
+}
+_RUN_ENTRIES = {"run": (str,), "metrics": (dict,)}
 _RUN_AGAIN = "put the run's own file back, or delete its folder and run it again"
 
 
@@ -75,6 +82,30 @@ def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
         return None
     with damaged_if_bad(fix):
         return _parse(read_text(path), str(path))
+
+
+def read_result(path: Path, stages: int) -> dict[str, Any] | None:
+    """Read the final results of a run; None for an unfinished run.
+
+    Args:
+        path: JSON file.
+        stages: Number of the recipe's stages.
+
+    Raises:
+        DamagedRun: If the file has other content, or lacks an entry that reports and commands read.
+    """
+    fix = "delete it: the run then goes on from its checkpoint and writes it again"
+    result = read_object(path, fix)
+    if result is None:
+        return None
+    records = result.get("stages")
+    if not isinstance(records, dict) or len(records) < stages:
+        raise damaged(f"{path} lacks the results of stages: it was edited", fix)
+    for name, record in (("", result), *((f"stages.{name}.", record) for name, record in records.items())):
+        for entry, kinds in (_ENTRIES if name else _ENTRIES | _RUN_ENTRIES).items():
+            if not isinstance(record, dict) or not isinstance(record.get(entry, ...), kinds):
+                raise damaged(f"{path} lacks {name}{entry}, or has another type of it: it was edited", fix)
+    return result
 
 
 def read_environment(folder: Path) -> dict[str, Any]:

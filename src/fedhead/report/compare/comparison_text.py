@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedhead.core.system.spreadsheet import without_formulas
 from fedhead.report.compare.comparison_table import ComparisonTable, Gain
 from fedhead.report.compare.pivot import text
 from fedhead.report.compare.statistics import Ranking
@@ -154,7 +155,7 @@ def csv_text(comparison: ComparisonTable) -> str:
     """Format the records as CSV."""
     import pandas as pd
 
-    return str(pd.DataFrame(records(comparison)).to_csv(index=False))
+    return str(without_formulas(pd.DataFrame(records(comparison))).to_csv(index=False))
 
 
 FORMATS = {"markdown": markdown, "csv": csv_text, "latex": latex}

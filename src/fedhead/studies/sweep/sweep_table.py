@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
+from fedhead.core.system.spreadsheet import without_formulas
 from fedhead.metrics.averages import mean_and_deviation
 from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
 
@@ -111,4 +112,4 @@ def write(result: SweepResult) -> None:
             line[column], line[f"{column} deviation"] = row.mean_and_deviation(column)
         lines.append(line)
     with atomic(result.folder / TABLE_CSV) as draft:
-        pd.DataFrame(lines).round(4).to_csv(draft, index=False)
+        without_formulas(pd.DataFrame(lines).round(4)).to_csv(draft, index=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from fedhead.core.system.spreadsheet import without_formulas
 from fedhead.recipes.search_space import Dimension
 
 TRIALS = "trials.csv"
@@ -69,7 +70,7 @@ def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
         chosen = [trial.values.get(dimension.key) for dimension in space]
         rows.append([trial.number, trial.state, trial.value, trial.trained_rounds, seconds, *chosen, trial.reason])
     columns = [*COLUMNS[:-1], *(dimension.key for dimension in space), COLUMNS[-1]]
-    return str(pd.DataFrame(rows, columns=columns, dtype=object).to_csv(index=False))
+    return str(without_formulas(pd.DataFrame(rows, columns=columns, dtype=object)).to_csv(index=False))
 
 
 def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> TrialRecord:
