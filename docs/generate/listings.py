@@ -49,6 +49,7 @@ MEANINGS = {
     "bins": "number of confidence bins",
     "blocks": "layers of each dense block",
     "channels": "channels of the convolutions",
+    "doubled": "whether blocks of stride 2 double their output, as in FedETF's public code",
     "dropout": "dropout probability",
     "features": "number of features",
     "form": "details of CCVR's or of FedETF's network",
@@ -103,7 +104,7 @@ def parameter_rows(name: str, component: Any) -> list[list[str]]:
     hints = {n: hint for n, hint in parameters(component).items() if n not in INPUTS}
     settable = {n: hint for n, hint in hints.items() if given[n].default is not inspect.Parameter.empty}
     return [
-        [f"`{name}({n})`", f"`{_value(given[n].default)}`", _text(describe_type(hint)), MEANINGS[n]]
+        [f"`{name}({n})`", f"`{_value(given[n].default)}`", _text(describe_type(hint)), MEANINGS.get(n, "")]
         for n, hint in settable.items()
     ]
 
