@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from fedhead.algorithm.method import Method
-from fedhead.api.reference import Entry, explain, field_entries, recipe_keys
+from fedhead.api.listing import explain, list_components
+from fedhead.api.reference import Entry, field_entries, recipe_keys
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
+from fedhead.recipes.components import registries
 from fedhead.recipes.recipe import KEYS, Recipe
-from fedhead.stages import STAGES
 
 
 def test_every_key_has_an_entry() -> None:
@@ -28,9 +31,23 @@ def test_every_key_has_a_meaning_and_an_example_that_changes_it(entry: Entry) ->
     assert getattr(Recipe().override([entry.example]), entry.name) != getattr(Recipe(), entry.name)
 
 
-@pytest.mark.parametrize("cls", [*METHODS.values(), *STAGES.values()], ids=lambda cls: cls.name)
-def test_every_parameter_of_methods_and_stages_has_a_meaning(cls: type) -> None:
-    assert [entry.name for entry in field_entries(cls) if not entry.meaning] == []
+listing = functools.cache(list_components)
+COMPONENTS = [(kind, name) for kind, registry in registries().items() for name in registry]
+
+
+@pytest.mark.parametrize(("kind", "name"), COMPONENTS)
+def test_every_component_is_listed_and_explained_with_its_parameters(kind: str, name: str) -> None:
+    rows = [row for row in listing(kind) if row["name"].partition("(")[0] == name]
+    assert rows
+    assert all(row["description"] for row in rows)
+    text = explain(name)
+    assert "Named architecture" not in text
+    assert f"{kind.removesuffix('s')} {rows[0]['name']}: " in text
+    component = registries()[kind][name]
+    if kind not in ("models", "heads", "executors") and (isinstance(component, type) or inspect.isfunction(component)):
+        assert [entry.name for entry in field_entries(component) if not entry.meaning] == []
+        for parameter in rows[0]["parameters"]:
+            assert f"{parameter} = " in text
 
 
 def test_explain_shows_keys_and_components(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +65,7 @@ def test_explain_shows_keys_and_components(capsys: pytest.CaptureFixture[str]) -
 def test_explain_names_the_nearest() -> None:
     with pytest.raises(BadInput, match="unknown key or component 'local_epoch': did you mean 'local_epochs'"):
         explain("local_epoch")
-    with pytest.raises(BadInput, match=r"unknown key or component 'xyzzy': fedhead ls keys lists keys"):
+    with pytest.raises(BadInput, match=r"unknown key or component 'xyzzy'. See fedhead ls keys"):
         explain("xyzzy")
 
 

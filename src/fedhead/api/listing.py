@@ -1,4 +1,4 @@
-"""Lists of components of all kinds and of recipes, built in or from installed packages."""
+"""Lists and explanations of components of all kinds, recipes and recipe keys."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import dataclasses
 import inspect
 from typing import Any
 
-from fedhead.api.reference import recipe_keys
+from fedhead.api.reference import field_entries, recipe_keys
 from fedhead.core.components.registry import Listed
+from fedhead.core.system.errors import unknown
 from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.papers.tables.paper_tables import names
 from fedhead.recipes.components import registries
-from fedhead.recipes.recipe import builtin, describe
+from fedhead.recipes.recipe import KEYS, builtin, describe
 
 # Parameters of a kind's functions that a recipe can't set.
 _SKIPPED = {"models": ("classes",), "heads": ("key",)}
-_NO_PARAMETERS = ("executors", "analyses", "metrics")
+_NO_PARAMETERS = ("executors", "analyses")
 
 
 def list_components(kind: str) -> list[dict[str, Any]]:
@@ -43,6 +44,45 @@ def list_components(kind: str) -> list[dict[str, Any]]:
             description = str(getattr(thing, "description", "") or docline)
             entries.append(_entry(listed.name, _parameters(kind, listed), description, listed.source))
     return entries
+
+
+def explain(name: str) -> str:
+    """Return the documentation of a recipe key or a component.
+
+    Args:
+        name: Recipe key such as "lr", or name of a component such as "fedprox" or "ccvr".
+
+    Raises:
+        BadInput: There is neither a key nor a component of this name.
+    """
+    if entry := next((entry for entry in recipe_keys() if entry.name == name), None):
+        lines = [f"{name}: {entry.meaning}", f"  allowed: {entry.allowed}", f"  default: {entry.default}"]
+        return "\n".join([*lines, f"  example: fedhead run digits '{entry.example}'"])
+    kinds = {**registries(), "analyses": ANALYSES}
+    holding = [kind for kind, registry in kinds.items() if registry.known(name)]
+    texts = [_explain(kind, found) for kind in holding for found in kinds[kind].listed() if found.name == name]
+    if not texts:
+        known = [*KEYS, *(word for registry in kinds.values() for word in registry)]
+        raise unknown("key or component", name, known, "fedhead ls keys and fedhead ls methods")
+    return "\n\n".join(texts)
+
+
+def _explain(kind: str, found: Listed) -> str:
+    """Return the documentation of a component: its docstring, or its lines of the listing."""
+    thing: Any = found.component
+    word = "analysis" if kind == "analyses" else kind.removesuffix("s")
+    if not inspect.isfunction(thing) and not isinstance(thing, type):
+        lines = [entry for entry in list_components(kind) if entry["name"].partition("(")[0] == found.name]
+        return "\n".join(f"{word} {line['name']}: {line['description']}" for line in lines)
+    doc = (inspect.getdoc(thing) or "").partition("\nArgs:")[0].strip()
+    prefix = {"methods": "method.", "stages": f"stage.{found.name}.", "models": "model."}.get(kind, "")
+    entries = [] if kind in _NO_PARAMETERS else field_entries(thing, prefix)
+    rows = [
+        f"  {entry.name} = {entry.default} ({entry.allowed})" + (f": {entry.meaning}" if entry.meaning else "")
+        for entry in entries
+        if entry.name not in _SKIPPED.get(kind, ())
+    ]
+    return "\n".join([f"{word} {found.name}: {doc}", *(["", "Parameters:", *rows] if rows else [])])
 
 
 def _entry(name: str, parameters: dict[str, Any] | str, description: str, source: str) -> dict[str, Any]:

@@ -6,16 +6,14 @@ A field is documented by its type, its default and its comment, or by `Args:` of
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import io
 import tokenize
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedhead.core.components.parameters import describe_type, parameters
-from fedhead.core.system.errors import BadInput
-from fedhead.recipes.components import registries
 from fedhead.recipes.recipe import KEYS, Recipe
 
 
@@ -34,59 +32,31 @@ def recipe_keys() -> list[Entry]:
     return [entry for entry in field_entries(Recipe) if entry.name in KEYS]
 
 
-def field_entries(cls: type, prefix: str = "") -> list[Entry]:
-    """Return the documentation of a dataclass's fields.
+def field_entries(target: Callable[..., Any], prefix: str = "") -> list[Entry]:
+    """Return the documentation of the fields of a dataclass, or of the parameters with defaults of a function.
 
     Args:
-        cls: Dataclass.
+        target: Dataclass or function.
         prefix: Prefix of each name, such as "method.".
     """
     comments: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(target.__mro__ if isinstance(target, type) else [target]):
+        comments |= _arguments(inspect.getdoc(base) or "")
         if dataclasses.is_dataclass(base):
-            comments |= _arguments(inspect.getdoc(base) or "")
             with suppress(OSError):  # a class of an interactive session has no source file
                 comments |= _comments(inspect.getsource(base))
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+    if dataclasses.is_dataclass(target):
+        defaults = {f.name: f.default for f in dataclasses.fields(target)}
+    else:
+        given = inspect.signature(target).parameters.values()
+        defaults = {p.name: p.default for p in given if p.default is not p.empty}
     entries = []
-    for name, hint in parameters(cls).items():
-        meaning, _, example = comments.get(name, "").partition(", e.g. ")
-        meaning = meaning.replace("None:", "null:").replace("False:", "false:")  # as recipes write them
-        entries.append(Entry(prefix + name, describe_type(hint), written(defaults[name]), meaning, example))
+    for name, hint in parameters(target).items():
+        if name in defaults:
+            meaning, _, example = comments.get(name, "").partition(", e.g. ")
+            meaning = meaning.replace("None:", "null:").replace("False:", "false:")  # as recipes write them
+            entries.append(Entry(prefix + name, describe_type(hint), written(defaults[name]), meaning, example))
     return entries
-
-
-def explain(name: str) -> str:
-    """Return the documentation of a recipe key or a component.
-
-    Args:
-        name: Recipe key such as "lr", or name of a component such as "fedprox" or "ccvr".
-
-    Raises:
-        BadInput: There is neither a key nor a component of this name.
-    """
-    if entry := next((entry for entry in recipe_keys() if entry.name == name), None):
-        lines = [f"{name}: {entry.meaning}", f"  allowed: {entry.allowed}", f"  default: {entry.default}"]
-        return "\n".join([*lines, f"  example: fedhead run digits '{entry.example}'"])
-    matches = [registry for registry in registries().values() if name in registry]
-    if not matches:
-        near = difflib.get_close_matches(name, [*KEYS, *(word for r in registries().values() for word in r)], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise BadInput(
-            f"unknown key or component {name!r}: {hint}fedhead ls keys lists keys, fedhead ls methods methods"
-        )
-    return "\n\n".join(_component(registry.kind, name, registry[name]) for registry in matches)
-
-
-def _component(kind: str, name: str, component: Any) -> str:
-    doc = (inspect.getdoc(component) or "").partition("\nArgs:")[0].strip()
-    text = f"{kind} {name}: {doc}"
-    if not (isinstance(component, type) and dataclasses.is_dataclass(component)):
-        return text
-    prefix = {"method": "method.", "stage": f"stage.{name}."}.get(kind, "")
-    entries = field_entries(component, prefix)
-    rows = [f"  {e.name} = {e.default} ({e.allowed})" + (f": {e.meaning}" if e.meaning else "") for e in entries]
-    return "\n".join([text, *(["", "Parameters:", *rows] if rows else [])])
 
 
 def _comments(source: str) -> dict[str, str]:

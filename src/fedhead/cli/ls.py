@@ -53,6 +53,6 @@ def explain(
       fedhead explain local_epochs
       fedhead explain ccvr
     """
-    from fedhead.api.reference import explain as explanation
+    from fedhead.api.listing import explain as explanation
 
     print(explanation(name))

@@ -32,19 +32,37 @@ def balanced_accuracy(confusion: Confusion) -> float:
 
 @metric("precision", "max", CLASSIFICATION)
 def precision(confusion: Confusion, average: Average = "macro") -> float:
-    """Return the precision, averaged over classes as in scikit-learn."""
+    """Return the precision, averaged over classes as in scikit-learn.
+
+    Args:
+        confusion: Confusion matrix.
+        average: Weights of the classes: equal (macro), by samples (weighted), ratio of the sums (micro), or only the
+            second of two classes (binary).
+    """
     return _averaged(confusion, confusion.sum(axis=0), average)
 
 
 @metric("recall", "max", CLASSIFICATION)
 def recall(confusion: Confusion, average: Average = "macro") -> float:
-    """Return the recall, averaged over classes as in scikit-learn."""
+    """Return the recall, averaged over classes as in scikit-learn.
+
+    Args:
+        confusion: Confusion matrix.
+        average: Weights of the classes: equal (macro), by samples (weighted), ratio of the sums (micro), or only the
+            second of two classes (binary).
+    """
     return _averaged(confusion, confusion.sum(axis=1), average)
 
 
 @metric("f1", "max", CLASSIFICATION)
 def f1(confusion: Confusion, average: Average = "macro") -> float:
-    """Return the F1 score (harmonic mean of precision and recall), averaged over classes as in scikit-learn."""
+    """Return the F1 score (harmonic mean of precision and recall), averaged over classes as in scikit-learn.
+
+    Args:
+        confusion: Confusion matrix.
+        average: Weights of the classes: equal (macro), by samples (weighted), ratio of the sums (micro), or only the
+            second of two classes (binary).
+    """
     return _averaged(confusion, (confusion.sum(axis=0) + confusion.sum(axis=1)) / 2, average)
 
 
@@ -88,7 +106,12 @@ def cohen_kappa(confusion: Confusion) -> float:
 # -- from scores --------------------------------------------------------------------------------------
 @metric("topk", "max", CLASSIFICATION)
 def topk(predictions: Predictions, k: Annotated[int, AtLeast(1)] = 5) -> float:
-    """Return the share of samples whose class is among the k highest scores."""
+    """Return the share of samples whose class is among the k highest scores.
+
+    Args:
+        predictions: Predictions.
+        k: Number of highest scores.
+    """
     if k >= predictions.classes:
         raise Undefined(f"there are only {predictions.classes} classes, all of them are among the first {k}")
     scores, y = predictions.scores, predictions.y.unsqueeze(-1)
@@ -119,7 +142,12 @@ def brier(predictions: Predictions) -> float:
 
 @metric("ece", "min", CLASSIFICATION)
 def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> float:
-    """Return the expected calibration error with equal-width confidence bins (Guo et al., 2017, Eq. 3)."""
+    """Return the expected calibration error with equal-width confidence bins (Guo et al., 2017, Eq. 3).
+
+    Args:
+        predictions: Predictions.
+        bins: Number of bins.
+    """
     confidence = predictions.probabilities.max(-1).values
     correct = (predictions.predicted == predictions.y).double()
     index = (torch.ceil(confidence * bins) - 1).clamp(0, bins - 1).long()  # bin b is (b / bins, (b + 1) / bins]
@@ -129,7 +157,12 @@ def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> floa
 
 @metric("auroc", "max", CLASSIFICATION)
 def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
-    """Return the area under the ROC curve: of the second of two classes, or the one-vs-rest average."""
+    """Return the area under the ROC curve: of the second of two classes, or the one-vs-rest average.
+
+    Args:
+        predictions: Predictions.
+        average: Weights of the classes: equal (macro), or by samples (weighted).
+    """
     present = torch.bincount(predictions.y, minlength=predictions.classes)
     absent = (present == 0).nonzero().flatten().tolist()
     if absent:
