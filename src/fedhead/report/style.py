@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Okabe and Ito's colors but for black and yellow: told apart by color-blind people, visible on white and on black.
+# Okabe and Ito's colors without black and yellow: color-blind safe, and visible on white and black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-DASHES = ("-", "--", "-.", ":")  # beside the colors; 7 and 4 have no common factor, so 28 lines differ
+DASHES = ("-", "--", "-.", ":")  # 4 dashes and 7 colors give 28 different lines
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#1a2230"
 _STYLE: dict[Any, Any] = {
@@ -54,10 +54,10 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
     "image.cmap": "viridis",
-    "pdf.fonttype": 42,  # fonts are embedded as such, so that text stays text
+    "pdf.fonttype": 42,  # embed TrueType fonts, so that text stays text
     "ps.fonttype": 42,
     "svg.hashsalt": "fedhead",  # reproducible files
-    "text.parse_math": False,  # a label with $ is no formula
+    "text.parse_math": False,  # $ in labels starts no formula
 }
 
 
@@ -82,7 +82,7 @@ def styled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def line(number: int) -> dict[str, Any]:
-    """Return color, dashes and marker of line number i, all different from the next line's."""
+    """Return color, dashes and marker of a line by its number; consecutive lines differ in all three."""
     return {
         "color": COLORS[number % len(COLORS)],
         "linestyle": DASHES[number % len(DASHES)],
@@ -114,8 +114,8 @@ def legend_below(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], 
 
     Args:
         fig: A figure with constrained layout.
-        handles: What is explained.
-        labels: One text each; what is wider than the figure is cut in its middle.
+        handles: Artists of the legend's entries.
+        labels: Text of each entry; texts wider than the figure are shortened in the middle.
         title: Title of the legend.
     """
     width = float(fig.get_figwidth())
@@ -127,7 +127,7 @@ def legend_below(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], 
 
 
 def across(count: int, width: float, most: int) -> int:
-    """Return the number of panels per row: up to `most` in two columns, half as many in one."""
+    """Return the number of panels per row: up to `most` in a two-column figure, half as many in a one-column figure."""
     return min(count, max(1, round(most * width / WIDTHS[2])))
 
 
@@ -139,9 +139,9 @@ def panels(
     Args:
         count: Number of axes.
         width: Width of the figure in inches.
-        most: Panels in one row of a figure of two columns; one column has half as many.
+        most: Most panels per row of a two-column figure; a one-column figure has half as many.
         height: Height of a row in inches; None: as wide as a panel.
-        legend: Whether a panel keeps a part of its width for a scale.
+        legend: Whether a panel reserves width for a scale.
     """
     columns = across(count, width, most)
     rows = math.ceil(count / columns)
@@ -159,7 +159,7 @@ def log_scale(ax: Axes) -> None:
     low, high = ax.get_xlim()
     figure = ax.get_figure()
     inches = ax.get_position().width * figure.get_figwidth() if isinstance(figure, matplotlib.figure.Figure) else 1.0
-    between = math.log10(high / low) < inches  # an inch for three numbers
+    between = math.log10(high / low) < inches  # three labels need about an inch
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if between else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -206,7 +206,7 @@ def save(fig: matplotlib.figure.Figure, path: str | Path, dpi: int = 200, title:
     metadata |= {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.patch.set_alpha(1)  # figures for a page are transparent
+        fig.patch.set_alpha(1)  # opaque; figures for a page are transparent
         with _quiet():
             fig.savefig(path, dpi=dpi, facecolor="white", metadata=metadata)
     except OSError as error:

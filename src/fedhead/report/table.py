@@ -106,7 +106,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def mean_std(values: Iterable[float | None], decimals: int = 2, sign: str = "") -> str:
-    """Format the mean and the sample standard deviation (n − 1) over seeds; those without a value do not count.
+    """Format the mean and the sample standard deviation (n − 1) over seeds; seeds without a value are skipped.
 
     >>> mean_std([1.0, 2.0, 3.0]), mean_std([2.5, None], sign="+"), mean_std([])
     ('2.00 ± 1.00', '+2.50', '–')
@@ -115,7 +115,7 @@ def mean_std(values: Iterable[float | None], decimals: int = 2, sign: str = "") 
 
 
 def plus_minus(mean: float | None, deviation: float | None, decimals: int = 2, sign: str = "") -> str:
-    """Format a mean with its deviation, where it has one."""
+    """Format a mean with its deviation, if there is one."""
     if mean is None:
         return "–"
     spread = "" if deviation is None else f" ± {deviation:.{decimals}f}"
@@ -128,7 +128,7 @@ def number(value: float | None, spec: str = ".4g") -> Cell:
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return a text on one line of at most this many characters, with … in the middle where it was cut.
+    """Return a text on one line of at most this many characters, shortened in the middle with ….
 
     >>> shorten("a long label", 7)
     'a l…bel'

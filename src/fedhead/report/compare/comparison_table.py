@@ -119,7 +119,7 @@ def compare(
         by: Recipe keys of the columns; empty: all keys that vary.
         level: Confidence level of the intervals.
         notes: Further notes.
-        arrangement: Row and column keys, if further recipes affect them.
+        arrangement: Row and column keys; None: those of the measured recipes.
         gains: Whether to compute gains and ranks, which is the slowest part.
         labels: Labels of methods, stages or rows, see `Arrangement.of`.
 

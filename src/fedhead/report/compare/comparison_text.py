@@ -25,7 +25,7 @@ def tables(comparison: ComparisonTable) -> list[Table]:
 
 
 def values_table(comparison: ComparisonTable) -> Table:
-    """Return the means by method and setting, the best of each column highlighted if it is clear."""
+    """Return the means by method and setting, the best of each column highlighted (`ComparisonTable.best`)."""
     pivot, count = comparison.pivot, comparison.count
     over = "" if count is None else f", mean ± deviation of {count} runs" if count > 1 else ", single runs"
     best = [comparison.best(j) for j in range(len(pivot.columns))]

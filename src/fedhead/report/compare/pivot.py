@@ -14,11 +14,11 @@ from fedhead.recipes.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate, independent
 
-# Keys of repetitions, and keys that don't affect results.
+# Keys that distinguish repetitions, and keys that don't affect results.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
 # Keys of the data: different data are never compared in one column.
 _DATA = (*SAMPLE_KEYS, "validation")
-_PLAIN = ("dataset", "partition")  # keys that headings leave out
+_PLAIN = ("dataset", "partition")  # headings show their values without the key
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Arrangement:
         columns: Keys of the columns.
         rows: Keys in the labels of methods.
         unshown: Further keys that vary, but are determined by method and setting.
-        digits: Significant digits of numbers in labels, so many that different values stay different.
+        digits: Significant digits of numbers in labels, at least four, and enough to distinguish all values.
         labels: The user's labels by method, stage or row.
     """
 
@@ -180,7 +180,7 @@ def flat_recipe(recipe: Recipe) -> Row:
 
 
 def _heading(keys: Sequence[str], values: Sequence[Any]) -> str:
-    """Return the label of a column: the values, most of them with their key."""
+    """Return the label of a column: the values, with their keys except `_PLAIN`."""
     return ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(keys, values, strict=True))
 
 
@@ -256,7 +256,7 @@ def _of_row(key: str) -> bool:
 
 
 def _follows(recipes: Sequence[Row], key: str, given: Sequence[str]) -> bool:
-    """Return whether the value of a key is determined by those of others."""
+    """Return whether recipes with equal values of the given keys also have equal values of this key."""
     groups: dict[str, set[str]] = {}
     for recipe in recipes:
         groups.setdefault(repr([recipe.get(k) for k in given]), set()).add(repr(recipe.get(key)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Starlette cuts a host at its first colon: "[" allows all IPv6 addresses, but no name of another site.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "[")
-SECONDS = 2.0  # between two updates of a page
+SECONDS = 2.0  # interval between updates of a page
 SHARE = 0.1  # largest share of time spent on building pages
 Stamp = tuple[tuple[str, int, int], ...]
 
@@ -97,7 +97,7 @@ def application(
 
     Args:
         paths: Run folders, or folders of present or future runs.
-        hosts: Names by which it may be asked; others are refused, so that no foreign page can read it.
+        hosts: Allowed host names of requests. Others are refused, so that no page of another site can read the board.
         labels: The user's labels of methods, stages or rows.
 
     Raises:
@@ -160,7 +160,7 @@ def serve(
 
 
 def server_of(app: Starlette) -> Server:
-    """Return a server of the board, which has nothing to start and speaks HTTP alone."""
+    """Return an HTTP server of the board, without WebSockets and startup hooks."""
     import uvicorn
 
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", server_header=False))

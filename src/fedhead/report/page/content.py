@@ -55,7 +55,7 @@ class Content:
 
     Args:
         runs: The runs.
-        broken: Run folders that can't be read, with why.
+        broken: Run folders that can't be read, with the reasons.
         live: Whether runs may continue while the page is shown.
         studies: Folders of searches.
         labels: The user's labels of methods, stages or rows.
@@ -75,7 +75,7 @@ class Content:
     @cached_property
     def parent(self) -> Path:
         """Deepest folder that contains all run folders."""
-        with suppress(ValueError):  # no path, or some are absolute and some are not
+        with suppress(ValueError):  # no paths, or absolute and relative ones
             return Path(os.path.commonpath([path.parent for path in (*(run.path for run in self.runs), *self.broken)]))
         return Path()
 
@@ -147,7 +147,7 @@ class Content:
         return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
 
     def compared(self, metric: str, baseline: str | None = None, gains: bool = True) -> ComparisonTable:
-        """Return the comparison of the methods by a metric, with the gains over a baseline or without."""
+        """Return the comparison of the methods by a metric, with or without gains over a baseline."""
         return compare(self.measured, metric, baseline, arrangement=self.arrangement, gains=gains)
 
     @cached_property
@@ -170,10 +170,10 @@ def load(paths: Sequence[str | Path], labels: Mapping[str, str] | None = None) -
         labels: The user's labels of methods, stages or rows.
 
     Raises:
-        BadInput: If there is no run that can be read, and no study; if a label is of nothing in these runs.
+        BadInput: If there is no run that can be read, and no study; if a label names no method, stage or row.
     """
     studies = study_folders(paths)
-    if studies:  # a search without final training has no run
+    if studies:  # a search without `--final` has no run folder
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
     found = find_runs(paths) if paths else FoundRuns([], {})
     content = Content(found.runs, found.broken, studies=studies, labels=labels or {})
@@ -182,7 +182,7 @@ def load(paths: Sequence[str | Path], labels: Mapping[str, str] | None = None) -
 
 
 def class_names(runs: Iterable[Run], classes: int) -> list[str]:
-    """Return the names of the runs' classes, numbers where there are none or runs disagree on them."""
+    """Return the names of the runs' classes, or their numbers if there are no names or different ones."""
     names = {run.class_names for run in runs}
     common = names.pop() if len(names) == 1 else None
     return list(common) if common is not None and len(common) == classes else [str(c) for c in range(classes)]

@@ -65,8 +65,8 @@ def table(id: str, content: Table, wordy: Iterable[str] = ()) -> str:
 
     Args:
         id: Its identifier in the page.
-        content: The table; the first cell of each row names it.
-        wordy: Headings of columns of texts, which are wrapped.
+        content: The table; the first cell of each row is its header.
+        wordy: Headings of the columns whose texts are wrapped.
     """
     wrapped, caption = {content.head.index(word) for word in wordy if word in content.head}, content.title
     left = ['class="text" ' if j in wrapped else "" for j in range(len(content.head))]
@@ -75,7 +75,7 @@ def table(id: str, content: Table, wordy: Iterable[str] = ()) -> str:
         "<tr>" + "".join(_cell(cell, j, j in wrapped) for j, cell in enumerate(row)) + "</tr>"
         for row in content.cells()
     )
-    # not a <caption>: that would be as wide as the table, and cut off where the table is
+    # not a <caption>, which would scroll with the table
     above = f'<p class="caption" id="{id}-caption">{words(caption, 400)}</p>' if caption else ""
     named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(content.head))}"'
     return (
@@ -99,9 +99,9 @@ def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: s
         id: Its identifier in the page.
         group: The group of choices and legends that act on it.
         charts: The charts by the name under which they are chosen.
-        label: What it shows, for readers who can't see it.
+        label: Description for screen readers.
         title: A heading.
-        caption: What stands below.
+        caption: Text below the chart.
     """
     content = json.dumps(
         {name: {"data": plain(c.data), "layout": plain(c.layout)} for name, c in charts.items()},
@@ -133,8 +133,8 @@ def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> 
 
     Args:
         group: The group.
-        label: What is chosen.
-        names: The names, or what is shown by name.
+        label: Label of the selector.
+        names: The names, or displayed texts by name.
     """
     shown = names if isinstance(names, Mapping) else {name: name for name in names}
     if len(shown) < 2:
@@ -147,7 +147,7 @@ def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> 
 
 
 def blocks(group: str, contents: Mapping[str, str]) -> str:
-    """Return blocks of HTML of which the selected one is shown, initially the first."""
+    """Return blocks of HTML; only the selected one is shown, initially the first."""
     return "".join(
         f'<div data-group="{escape(group)}" data-choice="{escape(name)}"{" hidden" if i else ""}>{content}</div>'
         for i, (name, content) in enumerate(contents.items())

@@ -1,4 +1,4 @@
-"""Figures that `fedhead analyse` has left in the run folders."""
+"""Figures that `fedhead analyse` has written to the run folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, panels, words
 
 FOLDER = "analysis"  # below a run folder
-LARGEST = 250_000  # bytes of a picture that the page takes in
+LARGEST = 250_000  # bytes; larger pictures are left out
 
 
 def section(content: Content) -> Section | None:

@@ -15,7 +15,7 @@ from fedhead.report.page.markup import Section, chart, folded, identifier, legen
 from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
-FOLDED = 10  # rows of a table that is shown on demand only
+FOLDED = 10  # tables with more rows are folded
 
 
 def traffic_section(content: Content) -> Section | None:

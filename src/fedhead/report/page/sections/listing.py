@@ -14,15 +14,15 @@ from fedhead.report.page.sections import progress
 from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
-FEW = 6  # runs whose details are listed one below the other
+FEW = 6  # up to so many runs, details are not folded
 
 
 def section(content: Content, now: float | None = None) -> Section | None:
-    """Return a table of all runs, those that are unfinished or broken too, and the details of each.
+    """Return a table of all runs, including unfinished and broken ones, with the details of each.
 
     Args:
         content: The page's runs.
-        now: The time by the clock; None: now.
+        now: Current Unix time; None: read the clock.
     """
     now = time.time() if now is None else now
     states = [progress.state_of(run, now)[0] if content.live else run.state for run in content.runs]

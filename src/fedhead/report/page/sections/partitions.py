@@ -11,9 +11,9 @@ from fedhead.report.page.content import Content, class_names
 from fedhead.report.page.markup import Section, chart, choice, panels
 from fedhead.runs.read_runs import Run
 
-LINES = 120  # of a heat map; of more clients several share one
-MOST = 24  # partitions of one page
-NAMED = 40  # classes that an axis can name
+LINES = 120  # most rows of a heat map; more clients are averaged in groups
+MOST = 24  # most partitions on a page
+NAMED = 40  # most classes that an axis names
 
 
 def section(content: Content) -> Section | None:
@@ -45,7 +45,7 @@ def _map(run: Run) -> Chart:
     clients, classes = counts.shape
     each = -(-clients // LINES)
     rows, title, value = counts, "client", "samples"
-    if each > 1:  # clients of the same main class side by side
+    if each > 1:  # group clients with the same most frequent class
         order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
         rows = np.stack([counts[order[start : start + each]].mean(axis=0) for start in range(0, clients, each)])
         title, value = f"groups of {each} clients, sorted by main class", f"mean samples of {each} clients"

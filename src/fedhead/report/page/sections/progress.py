@@ -25,7 +25,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
 
     Args:
         content: The page's runs.
-        now: The time by the clock; None: now.
+        now: Current Unix time; None: read the clock.
     """
     now = time.time() if now is None else now
     unfinished = [run for run in content.runs if not run.finished]
@@ -58,7 +58,7 @@ def state_of(run: Run, now: float) -> tuple[str, float | None]:
 
     Args:
         run: The run.
-        now: The time by the clock.
+        now: Current Unix time.
     """
     if run.finished or run.diverged is not None:
         return run.state, None
@@ -71,7 +71,7 @@ def state_of(run: Run, now: float) -> tuple[str, float | None]:
 
 
 def _changed(folder: Path) -> Iterator[float]:
-    """Yield when each file of a folder was written; some are replaced or removed meanwhile."""
+    """Yield the modification times of a folder's files; files may be removed concurrently."""
     with suppress(OSError):
         for file in folder.iterdir():
             with suppress(OSError):

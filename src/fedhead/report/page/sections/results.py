@@ -1,4 +1,4 @@
-"""Results: methods by settings, mean and deviation over seeds, the best of each setting in bold; and gains."""
+"""Results: methods by settings, mean and deviation over seeds, and gains over a baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, blocks, choice, table
 from fedhead.report.table import Cell, Table
 
-BASELINES = 8  # among which a reader chooses
+BASELINES = 8  # most baselines in the selector
 
 
 def section(content: Content) -> Section | None:
@@ -23,7 +23,7 @@ def section(content: Content) -> Section | None:
 
 
 def _settings(content: Content) -> str:
-    """Return a table of the settings that differ between methods and columns without being in their labels."""
+    """Return a table of the settings that differ between methods and columns but are not in their labels."""
     keys = content.arrangement.unshown
     if not keys:
         return ""

@@ -1,4 +1,4 @@
-"""Searches: the best settings, and the figures that `fedhead tune --plot` has left in the studies' folders."""
+"""Searches: the best settings, and the figures that `fedhead tune --plot` has written to the studies' folders."""
 
 from __future__ import annotations
 
