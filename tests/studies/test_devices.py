@@ -95,14 +95,16 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("engine", ["local", "shared"])
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])
-def test_two_processes_share_the_runs(tmp_path: Path, command: str) -> None:
+def test_two_processes_share_the_runs(tmp_path: Path, command: str, engine: str) -> None:
     out = tmp_path / "out"
     arguments = {
         "sweep": ["digits", "method=[fedavg,fedprox]", "rounds=1", "clients=3", "subset=120", "--seeds", "2"],
         "reproduce": ["ccvr/table1", "--scale", "small", "--cells", "clsprox", "--seeds", "1", "rounds=1"],
     }[command]
-    arguments += ["--out", str(out), "--executor", "loop", "--devices", "cpu,cpu"]
+    arguments += ["--out", str(out), "--executor", "loop" if engine == "local" else "stack", "--devices", "cpu,cpu"]
+    arguments += ["--engine", engine]
     done = subprocess.run(
         [sys.executable, "-m", "fedhead", command, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

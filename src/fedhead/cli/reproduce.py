@@ -142,7 +142,7 @@ def reproduce(
     if names:  # else each process would name the same fault
         Results(results).check_writable()
         check_writable(folder, "runs", "--out")
-    with resumable(), on_each(names, claims) as (taken, broken):
+    with resumable(), on_each(names, claims, engine) as (taken, broken):
         result = run_table(
             found,
             folder,

@@ -99,7 +99,7 @@ def sweep(
         print("\n".join(cell.name for cell in planned.cells))
         print(f"{len(planned.cells)} cells, {sum(len(cell.runs) for cell in planned.cells)} runs", file=sys.stderr)
         return
-    with resumable(), on_each(names, claims) as (taken, broken):
+    with resumable(), on_each(names, claims, engine) as (taken, broken):
         result = run_sweep(
             table,
             out,

@@ -46,8 +46,8 @@ def check_devices(devices: str | None, *, device: str, shard: str | None, engine
     if devices is None:
         return []
     names = read_devices(devices)
-    if engine != "local":
-        raise BadInput(f"--devices shares the runs among processes of this machine: leave --engine {engine} out")
+    if engine == "ray":
+        raise BadInput("--devices shares the runs among processes of this machine: leave --engine ray out")
     if device != "auto" or shard is not None:
         raise BadInput(
             f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"
@@ -64,12 +64,16 @@ def check_devices(devices: str | None, *, device: str, shard: str | None, engine
 
 
 @contextmanager
-def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | None, list[str]]]:
+def on_each(
+    names: Sequence[str], claims: Path | None, engine: str = "local"
+) -> Iterator[tuple[Path | None, list[str]]]:
     """Run this command once per device, in processes that share the runs by claims, and wait for them.
 
     Args:
         names: Devices; empty: no process is started.
         claims: Value of `--claims`, if this is one of these processes.
+        engine: Value of `--engine`; with `shared` each process has a shard of its own, since it begins all its runs at
+            once.
 
     Yields:
         The folder of claims, and a message for each process that crashed.
@@ -87,8 +91,10 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches all; only the parent handles it
-                for name in names:
+                for number, name in enumerate(names, start=1):
                     arguments = [*command, "--device", name, "--claims", shared]
+                    if engine == "shared":
+                        arguments += ["--shard", f"{number}/{len(names)}"]
                     processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment))
             codes = [process.wait() for process in processes]
             broken = [_ending(name, code) for name, code in zip(names, codes, strict=True) if code]
