@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ import torch
 from fedhead.calibration import low_rank, statistics_check
 from fedhead.calibration.membership import fingerprint
 from fedhead.calibration.statistics import Statistics
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.log import warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
 
+_UNUSUAL = 1000  # ratio of a file's samples to the median of the others above which a warning is due
 _KIND = "class statistics"
 _ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of valid files
 
@@ -103,6 +106,19 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
         Statistics of all sites, with their fingerprints as members.
 
     Raises:
-        BadInput: If a file can't be read, belongs to a different model, or is given twice.
+        BadInput: If a file can't be read, has no samples, belongs to a different model, or is given twice.
     """
-    return statistics_check.merge_checked([str(path) for path in paths], lambda i: _read(paths[i]))
+    samples: dict[int, float] = {}
+
+    def part(index: int) -> Statistics:
+        statistics = _read(paths[index])
+        samples[index] = float(statistics.count.sum())
+        require(samples[index], f"{paths[index]} holds no samples: leave it out")
+        return statistics
+
+    merged = statistics_check.merge_checked([str(path) for path in paths], part)
+    for index, count in samples.items():
+        usual = median([other for i, other in samples.items() if i != index] or [count])
+        if count > _UNUSUAL * usual:
+            warn_once(f"{paths[index]} has {count:,.0f} samples, the others {usual:,.0f} (median): check this file")
+    return merged
