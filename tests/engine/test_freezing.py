@@ -63,6 +63,13 @@ def test_a_rule_of_the_servers_does_not_move_what_is_frozen() -> None:
     assert not any(moved(simulate("fednh", "classifier", Loop()), "classifier").values())
 
 
+def test_scaffold_has_control_variates_of_trained_parameters_only() -> None:
+    made = simulate("scaffold", "extractor", Loop(), rounds=1)
+    trained = set(made.server["model"].params) - made.task.model.frozen
+    assert made.server["control"].keys() == trained
+    assert all(state["control"].keys() == trained for state in made.states.kept.values())
+
+
 def test_running_statistics_of_a_frozen_part_move_as_in_pytorch() -> None:
     made = simulate("fedavg", "extractor", Loop(), rounds=1)
     assert any(not torch.equal(t, made.clients.initial[0][name]) for name, t in made.server["model"].stats.items())

@@ -40,23 +40,24 @@ class Scaffold(Method):
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """Initialize the model x and the server's control variate c = 0."""
-        return super().init_server(w, task).replace(control=w.params.zeros())
+        return super().init_server(w, task).replace(control=_trained(w, task).zeros())
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """Initialize the client's control variate c_i = 0."""
-        return Tree(control=w.params.zeros())
+        return Tree(control=_trained(w, task).zeros())
 
     def correct(self, g: Tree, client: Client) -> Tree:
         """Return g_i(y) − c_i + c (Algorithm 1, line 10)."""
         drift = client.received["control"] - client.state["control"]
-        return g + Tree({name: drift[name] for name in g})  # frozen parameters have a control variate but no gradient
+        return g + Tree({name: drift[name] for name in g})  # a stage may train fewer parameters
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Keep c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12), with K corrected for momentum."""
         local, like = client.task.local, next(iter(w.params.values()))
         momentum = cast(SGD, local.optimizer).momentum
         steps = effective_steps(client.steps.to(like.dtype), momentum, local.persistent)
-        moved = (self.start(client).params - w.params) / (steps * client.lr)
+        start, end = (_trained(weights, client.task) for weights in (self.start(client), w))
+        moved = (start - end) / (steps * client.lr)
         control = client.state["control"] - client.received["control"] + moved
         sent = super().finish(w, client).send
         return Reply(send=sent.replace(control=control - client.state["control"]), keep=Tree(control=control))
@@ -68,6 +69,11 @@ class Scaffold(Method):
         params = old.params + self.server_lr * (new.params - old.params)
         control = server["control"] + replies.sum("control") / task.clients
         return server.replace(model=new.replace(params), control=control)
+
+
+def _trained(w: Weights, task: Task) -> Tree:
+    """Return the parameters that have control variates: all that local training may change."""
+    return w.params.without(*task.model.fixed)
 
 
 def effective_steps(steps: Tensor, momentum: float, persistent: bool = False) -> Tensor:
