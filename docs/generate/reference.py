@@ -76,7 +76,7 @@ def _keys() -> str:
 def _commands() -> str:
     lines = ["# Commands", "", "As `fedhead COMMAND --help` prints them.", ""]
     for name, command in sorted(COMMANDS.items()):
-        lines += [f"## fedhead {name}", "", "```text", command.help(), "```", ""]
+        lines += [f"## fedhead {name}", "", "```text", command.parser().format_help().rstrip(), "```", ""]
     return "\n".join(lines)
 
 

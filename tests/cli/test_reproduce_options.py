@@ -29,7 +29,7 @@ def test_an_empty_value_is_refused_by_every_command(
     given = words[1] if len(words) > 1 else ""
     assert call([command, "ccvr/table2" if command == "reproduce" else "digits", *words]) == 2
     option = words[0].removesuffix("=")
-    said = f"error: {option} {given!r}: the value is empty; give one, or leave it out\n"
+    said = f"error: {option}: {given!r} is empty; give a value, or leave it out; see fedhead {command} --help"
     assert capsys.readouterr().err == " ".join(said.split()) + "\n"
     assert not list(tmp_path.iterdir())
 
@@ -40,9 +40,9 @@ def test_an_empty_value_of_a_table_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert call(["reproduce", "ccvr/table2", "--scale", "small", option, "", "--dry-run"]) == 2
-    assert f"{option} '': the value is empty" in capsys.readouterr().err
+    assert f"{option}: '' is empty" in capsys.readouterr().err
     assert call(["reproduce", ""]) == 2
-    assert "'': the value is empty; give one, or leave it out" in capsys.readouterr().err
+    assert "PAPER/TABLE: '' is empty; give a value, or leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "what"), [("--results", "results"), ("--out", "runs")])

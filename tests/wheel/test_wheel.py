@@ -77,7 +77,7 @@ def test_the_command_line_works(environment: Path, tmp_path: Path) -> None:
     print(must(environment / "python", "-m", "pip", "list", cwd=tmp_path))
     assert must(command, "--version", cwd=tmp_path) == f"{fedhead.__version__}\n"
     for words in ([], ["run"], ["deploy", "init"]):
-        assert "Usage: fedhead" in must(command, *words, "--help", cwd=tmp_path)
+        assert "usage: fedhead" in must(command, *words, "--help", cwd=tmp_path)
     said = must(command, "demo", "--rounds", "2", "--seeds", "1", "--quiet", cwd=tmp_path)
     assert re.search(r"^fedavg \+ ccvr +\d\d\.\d\d$", said, flags=re.MULTILINE)
     assert re.search(r"^one round: ridge +\d\d\.\d\d$", said, flags=re.MULTILINE)

@@ -32,6 +32,7 @@ from fedhead.cli import sweep as sweep
 from fedhead.cli import tune as tune
 from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
+from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
 from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.text import printable
@@ -51,7 +52,6 @@ def call(arguments: Sequence[str]) -> int:
         interrupted, 143 terminated.
     """
     try:
-        _refuse_empty(arguments)
         with _log_lines():
             _run(arguments)
         sys.stdout.flush()
@@ -93,24 +93,15 @@ def _run(arguments: Sequence[str]) -> None:
 
         print(__version__)
     elif not words or words in (["deploy"], ["statistics"]):
-        print(overview("".join(f"{word} " for word in words)))
+        print(overview("".join(f"{word} " for word in words)), end="")
     else:
         command, rest = find(words)
         if len(words) < len(arguments):
-            print(command.help())
+            print(command.parser().format_help(), end="")
         else:
-            command.call(rest)
-
-
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Check for empty arguments, such as unset shell variables: as a path they mean the working directory."""
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = word.partition("=")
-        if equals and option.startswith("--") and not value.strip():
-            before, word = option, value
-        if not word.strip():
-            named = f"{before} " if before.startswith("-") else ""
-            raise BadInput(f"{named}{word!r}: the value is empty; give one, or leave it out")
+            values = command.parser().read(rest)
+            refuse_repeated(values.get("assignments", ()))
+            command.function(**values)
 
 
 def main() -> None:

@@ -12,14 +12,13 @@ from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import require
 
 Kind = Annotated[
-    str | None,
-    Argument(label="KIND", help="Analysis: a name, or file.py:function. Without one, the names are listed."),
+    str | None, Argument("Analysis: a name, or file.py:function. Without one, the names are listed.", label="KIND")
 ]
-Runs = Annotated[list[Path] | None, Argument(label="RUN", help="Run folders, or folders that contain run folders.")]
-SampleCount = Annotated[int | None, AtLeast(2), Option(help="Number of samples to use.")]
-Rounds = Annotated[str, Option(help="Rounds that norms and collapse repeat, such as 1,5-10.")]
-Seed = Annotated[int, AtLeast(0), Option(help="Seed of the samples that are drawn.")]
-MetricName = Annotated[str, Option(help="Metric that learning draws.")]
+Runs = Annotated[list[Path] | None, Argument("Run folders, or folders that contain run folders.", label="RUN")]
+SampleCount = Annotated[int | None, AtLeast(2), Option("Number of samples to use.")]
+Rounds = Annotated[str, Option("Rounds that norms and collapse repeat, such as 1,5-10.")]
+Seed = Annotated[int, AtLeast(0), Option("Seed of the samples that are drawn.")]
+MetricName = Annotated[str, Option("Metric that learning draws.")]
 
 
 @command("Look into")
@@ -30,10 +29,10 @@ def analyse(
     rounds: Rounds = "1",
     seed: Seed = 0,
     metric: MetricName = "accuracy",
-    out: Annotated[Path | None, Option(help="Output folder. [default: analysis/ in the first run]")] = None,
+    out: Annotated[Path | None, Option("Output folder. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
-    as_json: Annotated[bool, Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: Annotated[bool, Option("Print the numbers as JSON.", flag="--json")] = False,
 ) -> None:
     """Analyze a trained run, and write numbers and figures into its folder.
 
@@ -76,7 +75,7 @@ def analyse(
 def figure(
     kind: Kind = None,
     runs: Runs = None,
-    out: Annotated[Path | None, Option(help="Output file: .pdf, .png or .svg. [default: KIND.pdf]")] = None,
+    out: Annotated[Path | None, Option("Output file: .pdf, .png or .svg. [default: KIND.pdf]")] = None,
     width: ColumnWidth = 2,
     samples: SampleCount = None,
     rounds: Rounds = "1",

@@ -1,27 +1,30 @@
-"""Registry of commands: functions whose signatures declare arguments and options, and their help."""
+"""Registry of commands: functions whose signatures declare arguments and options, parsed by argparse."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, NoReturn
 
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import Range
-from fedhead.core.system.errors import require, unknown
+from fedhead.core.system.errors import BadInput, require, unknown
 
 COMMANDS: dict[str, Command] = {}
 GROUPS = ("Start", "Compare", "Look into", "Calibrate", "Deploy", "Papers")  # of commands, in the order of the help
 HELP = ("-h", "--help")
 WIDTH = 80  # of help texts
 _LABELS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
+_NARGS = {(True, False): None, (True, True): "+", (False, False): "?", (False, True): "*"}  # by required, many
 
 
 @dataclass(frozen=True)
@@ -29,77 +32,85 @@ class Option:
     """Annotation of a command's option.
 
     Args:
-        flag: Name, such as "--json"; "": by the parameter's name.
         help: Sentence for the help.
+        flag: Name, such as "--json"; "": by the parameter's name.
         label: Placeholder of the value in the help; "": by its type.
         hidden: Leave it out of the help.
-        check: Called with the values, to refuse them.
     """
 
-    flag: str = ""
     help: str = ""
+    flag: str = ""
     label: str = ""
     hidden: bool = False
-    check: Callable[[Any], object] | None = None
 
 
 class Argument(Option):
     """Annotation of a command's argument; its label is the parameter's name in capitals unless given."""
 
 
-class Parameter:
-    """Argument or option of a command, read from the signature of its function."""
+class Parser(argparse.ArgumentParser):
+    """Parser of one command, which raises its errors as `BadInput`.
 
-    def __init__(self, parameter: inspect.Parameter, hint: Any):
+    Args:
+        command: Words after `fedhead`.
+        text: Description for the help, with line breaks.
+        **options: Further options of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, command: str, text: str, **options: Any):
+        layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=WIDTH)
+        options |= {"add_help": False, "allow_abbrev": False, "argument_default": argparse.SUPPRESS}
+        super().__init__(f"fedhead {command}".strip(), description=text, formatter_class=layout, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an error in place of printing it and leaving the program."""
+        if message.endswith("expected one argument"):
+            message += ", after = if it begins with a dash"
+        raise BadInput(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+    def add(self, parameter: inspect.Parameter, hint: Any) -> None:
+        """Add the argument or option that a parameter of a function declares by its type hint."""
         kind, *annotations = typing.get_args(hint)
-        self.name, self.default = parameter.name, parameter.default
-        self.required = parameter.default is parameter.empty
-        self.ranges = [item for item in annotations if isinstance(item, Range)]
-        self.info = next(item for item in annotations if isinstance(item, Option))
+        info = next(item for item in annotations if isinstance(item, Option))
+        required = parameter.default is parameter.empty
+        if not (self.usage or required or isinstance(info, Argument)):  # one word for all options that may be left out
+            self.usage = f"{self.format_usage().partition(': ')[2].strip()} [OPTIONS]"
         if isinstance(kind, types.UnionType):  # with None
-            kind = next(inner for inner in typing.get_args(kind) if inner is not types.NoneType)
-        self.many = typing.get_origin(kind) is list
-        self.kind = typing.get_args(kind)[0] if self.many else kind
-        flag = self.info.flag or "--" + self.name.replace("_", "-")
-        self.flag = "" if isinstance(self.info, Argument) else flag
+            kind = typing.get_args(kind)[0]
+        many = typing.get_origin(kind) is list
+        kind = typing.get_args(kind)[0] if many else kind
+        notes = [f"[{note}]" for note in annotations if isinstance(note, Range)]
+        if not (required or parameter.default in (None, "") or "[default" in info.help):
+            notes.insert(0, f"[default: {parameter.default}]")
+        options: dict[str, Any] = {
+            "type": partial(_read, kind, Annotated[kind, *annotations]),
+            "choices": typing.get_args(kind) or None,
+            "help": argparse.SUPPRESS if info.hidden else " ".join([info.help, *notes]),
+        }
+        flag = info.flag or "--" + parameter.name.replace("_", "-")
+        if isinstance(info, Argument):
+            label = info.label or parameter.name.upper()
+            self.add_argument(parameter.name, metavar=label, nargs=_NARGS[required, many], default=None, **options)
+        elif kind is bool:
+            self.add_argument(flag, dest=parameter.name, action="store_true", help=info.help)
+        else:
+            options |= {"metavar": info.label or _LABELS.get(kind), "action": "append" if many else "store"}
+            self.add_argument(flag, dest=parameter.name, required=required, **options)
 
-    @property
-    def label(self) -> str:
-        """Name in the help, with a placeholder of an option's value."""
-        if not self.flag:
-            label = self.info.label or self.name.upper()
-            return f"{label}{'...' * self.many}" if self.required else f"[{label}]{'...' * self.many}"
-        choices = "|".join(typing.get_args(self.kind)) if typing.get_origin(self.kind) is Literal else ""
-        return self.flag if self.kind is bool else f"{self.flag} {self.info.label or choices or _LABELS[self.kind]}"
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """Parse a command line to values by parameter.
 
-    @property
-    def help(self) -> str:
-        """Sentence, with default and range."""
-        text = self.info.help
-        known = self.required or self.default in (None, "") or self.default is False or text.endswith("]")
-        notes = [*([] if known else [f"default: {self.default}"]), *map(str, self.ranges)]
-        if text.endswith("]"):
-            return "; ".join([text[:-1], *notes]) + "]"
-        return f"{text} [{'; '.join(notes)}]" if notes else text
-
-    def read(self, texts: Sequence[str]) -> Any:
-        """Convert the texts of a command line to a value, and check it."""
-        name = self.flag or self.label
-        values = [self._convert(name, text) for text in texts]
-        if self.info.check is not None:
-            self.info.check(values)
-        return values if self.many else values[-1]
-
-    def _convert(self, name: str, text: str) -> Any:
-        if self.kind is bool:
-            return True
-        value: Any = text
-        with suppress(ValueError):
-            value = self.kind(text) if self.kind in _LABELS else text
-        value = check(name, value, self.kind)
-        for allowed in self.ranges:
-            require(value in allowed, f"{name}: {text} is out of range, it must be {allowed}")
-        return value
+        Raises:
+            BadInput: If arguments or options are unknown, missing or invalid.
+        """
+        for word in takewhile("--".__ne__, words):  # before argparse, which would name missing arguments first
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in (known := self._option_string_actions):
+                shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
+                raise unknown("option", flag, shown, f"{self.prog} --help")
+        # Python 3.11 drops a leading "--" of intermixed arguments; nothing after it is an option
+        parse = self.parse_args if list(words[:1]) == ["--"] else self.parse_intermixed_args
+        return vars(parse(words))
 
 
 @dataclass(frozen=True)
@@ -116,63 +127,21 @@ class Command:
     group: str
     function: Callable[..., None]
 
-    @cached_property
-    def parameters(self) -> list[Parameter]:
-        """Arguments and options, in the order of the signature."""
-        hints = typing.get_type_hints(self.function, include_extras=True)
-        return [Parameter(p, hints[p.name]) for p in inspect.signature(self.function).parameters.values()]
-
     @property
     def summary(self) -> str:
         """First line of the docstring."""
         return (self.function.__doc__ or "").partition("\n")[0]
 
-    def call(self, words: Sequence[str]) -> None:
-        """Run the command.
-
-        Args:
-            words: Arguments and options.
-
-        Raises:
-            BadInput: If they are unknown, missing or invalid.
-        """
-        texts = self._assign(iter(words))
-        missing = [p.flag or p.label for p in self.parameters if p.required and p.name not in texts]
-        require(not missing, f"{', '.join(missing)} must be given; see fedhead {self.name} --help")
-        self.function(**{p.name: p.read(texts[p.name]) for p in self.parameters if p.name in texts})
-
-    def _assign(self, words: Iterator[str]) -> dict[str, list[str]]:
-        """Return the texts of each parameter."""
-        flags = {p.flag: p for p in self.parameters if p.flag}
-        arguments = [p for p in self.parameters if not p.flag]
-        texts: dict[str, list[str]] = {}
-        page = f"fedhead {self.name} --help"
-        for word in words:
-            flag, equals, text = word.partition("=")
-            if not word.startswith("-"):
-                require(arguments, f"unexpected argument {word!r}; see {page}")
-                parameter, text = arguments[0], word
-                arguments = arguments if parameter.many else arguments[1:]
-            elif flag not in flags:
-                raise unknown("option", flag, [*HELP, *(p.flag for p in flags.values() if not p.info.hidden)], page)
-            else:
-                parameter = flags[flag]
-                require(not (equals and parameter.kind is bool), f"{flag} takes no value; see {page}")
-                if not equals and parameter.kind is not bool:
-                    text = next(words, "--")
-                    require(not text.startswith("--"), f"{flag} needs a value; see {page}")
-            texts.setdefault(parameter.name, []).append(text)
-        return texts
-
-    def help(self) -> str:
-        """Return the help."""
-        arguments = [p for p in self.parameters if not p.flag]
-        options = [(p.label, p.help) for p in self.parameters if p.flag and not p.info.hidden]
-        usage = " ".join(["Usage: fedhead", self.name, *(p.label for p in arguments), *["[OPTIONS]"] * bool(options)])
-        text = inspect.getdoc(self.function) or ""
-        paragraphs = [p if p.startswith("Example") else "\n".join(_wrap(p)) for p in text.split("\n\n")]
-        sections = {"Arguments": [(p.label, p.help) for p in arguments], "Options": options}
-        return "\n\n".join([usage, *paragraphs, *_sections(sections)])
+    def parser(self) -> Parser:
+        """Return the parser of the arguments and options that the function's signature declares."""
+        paragraphs = (inspect.getdoc(self.function) or "").split("\n\n")
+        lines = [p if p.startswith("Example") else textwrap.fill(p, WIDTH) for p in paragraphs]
+        parser = Parser(self.name, "\n\n".join(lines))
+        hints = typing.get_type_hints(self.function, include_extras=True)
+        for parameter in inspect.signature(self.function).parameters.values():
+            parser.add(parameter, hints[parameter.name])
+        parser.add_argument(*HELP, action="help", help="Show this help.")
+        return parser
 
 
 def command(group: str, name: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -206,25 +175,24 @@ def find(words: Sequence[str]) -> tuple[Command, list[str]]:
 
 def overview(prefix: str = "") -> str:
     """Return the help of all commands by group, or of those whose names begin with a prefix."""
-    shown = [COMMANDS[name] for name in sorted(COMMANDS) if name.startswith(prefix)]
-    rows = {group: [(item.name, item.summary) for item in shown if item.group == group] for group in GROUPS}
     intro = "Federated classification on non-IID data: run methods, compare them, and deploy."
     end = "`fedhead COMMAND --help` explains a command; --version prints the version."
-    return "\n\n".join([f"Usage: fedhead {prefix}COMMAND", intro, *_sections(rows), *_wrap(end)])
+    parser = Parser("", intro, usage=f"fedhead {prefix}COMMAND", epilog=end)
+    for group in GROUPS:
+        section = parser.add_argument_group(group)
+        for name, item in sorted(COMMANDS.items()):
+            if item.group == group and name.startswith(prefix):
+                section.add_argument(name, help=item.summary)
+    return parser.format_help()
 
 
-def _sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str]:
-    """Format titled lists of names and texts in two columns; empty ones are left out."""
-    for title, rows in sections.items():
-        indent = min(max((len(name) for name, _ in rows), default=0), 28) + 4
-        lines = [f"{title}:"]
-        for name, text in rows:
-            wrapped = [" " * indent + line for line in _wrap(text, indent)]
-            fits = len(name) < indent - 2
-            lines += [f"  {name:<{indent - 2}}" + wrapped.pop(0).lstrip() if fits else f"  {name}", *wrapped]
-        if rows:
-            yield "\n".join(lines)
-
-
-def _wrap(text: str, indent: int = 0) -> list[str]:
-    return textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False)
+def _read(kind: Any, hint: Any, text: str) -> Any:
+    """Convert a word of a command line to a type, and check it."""
+    try:
+        require(text.strip(), f"{text!r} is empty; give a value, or leave it out")
+        value: Any = text
+        with suppress(ValueError):
+            value = kind(text) if kind in _LABELS else text
+        return check("", value, hint)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None

@@ -32,30 +32,29 @@ def bench(
     workloads: Annotated[
         str | None,
         Option(
-            help="Workloads, comma-separated: simplecnn, moon, resnet20, fedetf, mixed. "
+            "Workloads, comma-separated: simplecnn, moon, resnet20, fedetf, mixed. "
             "[default: simplecnn, and on a GPU resnet20 and mixed]"
         ),
     ] = None,
     clients: Annotated[
         str | None,
-        Option(help="Numbers of clients, comma-separated; each is measured. [default: 10, and on a GPU 20 and 40]"),
+        Option("Numbers of clients, comma-separated; each is measured. [default: 10, and on a GPU 20 and 40]"),
     ] = None,
     executors: Annotated[
-        str | None,
-        Option(help="Executors besides the loop, comma-separated. [default: stack, and on a GPU lanes]"),
+        str | None, Option("Executors besides the loop, comma-separated. [default: stack, and on a GPU lanes]")
     ] = None,
     precisions: Annotated[
         str | None,
         Option(
-            help="Precisions, comma-separated: fp32, tf32, bf16. "
+            "Precisions, comma-separated: fp32, tf32, bf16. "
             "[default: fp32, and bf16 where the device has instructions for it]"
         ),
     ] = None,
-    device: Annotated[str, Option(help="Device: cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, Option("Device: cpu, cuda or auto.")] = "auto",
     steps: Annotated[
-        int | None, AtLeast(1), Option(help="Local steps of each client. [default: 100 on a GPU, 20 on a CPU]")
+        int | None, AtLeast(1), Option("Local steps of each client. [default: 100 on a GPU, 20 on a CPU]")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the results as JSON in the last line.")] = False,
+    as_json: Annotated[bool, Option("Print the results as JSON in the last line.", flag="--json")] = False,
 ) -> None:
     """Measure the speed of executors in client-steps per second, relative to the plain loop.
 

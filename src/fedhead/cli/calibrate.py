@@ -9,33 +9,31 @@ from fedhead.cli.app import Argument, Option, command
 from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import BadInput
 
-Checkpoint = Annotated[Path, Argument(help="Run folder, or file of weights (.safetensors, .pt).")]
-Classifier = Annotated[str, Option(help="Name of the last linear layer.")]
+Checkpoint = Annotated[Path, Argument("Run folder, or file of weights (.safetensors, .pt).")]
+Classifier = Annotated[str, Option("Name of the last linear layer.")]
 Architecture = Annotated[
     str | None,
     Option(
-        help="Architecture of the weights: a built-in model such as 'mlp(hidden=[64])', or file.py:function "
-        "that takes no arguments and returns the whole network.",
+        "Architecture of the weights: a built-in model such as 'mlp(hidden=[64])', or file.py:function "
+        "that takes no arguments and returns the whole network."
     ),
 ]
-Normalize = Annotated[str | None, Option(help="Normalization of images. [default: as in training, or half]")]
+Normalize = Annotated[str | None, Option("Normalization of images. [default: as in training, or half]")]
 
 
 @command("Calibrate")
 def calibrate(
     checkpoint: Checkpoint,
-    out: Annotated[Path, Option(help="Output file of the calibrated weights, .safetensors.")],
+    out: Annotated[Path, Option("Output file of the calibrated weights, .safetensors.")],
     statistics: Annotated[
-        list[Path] | None, Option(help="Statistics file of a site; repeat the option for each site.")
+        list[Path] | None, Option("Statistics file of a site; repeat the option for each site.")
     ] = None,
-    data: Annotated[
-        Path | None, Option(help="Samples to compute the statistics from: an .npz file or a folder.")
-    ] = None,
+    data: Annotated[Path | None, Option("Samples to compute the statistics from: an .npz file or a folder.")] = None,
     model: Architecture = None,
     classifier: Classifier = "fc",
     normalize: Normalize = None,
-    stage: Annotated[str, Option(help="Stage: ccvr, or a head in closed form such as 'ridge(alpha=0.1)'.")] = "ccvr",
-    seed: Annotated[int, AtLeast(0), Option(help="Seed of the virtual features of ccvr.")] = 0,
+    stage: Annotated[str, Option("Stage: ccvr, or a head in closed form such as 'ridge(alpha=0.1)'.")] = "ccvr",
+    seed: Annotated[int, AtLeast(0), Option("Seed of the virtual features of ccvr.")] = 0,
 ) -> None:
     """Compute a new classifier for a trained model from class statistics.
 
@@ -55,8 +53,8 @@ def calibrate(
     print(f"calibrated the classifier by the statistics of {int(total.count.sum())} samples -> {out}")
 
 
-SiteData = Annotated[Path, Argument(label="DATA", help="Samples of the site: an .npz file with x and y, or a folder.")]
-Out = Annotated[Path, Option(help="Output file, .safetensors.")]
+SiteData = Annotated[Path, Argument("Samples of the site: an .npz file with x and y, or a folder.", label="DATA")]
+Out = Annotated[Path, Option("Output file, .safetensors.")]
 
 
 @command("Calibrate", "statistics collect")
@@ -69,16 +67,16 @@ def collect(
     kind: Annotated[
         Literal["full", "diagonal", "low-rank", "pooled", "means"],
         Option(
-            help="Second moments: covariances, their diagonals, diagonals and --rank leading directions, one pooled "
+            "Second moments: covariances, their diagonals, diagonals and --rank leading directions, one pooled "
             "matrix of all classes, or none."
         ),
     ] = "full",
-    rank: Annotated[int, AtLeast(0), Option(help="Leading directions per class, with --kind low-rank.")] = 16,
+    rank: Annotated[int, AtLeast(0), Option("Leading directions per class, with --kind low-rank.")] = 16,
     normalize: Normalize = None,
     min_class_count: Annotated[
         int,
         AtLeast(1),
-        Option(help="Smallest number of samples of a class; smaller classes are left out, to protect single samples."),
+        Option("Smallest number of samples of a class; smaller classes are left out, to protect single samples."),
     ] = 5,
 ) -> None:
     """Write the class statistics of a site's features.
@@ -104,8 +102,7 @@ def collect(
 
 @command("Calibrate", "statistics merge")
 def merge(
-    files: Annotated[list[Path], Argument(label="FILE", help="Statistics files of sites, or merged ones.")],
-    out: Out,
+    files: Annotated[list[Path], Argument("Statistics files of sites, or merged ones.", label="FILE")], out: Out
 ) -> None:
     """Add up the statistics of several sites, without counting a site twice.
 
@@ -123,9 +120,9 @@ def merge(
 
 @command("Calibrate", "statistics subtract")
 def subtract(
-    total: Annotated[Path, Argument(help="Merged statistics, written by `fedhead statistics merge`.")],
+    total: Annotated[Path, Argument("Merged statistics, written by `fedhead statistics merge`.")],
     files: Annotated[
-        list[Path], Argument(label="FILE", help="Statistics files of the sites to remove, as they were merged.")
+        list[Path], Argument("Statistics files of the sites to remove, as they were merged.", label="FILE")
     ],
     out: Out,
 ) -> None:

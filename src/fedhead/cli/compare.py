@@ -13,16 +13,13 @@ from fedhead.core.system.text import printable
 
 @command("Compare")
 def compare(
-    runs: Annotated[list[Path], Argument(label="RUN", help="Run folders, or folders that contain run folders.")],
-    metric: Annotated[str | None, Option(help="Metric to compare. [default: accuracy]")] = None,
-    baseline: Annotated[str | None, Option(help="Baseline: a method, or the label of a row. [default: fedavg]")] = None,
-    by: Annotated[
-        list[str] | None,
-        Option(help="Recipe key whose values are the columns; may be repeated."),
-    ] = None,
-    level: Annotated[float, Option(help="Confidence level of the intervals.")] = 0.95,
-    out: Annotated[Path | None, Option(help="Output file of the tables: .md, .csv or .tex.")] = None,
-    diagram: Annotated[Path | None, Option(help="Output file of a diagram of mean ranks: .pdf, .png or .svg.")] = None,
+    runs: Annotated[list[Path], Argument("Run folders, or folders that contain run folders.", label="RUN")],
+    metric: Annotated[str | None, Option("Metric to compare. [default: accuracy]")] = None,
+    baseline: Annotated[str | None, Option("Baseline: a method, or the label of a row. [default: fedavg]")] = None,
+    by: Annotated[list[str] | None, Option("Recipe key whose values are the columns; may be repeated.")] = None,
+    level: Annotated[float, Option("Confidence level of the intervals.")] = 0.95,
+    out: Annotated[Path | None, Option("Output file of the tables: .md, .csv or .tex.")] = None,
+    diagram: Annotated[Path | None, Option("Output file of a diagram of mean ranks: .pdf, .png or .svg.")] = None,
     width: ColumnWidth = 2,
     label: Labels = None,
 ) -> None:

@@ -28,10 +28,10 @@ Now try your own data:
 
 @command("Start")
 def demo(
-    out: Annotated[Path | None, Option(help="Output folder. [default: a new folder runs/demo]")] = None,
-    seeds: Annotated[int, AtLeast(1), Option(help="Number of seeds.")] = 3,
-    rounds: Annotated[int | None, AtLeast(1), Option(help="Number of rounds. [default: the recipe's]")] = None,
-    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
+    out: Annotated[Path | None, Option("Output folder. [default: a new folder runs/demo]")] = None,
+    seeds: Annotated[int, AtLeast(1), Option("Number of seeds.")] = 3,
+    rounds: Annotated[int | None, AtLeast(1), Option("Number of rounds. [default: the recipe's]")] = None,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
 ) -> None:
     """Compare methods on handwritten digits over 10 clients, in about a minute.
 

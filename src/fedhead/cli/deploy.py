@@ -10,20 +10,20 @@ from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
 from fedhead.core.components.ranges import AtLeast
 
-DeploymentFolder = Annotated[Path, Argument(help="Folder of the deployment.", label="DIR")]
+DeploymentFolder = Annotated[Path, Argument("Folder of the deployment.", label="DIR")]
 
 
 @command("Deploy", "deploy init")
 def init(
     folder: DeploymentFolder,
     assignments: Assignments = None,
-    recipe: Annotated[str, Option(help="Recipe to train: a name or a YAML file.")] = "digits",
-    sites: Annotated[int, AtLeast(1), Option(help="Number of sites, which are named site-0, site-1 and so on.")] = 3,
+    recipe: Annotated[str, Option("Recipe to train: a name or a YAML file.")] = "digits",
+    sites: Annotated[int, AtLeast(1), Option("Number of sites, which are named site-0, site-1 and so on.")] = 3,
     site: Annotated[
-        list[str] | None, Option(help="Name of a site, in place of --sites; repeat the option for each site.")
+        list[str] | None, Option("Name of a site, in place of --sites; repeat the option for each site.")
     ] = None,
     data: Annotated[
-        list[str] | None, Option(help="Data of a site; repeat the option for each site, in the same order.")
+        list[str] | None, Option("Data of a site; repeat the option for each site, in the same order.")
     ] = None,
 ) -> None:
     """Write a project for real sites: app/ for `flwr run`, server.yaml, and a site.yaml for each site.
@@ -48,8 +48,7 @@ def init(
 def certs(
     folder: DeploymentFolder,
     host: Annotated[
-        list[str] | None,
-        Option(help="Name or address of the server besides 127.0.0.1 and localhost; may be repeated."),
+        list[str] | None, Option("Name or address of the server besides 127.0.0.1 and localhost; may be repeated.")
     ] = None,
 ) -> None:
     """Write certificates for the server and a key for each site.
@@ -69,8 +68,8 @@ def certs(
 @command("Deploy", "deploy up")
 def up(
     folder: DeploymentFolder,
-    insecure: Annotated[bool, Option(help="Use neither TLS nor keys, for trials on one machine.")] = False,
-    resume: Annotated[bool, Option(help="Continue from the run's last checkpoint.")] = False,
+    insecure: Annotated[bool, Option("Use neither TLS nor keys, for trials on one machine.")] = False,
+    resume: Annotated[bool, Option("Continue from the run's last checkpoint.")] = False,
 ) -> None:
     """Run a whole deployment on this machine: SuperLink, one SuperNode per site, and the run.
 

@@ -12,18 +12,15 @@ from fedhead.core.components.ranges import AtLeast
 
 @command("Deploy")
 def export(
-    run: Annotated[Path, Argument(help="Run folder.")],
-    out: Annotated[Path, Option(help="Output file: .onnx, .pt2 or .safetensors.")],
+    run: Annotated[Path, Argument("Run folder.")],
+    out: Annotated[Path, Option("Output file: .onnx, .pt2 or .safetensors.")],
     stage: Annotated[
-        str | None, Option(help="Stage after which the model is taken. [default: after the last round]")
+        str | None, Option("Stage after which the model is taken. [default: after the last round]")
     ] = None,
     client: Annotated[
-        int | None, AtLeast(0), Option(help="Client whose personal model is taken. [default: the global model]")
+        int | None, AtLeast(0), Option("Client whose personal model is taken. [default: the global model]")
     ] = None,
-    normalize: Annotated[
-        bool,
-        Option(help="Include the normalization: the exported model takes images as bytes."),
-    ] = False,
+    normalize: Annotated[bool, Option("Include the normalization: the exported model takes images as bytes.")] = False,
     data: DataFolder = None,
 ) -> None:
     """Export the trained model of a run to a file for other programs.

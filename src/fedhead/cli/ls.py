@@ -16,8 +16,8 @@ Kind = Literal[
 
 @command("Look into")
 def ls(
-    kind: Annotated[Kind, Argument(label="KIND", help=f"What to list: {', '.join(get_args(Kind))}.")],
-    as_json: Annotated[bool, Option("--json", help="Print one line of JSON.")] = False,
+    kind: Annotated[Kind, Argument(f"What to list: {', '.join(get_args(Kind))}.", label="KIND")],
+    as_json: Annotated[bool, Option("Print one line of JSON.", flag="--json")] = False,
 ) -> None:
     """List components of a kind, recipes, or recipe keys.
 
@@ -44,9 +44,7 @@ def ls(
 
 
 @command("Look into")
-def explain(
-    name: Annotated[str, Argument(label="NAME", help="Recipe key, or name of a component.")],
-) -> None:
+def explain(name: Annotated[str, Argument("Recipe key, or name of a component.", label="NAME")]) -> None:
     """Explain a recipe key, or a component and its parameters.
 
     Examples:

@@ -9,9 +9,9 @@ from fedhead.cli.app import Argument, Option, command
 
 @command("Start")
 def new(
-    kind: Annotated[str, Argument(help="Kind of component: method, stage or model.")],
-    name: Annotated[str, Argument(help="Name of the component, such as FedMine.")],
-    out: Annotated[str, Option(help="Output folder.")] = ".",
+    kind: Annotated[str, Argument("Kind of component: method, stage or model.")],
+    name: Annotated[str, Argument("Name of the component, such as FedMine.")],
+    out: Annotated[str, Option("Output folder.")] = ".",
 ) -> None:
     """Write a commented method, stage or model of your own, with its test.
 

@@ -14,36 +14,32 @@ from fedhead.core.components.ranges import AtLeast
 
 @command("Calibrate")
 def oneshot(
-    source: Annotated[str, Argument(label="DATA", help="Name of a data set, .npz file, or folder.")],
-    backbone: Annotated[str, Option(help="Model that computes the features.")] = "efficientnet_lite0",
+    source: Annotated[str, Argument("Name of a data set, .npz file, or folder.", label="DATA")],
+    backbone: Annotated[str, Option("Model that computes the features.")] = "efficientnet_lite0",
     heads: Annotated[
-        str, Option(help="Heads: all, or comma-separated names among ncm, ridge, lda, qda and fedcof.")
+        str, Option("Heads: all, or comma-separated names among ncm, ridge, lda, qda and fedcof.")
     ] = "all",
-    partition: Annotated[
-        str | None, Option(help="Partition, such as dirichlet(0.1). [default: the data's own]")
-    ] = None,
-    clients: Annotated[int | None, AtLeast(1), Option(help="Number of clients. [default: the data's, or 10]")] = None,
-    seed: Annotated[int, AtLeast(0), Option(help="Seed of the split.")] = 0,
+    partition: Annotated[str | None, Option("Partition, such as dirichlet(0.1). [default: the data's own]")] = None,
+    clients: Annotated[int | None, AtLeast(1), Option("Number of clients. [default: the data's, or 10]")] = None,
+    seed: Annotated[int, AtLeast(0), Option("Seed of the split.")] = 0,
     resize: Annotated[
-        int | None, AtLeast(1), Option(help="Side of the images in pixels. [default: as in the pretraining]")
+        int | None, AtLeast(1), Option("Side of the images in pixels. [default: as in the pretraining]")
     ] = None,
     normalize: Annotated[
-        str | None, Option(help="Normalization: standard, or a name. [default: as in the pretraining]")
+        str | None, Option("Normalization: standard, or a name. [default: as in the pretraining]")
     ] = None,
     missing: Annotated[
         Literal["refuse", "mean"],
-        Option(help="Handling of NaN in a table: refuse, or fill in the mean and add an indicator column."),
+        Option("Handling of NaN in a table: refuse, or fill in the mean and add an indicator column."),
     ] = "refuse",
-    rounds: Annotated[int, AtLeast(0), Option(help="Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
-    plot: Annotated[
-        Path | None, Option(help="Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")
-    ] = None,
-    cache: Annotated[Path | None, Option(help="Folder in which features are cached.")] = None,
+    rounds: Annotated[int, AtLeast(0), Option("Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
+    plot: Annotated[Path | None, Option("Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")] = None,
+    cache: Annotated[Path | None, Option("Folder in which features are cached.")] = None,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
-    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
+    as_json: Annotated[bool, Option("Print the result as JSON.", flag="--json")] = False,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
 ) -> None:
     """Compute classifiers on a pretrained model from one message per client.
 

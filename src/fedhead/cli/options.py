@@ -8,58 +8,45 @@ from typing import Annotated, Literal
 
 from fedhead.cli.app import Argument, Option
 from fedhead.core.components.ranges import AtLeast, AtMost
-from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import require
 
 Assignments = Annotated[
     list[str] | None,
     Argument(
+        "Recipe keys to override, such as rounds=5; values are YAML, `fedhead ls keys` lists the keys.",
         label="KEY=VALUE",
-        help="Recipe keys to override, such as rounds=5; values are YAML, `fedhead ls keys` lists the keys.",
-        check=refuse_repeated,
     ),
 ]
-RecipeName = Annotated[str, Argument(label="RECIPE", help="Name of a built-in recipe, or a YAML file.")]
-DataFolder = Annotated[
-    Path | None,
-    Option(help="Folder of the data sets. [default: $FEDHEAD_DATA, else ~/.cache/fedhead]"),
-]
-Device = Annotated[str, Option(help="Device: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
-ColumnWidth = Annotated[
-    int, AtLeast(1), AtMost(2), Option(help="Width of figures in columns of a page: 3.3 or 6.9 inches.")
-]
+RecipeName = Annotated[str, Argument("Name of a built-in recipe, or a YAML file.", label="RECIPE")]
+DataFolder = Annotated[Path | None, Option("Folder of the data sets. [default: $FEDHEAD_DATA, else ~/.cache/fedhead]")]
+Device = Annotated[str, Option("Device: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
+ColumnWidth = Annotated[int, AtLeast(1), AtMost(2), Option("Width of figures in columns of a page: 3.3 or 6.9 inches.")]
 ExecutorName = Annotated[
-    str,
-    Option(help="Executor: auto (the fastest in a short trial), a name from `fedhead ls executors`, or your own."),
+    str, Option("Executor: auto (the fastest in a short trial), a name from `fedhead ls executors`, or your own.")
 ]
-Minutes = Annotated[
-    float | None, AtLeast(0), AtMost(10**7), Option(help="Minutes after which no further run is started.")
-]
-Shard = Annotated[str | None, Option(label="K/N", help="Run only the K-th of N parts, as one job of an array.")]
-Devices = Annotated[str | None, Option(label="LIST", help="GPUs that share the runs, one process each, such as 0,1.")]
+Minutes = Annotated[float | None, AtLeast(0), AtMost(10**7), Option("Minutes after which no further run is started.")]
+Shard = Annotated[str | None, Option("Run only the K-th of N parts, as one job of an array.", label="K/N")]
+Devices = Annotated[str | None, Option("GPUs that share the runs, one process each, such as 0,1.", label="LIST")]
 ClaimsFolder = Annotated[Path | None, Option(hidden=True)]  # see studies.devices.on_each
-AllowChangedCode = Annotated[bool, Option(help="Continue even if your own code has changed since.")]
-DryRun = Annotated[bool, Option(help="Check and list the cells, and run nothing.")]
-TableAsJson = Annotated[bool, Option("--json", help="Print the table as JSON.")]
+AllowChangedCode = Annotated[bool, Option("Continue even if your own code has changed since.")]
+DryRun = Annotated[bool, Option("Check and list the cells, and run nothing.")]
+TableAsJson = Annotated[bool, Option("Print the table as JSON.", flag="--json")]
 
 
 Labels = Annotated[
-    list[str] | None,
-    Option(label="NAME=TEXT", help="Your own label of a method, a stage or a row; may be repeated."),
+    list[str] | None, Option("Your own label of a method, a stage or a row; may be repeated.", label="NAME=TEXT")
 ]
 Engine = Annotated[
     Literal["local", "shared"],
-    Option(help="Order of the runs: one after another (local), or seeds and splits at once in one stack (shared)."),
+    Option("Order of the runs: one after another (local), or seeds and splits at once in one stack (shared)."),
 ]
 Precision = Annotated[
     Literal["fp32", "tf32", "bf16"],
-    Option(
-        help="Precision: float32, float32 with TF32 matrix products on a GPU, or bfloat16 layers and float32 weights."
-    ),
+    Option("Precision: float32, float32 with TF32 matrix products on a GPU, or bfloat16 layers and float32 weights."),
 ]
 Compile = Annotated[
     Literal["auto", "wait", "never"],
-    Option(help="Compilation of long runs on a GPU: while they train (auto), before the first round (wait), or never."),
+    Option("Compilation of long runs on a GPU: while they train (auto), before the first round (wait), or never."),
 ]
 
 

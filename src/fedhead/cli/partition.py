@@ -21,13 +21,13 @@ WIDEST = 26  # classes that a table can show
 
 @command("Look into")
 def partition(
-    dataset: Annotated[str, Argument(help="Name of a data set, see `fedhead ls datasets`.")],
-    partition: Annotated[str, Argument(help="Partition, see `fedhead ls partitions`.")],
-    clients: Annotated[int, Option(help="Number of clients.")] = 10,
-    seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
-    plot: Annotated[Path | None, Option(help="Output file of a bubble chart: .png, .svg or .pdf.")] = None,
+    dataset: Annotated[str, Argument("Name of a data set, see `fedhead ls datasets`.")],
+    partition: Annotated[str, Argument("Partition, see `fedhead ls partitions`.")],
+    clients: Annotated[int, Option("Number of clients.")] = 10,
+    seed: Annotated[int, Option("Seed of the partition.")] = 0,
+    plot: Annotated[Path | None, Option("Output file of a bubble chart: .png, .svg or .pdf.")] = None,
     data: DataFolder = None,
-    as_json: Annotated[bool, Option("--json", help="Print one line of JSON.")] = False,
+    as_json: Annotated[bool, Option("Print one line of JSON.", flag="--json")] = False,
 ) -> None:
     """Show how a partition distributes the classes of a data set over clients.
 

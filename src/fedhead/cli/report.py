@@ -15,11 +15,9 @@ from fedhead.core.system.text import printable
 
 @command("Compare")
 def report(
-    runs: Annotated[
-        list[Path], Argument(label="RUN", help="Folders of runs or studies, or folders that contain some.")
-    ],
-    out: Annotated[Path, Option(help="Output file of the page.")] = Path("report.html"),
-    title: Annotated[str, Option(help="Title of the page. [default: data sets and partitions]")] = "",
+    runs: Annotated[list[Path], Argument("Folders of runs or studies, or folders that contain some.", label="RUN")],
+    out: Annotated[Path, Option("Output file of the page.")] = Path("report.html"),
+    title: Annotated[str, Option("Title of the page. [default: data sets and partitions]")] = "",
     label: Labels = None,
 ) -> None:
     """Print a table of runs, and write a self-contained HTML page with tables and curves.
@@ -49,13 +47,11 @@ def report(
 
 @command("Compare")
 def board(
-    runs: Annotated[
-        list[Path], Argument(label="FOLDER", help="Folders in which runs are or will be; they may be empty.")
-    ],
+    runs: Annotated[list[Path], Argument("Folders in which runs are or will be; they may be empty.", label="FOLDER")],
     host: Annotated[
-        str, Option(help="Address to listen at; other machines can reach addresses other than the default.")
+        str, Option("Address to listen at; other machines can reach addresses other than the default.")
     ] = "127.0.0.1",
-    port: Annotated[int, AtLeast(0), AtMost(65535), Option(help="Port to listen at; 0 selects a free one.")] = 8080,
+    port: Annotated[int, AtLeast(0), AtMost(65535), Option("Port to listen at; 0 selects a free one.")] = 8080,
     label: Labels = None,
 ) -> None:
     """Show a live page of runs in a browser: progress, curves, time left and clients.

@@ -35,27 +35,23 @@ if TYPE_CHECKING:
 @command("Papers")
 def reproduce(
     table: Annotated[
-        str | None, Argument(label="PAPER/TABLE", help="Table of a paper. Without one, the tables are listed.")
+        str | None, Argument("Table of a paper. Without one, the tables are listed.", label="PAPER/TABLE")
     ] = None,
     assignments: Assignments = None,
-    cells: Annotated[str, Option(help="Run only cells whose name contains one of these comma-separated texts.")] = "",
+    cells: Annotated[str, Option("Run only cells whose name contains one of these comma-separated texts.")] = "",
     seeds: Annotated[
-        str | None,
-        Option(help="Number of seeds (3), from the paper's first, or the seeds (7,8,9). [default: the paper's]"),
+        str | None, Option("Number of seeds (3), from the paper's first, or the seeds (7,8,9). [default: the paper's]")
     ] = None,
     splits: Annotated[
-        str | None, Option(help="Number of partitions (3), or their seeds (0,1,2). [default: the table's]")
+        str | None, Option("Number of partitions (3), or their seeds (0,1,2). [default: the table's]")
     ] = None,
-    variants: Annotated[str, Option(help="Comma-separated variants of the table to run instead.")] = "",
-    scale: Annotated[
-        Literal["full", "small"], Option(help="Size: as in the paper, or a few minutes on a CPU.")
-    ] = "full",
+    variants: Annotated[str, Option("Comma-separated variants of the table to run instead.")] = "",
+    scale: Annotated[Literal["full", "small"], Option("Size: as in the paper, or a few minutes on a CPU.")] = "full",
     results: Annotated[
-        Path | None,
-        Option(help="Folder of results.csv, to which each result is added; results in it are not repeated."),
+        Path | None, Option("Folder of results.csv, to which each result is added; results in it are not repeated.")
     ] = None,
     minutes: Minutes = None,
-    out: Annotated[Path | None, Option(help="Output folder. [default: runs/PAPER/TABLE]")] = None,
+    out: Annotated[Path | None, Option("Output folder. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
@@ -67,7 +63,7 @@ def reproduce(
     compile: Compile = "auto",
     dry_run: DryRun = False,
     summary: Annotated[
-        bool, Option(help="Write README.md and the figure of the --results folder, and run nothing.")
+        bool, Option("Write README.md and the figure of the --results folder, and run nothing.")
     ] = False,
     as_json: TableAsJson = False,
 ) -> None:

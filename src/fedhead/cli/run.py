@@ -25,26 +25,20 @@ from fedhead.core.components.ranges import AtLeast
 def run(
     recipe: RecipeName,
     assignments: Assignments = None,
-    out: Annotated[Path | None, Option(help="Run folder. [default: a new one under runs/]")] = None,
-    resume: Annotated[
-        bool,
-        Option(help="Continue the interrupted run in --out, or start it if there is none."),
-    ] = False,
+    out: Annotated[Path | None, Option("Run folder. [default: a new one under runs/]")] = None,
+    resume: Annotated[bool, Option("Continue the interrupted run in --out, or start it if there is none.")] = False,
     allow_changed_code: AllowChangedCode = False,
     data: DataFolder = None,
     device: Device = "auto",
     executor: ExecutorName = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
-    threads: Annotated[
-        int | None, AtLeast(1), Option(help="Number of CPU threads. [default: by the model's size]")
-    ] = None,
+    threads: Annotated[int | None, AtLeast(1), Option("Number of CPU threads. [default: by the model's size]")] = None,
     logger: Annotated[
-        list[str] | None,
-        Option(help="Logger besides the run folder: csv, tensorboard, mlflow or wandb; may be repeated."),
+        list[str] | None, Option("Logger besides the run folder: csv, tensorboard, mlflow or wandb; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the result as JSON in the last line.")] = False,
-    quiet: Annotated[bool, Option(help="Show no progress.")] = False,
+    as_json: Annotated[bool, Option("Print the result as JSON in the last line.", flag="--json")] = False,
+    quiet: Annotated[bool, Option("Show no progress.")] = False,
 ) -> None:
     """Train by a recipe, in a run folder that can be resumed and reported.
 

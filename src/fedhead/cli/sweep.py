@@ -34,23 +34,21 @@ if TYPE_CHECKING:
 
 @command("Compare")
 def sweep(
-    recipe: Annotated[str, Argument(label="RECIPE", help="Name or YAML file of a recipe, or YAML file of a sweep.")],
+    recipe: Annotated[str, Argument("Name or YAML file of a recipe, or YAML file of a sweep.", label="RECIPE")],
     assignments: Assignments = None,
-    seeds: Annotated[
-        str | None, Option(help="Number of seeds (3), or the seeds (7,8,9). [default: the recipe's]")
-    ] = None,
+    seeds: Annotated[str | None, Option("Number of seeds (3), or the seeds (7,8,9). [default: the recipe's]")] = None,
     out: Annotated[
-        Path | None, Option(help="Output folder. [default: runs/sweep-RECIPE-CODE, with a code for the axes]")
+        Path | None, Option("Output folder. [default: runs/sweep-RECIPE-CODE, with a code for the axes]")
     ] = None,
     allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
     engine: Annotated[
         Literal["local", "shared", "ray"],
-        Option(help="Runs one after another (local), seeds and splits in one stack (shared), or a Ray cluster (ray)."),
+        Option("Runs one after another (local), seeds and splits in one stack (shared), or a Ray cluster (ray)."),
     ] = "local",
-    cpus_per_cell: Annotated[float, AtLeast(0), Option(help="CPUs for each cell, with Ray.")] = 1,
-    gpus_per_cell: Annotated[float, AtLeast(0), Option(help="GPUs for each cell, or the share of one, with Ray.")] = 0,
+    cpus_per_cell: Annotated[float, AtLeast(0), Option("CPUs for each cell, with Ray.")] = 1,
+    gpus_per_cell: Annotated[float, AtLeast(0), Option("GPUs for each cell, or the share of one, with Ray.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
@@ -60,7 +58,7 @@ def sweep(
     compile: Compile = "auto",
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
-    quiet: Annotated[bool, Option(help="Print no line per run.")] = False,
+    quiet: Annotated[bool, Option("Print no line per run.")] = False,
 ) -> None:
     """Run a recipe with every combination of values and every seed, and print one table.
 

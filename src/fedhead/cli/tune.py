@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedhead.cli.app import Option, command
-from fedhead.cli.options import (
-    AllowChangedCode,
-    Assignments,
-    Compile,
-    DataFolder,
-    Device,
-    Precision,
-    RecipeName,
-)
+from fedhead.cli.options import AllowChangedCode, Assignments, Compile, DataFolder, Device, Precision, RecipeName
 from fedhead.cli.output import resumable
 from fedhead.core.components.ranges import AtLeast
 from fedhead.metrics.records import Row
@@ -31,35 +23,33 @@ ENDED = ("complete", "pruned", "failed")
 def tune(
     recipe: RecipeName,
     assignments: Assignments = None,
-    out: Annotated[Path | None, Option(help="Output folder. [default: runs/tune-RECIPE]")] = None,
-    trials: Annotated[int, Option(help="Number of trials of the study, in all processes together.")] = 20,
+    out: Annotated[Path | None, Option("Output folder. [default: runs/tune-RECIPE]")] = None,
+    trials: Annotated[int, Option("Number of trials of the study, in all processes together.")] = 20,
     objective: Annotated[
-        str, Option(help="Objective on validation samples: accuracy, personal, loss, personal_loss or a metric.")
+        str, Option("Objective on validation samples: accuracy, personal, loss, personal_loss or a metric.")
     ] = "accuracy",
     sampler: Annotated[
-        Literal["tpe", "gp", "random"], Option(help="Sampler of values: TPE, a Gaussian process, or random.")
+        Literal["tpe", "gp", "random"], Option("Sampler of values: TPE, a Gaussian process, or random.")
     ] = "tpe",
-    pruner: Annotated[Literal["median", "halving", "none"], Option(help="Pruner that ends trials early.")] = "median",
+    pruner: Annotated[Literal["median", "halving", "none"], Option("Pruner that ends trials early.")] = "median",
     validation: Annotated[
-        float | None, Option(help="Share of each client's training samples held out for validation. [default: 0.15]")
+        float | None, Option("Share of each client's training samples held out for validation. [default: 0.15]")
     ] = None,
     allow_changed_code: AllowChangedCode = False,
-    minutes: Annotated[float | None, Option(help="Minutes after which no further trial is started.")] = None,
+    minutes: Annotated[float | None, Option("Minutes after which no further trial is started.")] = None,
     final: Annotated[
-        bool, Option(help="Train with the best values on all training samples afterwards, in OUT/final.")
+        bool, Option("Train with the best values on all training samples afterwards, in OUT/final.")
     ] = False,
-    plot: Annotated[bool, Option(help="Save figures of the study as PNG and PDF.")] = False,
-    seed: Annotated[int, AtLeast(0), Option(help="Seed of the sampler.")] = 0,
-    engine: Annotated[Literal["local", "ray"], Option(help="Workers: this process, or a Ray cluster.")] = "local",
-    cpus_per_worker: Annotated[float, AtLeast(0), Option(help="CPUs for each trial, with Ray.")] = 1,
-    gpus_per_worker: Annotated[
-        float, AtLeast(0), Option(help="GPUs for each trial, or the share of one, with Ray.")
-    ] = 0,
+    plot: Annotated[bool, Option("Save figures of the study as PNG and PDF.")] = False,
+    seed: Annotated[int, AtLeast(0), Option("Seed of the sampler.")] = 0,
+    engine: Annotated[Literal["local", "ray"], Option("Workers: this process, or a Ray cluster.")] = "local",
+    cpus_per_worker: Annotated[float, AtLeast(0), Option("CPUs for each trial, with Ray.")] = 1,
+    gpus_per_worker: Annotated[float, AtLeast(0), Option("GPUs for each trial, or the share of one, with Ray.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
-    quiet: Annotated[bool, Option(help="Print no line per trial.")] = False,
+    quiet: Annotated[bool, Option("Print no line per trial.")] = False,
 ) -> None:
     """Search for the best values of recipe keys on validation samples.
 
