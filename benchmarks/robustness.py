@@ -1,14 +1,17 @@
-"""Ten clients, two of them hostile: the accuracy under each attack, with the plain mean and with each rule.
+"""Ten clients, some of them hostile: the accuracy under each attack, with the plain mean and with each rule.
 
-    python benchmarks/robustness.py --partition 'dirichlet(1.0)' --seeds 3
+    python benchmarks/robustness.py
+    python benchmarks/robustness.py --hostile 2 --seeds 3 --attacks none ×−10 ×1e6 sign random samples labels
 
-prints one line per rule, the mean over the seeds; docs/robustness.md holds what it printed.
+print one line per rule, the mean over the seeds, and per cell one number for each number of hostile clients;
+docs/robustness.md holds the output.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,66 +27,92 @@ from fedhead.recipes.recipe import load
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import hostile
 
-HOSTILE = (0, 1)
+CLIENTS = 10
+NORM = 2.0  # limit of the rules on the length of an update
 ATTACKS: Mapping[str, hostile.Attack] = {
     "none": hostile.honest,
     "×−10": hostile.scaled(-10),
     "×1e6": hostile.scaled(1e6),
-    "sign flip": hostile.flipped,
+    "sign": hostile.flipped,
     "random": hostile.randomized,
-    "n=1e12, ×−1": hostile.boasting,
-    "label flip": hostile.honest,  # what is changed is the data
+    "samples": hostile.boasting,
+    "labels": hostile.honest,  # what is changed is the data
     "CCVR, none": hostile.honest,
     "CCVR ×1e6": hostile.inflated,
+    "IPM 0.5": hostile.inner_product(0.5),
+    "IPM 2": hostile.inner_product(2.0),
+    "ALIE": hostile.honest,  # its z depends on the number of hostile clients
+    "long flip": hostile.flipped_to(0.95 * NORM),
+    "backdoor": hostile.honest,  # what is changed is the data
 }
+STEALTHY = ["IPM 0.5", "IPM 2", "ALIE", "long flip", "backdoor"]
+PLAIN = ["median", "trimmed_mean(f)", "krum(f)", "multi_krum(f)", "geometric_median", "centered_clipping"]
+MIXED = [f"{rule[:-1]}, mixing=f)" if rule.endswith(")") else f"{rule}(mixing=f)" for rule in PLAIN]
 RULES: Mapping[str, list[str]] = {
     "mean": [],
-    "median": ["aggregator=median"],
-    "trimmed_mean(2)": ["aggregator=trimmed_mean(2)"],
-    "krum(2)": ["aggregator=krum(2)"],
-    "multi_krum(2)": ["aggregator=multi_krum(2)"],
-    "geometric_median": ["aggregator=geometric_median"],
-    "centered_clipping": ["aggregator=centered_clipping"],
-    "drop(norm=2, samples=5)": ["outliers=drop(norm=2, samples=5)"],
-    "clip(norm=2, samples=5)": ["outliers=clip(norm=2, samples=5)"],
+    **{rule: [f"aggregator={rule}"] for rule in [*PLAIN, *MIXED]},
+    "drop(norm=2, samples=5)": [f"outliers=drop(norm={NORM}, samples=5)"],
+    "clip(norm=2, samples=5)": [f"outliers=clip(norm={NORM}, samples=5)"],
 }
 
 
-def accuracy(rule: str, attack: str, partition: str, seed: int) -> float | None:
-    """Return the global model's accuracy after the last round, or after CCVR; None where the run did not end."""
+def measure(rule: str, attack: str, count: int, partition: str, seed: int) -> list[float]:
+    """Return the global model's accuracy after the last round, or after CCVR, and the backdoor's success.
+
+    Args:
+        rule: Entry of `RULES`.
+        attack: Entry of `ATTACKS`.
+        count: Number of hostile clients, the first ones; also f of the rule.
+        partition: Partition of the recipe.
+        seed: Seed of the run.
+
+    Returns:
+        One or two numbers; none if the run diverged.
+    """
     stages = ["stages=[ccvr]"] if attack.startswith("CCVR") else []
-    settings = [f"partition={partition}", f"seed={seed}", "local_epochs=2"]
-    recipe = load("digits", [*settings, *RULES[rule], *stages])
+    settings = [f"partition={partition}", f"clients={CLIENTS}", f"seed={seed}", "local_epochs=2"]
+    recipe = load("digits", [*settings, *(re.sub(r"\bf\b", str(count), text) for text in RULES[rule]), *stages])
     experiment, federation = prepare(replace(recipe, evaluate_every=recipe.rounds))
-    if attack == "label flip":
-        federation = hostile.flip_labels(federation, HOSTILE)
+    clients = range(count)
+    if attack == "labels":
+        federation = hostile.flip_labels(federation, clients)
+    if attack == "backdoor":
+        federation = hostile.backdoor(federation, clients)
+    change = hostile.little(hostile.z_max(CLIENTS, count)) if attack == "ALIE" else ATTACKS[attack]
     compute = Compute(device="cpu", executor="stack")
-    simulation = hostile.HostileSimulation(experiment, federation, compute, hostile=HOSTILE, attack=ATTACKS[attack])
+    simulation = hostile.HostileSimulation(experiment, federation, compute, hostile=clients, attack=change)
     try:
         result = rounds.run(simulation)
     except FedheadError as error:
-        print(f"# {rule}, {attack}, seed {seed}: {error}", flush=True)
-        return None
-    return result.stages["ccvr"].accuracy if stages else result.accuracy
+        print(f"# {rule}, {attack}, {count} hostile, seed {seed}: {error}", file=sys.stderr)
+        return []
+    accuracy = result.stages["ccvr"].accuracy if stages else result.accuracy
+    assert accuracy is not None
+    return [accuracy, hostile.backdoor_success(simulation)] if attack == "backdoor" else [accuracy]
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partition", default="dirichlet(1.0)")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--hostile", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rules", nargs="*", default=list(RULES))
-    parser.add_argument("--attacks", nargs="*", default=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="*", default=STEALTHY)
     options = parser.parse_args()
     logging.getLogger("fedhead").setLevel(logging.ERROR)  # clients that are dropped, in every round
-    print("| " + " | ".join(["rule", *options.attacks]) + " |")
-    print("|---" + "|---:" * len(options.attacks) + "|")
+    names = [name for attack in options.attacks for name in ([attack, "success"] if attack == "backdoor" else [attack])]
+    print("| " + " | ".join(["rule", *names]) + " |")
+    print("|---" + "|---:" * len(names) + "|")
     for rule in options.rules:
-        cells = []
+        cells: list[str] = []
         for attack in options.attacks:
-            found = [accuracy(rule, attack, options.partition, seed) for seed in range(options.seeds)]
-            finished = [value for value in found if value is not None]
-            cells.append(f"{mean(finished):.1f}" if len(finished) == len(found) else "—")
+            columns: list[list[str]] = [[], []] if attack == "backdoor" else [[]]
+            for count in options.hostile:
+                runs = [measure(rule, attack, count, options.partition, seed) for seed in range(options.seeds)]
+                for place, column in enumerate(columns):
+                    column.append(f"{mean(run[place] for run in runs):.1f}" if all(runs) else "—")
+            cells += [" / ".join(column) for column in columns]
         print("| " + " | ".join([f"`{rule}`", *cells]) + " |", flush=True)
 
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhead.aggregators import AGGREGATORS
-from fedhead.aggregators.base import Aggregator
+from fedhead.aggregators.base import Aggregator, mixed
 from fedhead.aggregators.centered_clipping import CenteredClipping
 from fedhead.aggregators.coordinate_median import CoordinateMedian
 from fedhead.aggregators.geometric_median import GeometricMedian
 from fedhead.aggregators.krum import Krum, MultiKrum
 from fedhead.aggregators.trimmed_mean import TrimmedMean
+from fedhead.core.components.registry import instance
+from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_rows import tree_mean
 
 HONEST = 6  # and one hostile client, which every rule withstands with its defaults
 RULES = sorted(AGGREGATORS)
+MIXING = pytest.mark.parametrize("mixing", [0, 1])
 
 
 def points(*rows: tuple[float, ...]) -> list[Tree]:
@@ -89,6 +93,38 @@ def test_the_radius_is_the_median_distance_by_default() -> None:
     assert combined(CenteredClipping(), line(-1, 2, 300)) == pytest.approx([1])
 
 
+# -- mixing ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("hostile", [1, 2])
+def test_mixing_is_the_mean_of_the_nearest_updates(hostile: int) -> None:
+    updates = drawn(5)
+    rows = np.stack([vector(update).numpy() for update in updates])
+    for row, found in zip(rows, mixed(updates, hostile), strict=True):
+        nearest = np.argsort(np.linalg.norm(rows - row, axis=1))[: len(rows) - hostile]
+        np.testing.assert_allclose(vector(found).numpy(), rows[nearest].mean(axis=0), atol=1e-12)
+
+
+def test_mixing_follows_parameters_and_averages_running_statistics_alike() -> None:
+    first, second, third = mixed(with_statistics([0.0, 1.0, 3.0], [600.0, -300.0, 0.0]), 1)
+    assert [t.item() for t in first.values()] == [t.item() for t in second.values()] == [0.5, 150.0]
+    assert [t.item() for t in third.values()] == [2.0, -150.0]
+
+
+def test_mixing_is_given_by_name() -> None:
+    assert instance(AGGREGATORS, "krum(2, mixing=1)", Aggregator) == Krum(2, mixing=1)
+    with pytest.raises(BadInput, match=r"median\(2\): 1 values are too many, median takes no values"):
+        instance(AGGREGATORS, "median(2)", Aggregator)
+
+
+def test_inner_product_manipulation_turns_krum_around_and_not_with_mixing() -> None:
+    """Honest clients agree in one coordinate and differ in others, so that −μ/2 is nearer to each than they are."""
+    honest = torch.cat([torch.ones(7, 1), 3 * torch.eye(7)], dim=1).double()
+    hostile = (-0.5 * honest.mean(dim=0)).expand(3, -1)
+    updates = [Tree(a=row) for row in torch.cat([hostile, honest])]
+    along = {mixing: float(Krum(3, mixing=mixing)(updates, None)["a"][0]) for mixing in (0, 3)}
+    # without: the hostile update; with: the mean of the three and of four honest ones, (4 − 3 · 0.5) / 7
+    assert along == pytest.approx({0: -0.5, 3: 2.5 / 7})
+
+
 # -- all rules ----------------------------------------------------------------------------------------
 def drawn(seed: int, count: int = HONEST) -> list[Tree]:
     """Updates of length 1 at most, in 5 coordinates."""
@@ -101,38 +137,43 @@ def vector(tree: Tree) -> torch.Tensor:
     return torch.cat([t.flatten() for t in tree.values()])
 
 
+@MIXING
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(HONEST)))
-def test_the_order_of_the_clients_does_not_matter(name: str, seed: int, order: list[int]) -> None:
-    rule, updates = AGGREGATORS[name](), drawn(seed)
-    found, again = rule.combine(updates, None), rule.combine([updates[i] for i in order], None)
+def test_the_order_of_the_clients_does_not_matter(name: str, mixing: int, seed: int, order: list[int]) -> None:
+    rule, updates = AGGREGATORS[name](mixing=mixing), drawn(seed)
+    found, again = rule(updates, None), rule([updates[i] for i in order], None)
     torch.testing.assert_close(vector(again), vector(found), atol=1e-9, rtol=1e-9)
 
 
+@MIXING
 @pytest.mark.parametrize("name", RULES)
-def test_of_updates_that_are_all_the_same_it_is_that_one(name: str) -> None:
+def test_of_updates_that_are_all_the_same_it_is_that_one(name: str, mixing: int) -> None:
     one = drawn(3, 1)[0]
-    found = AGGREGATORS[name]().combine([one] * HONEST, None)
+    found = AGGREGATORS[name](mixing=mixing)([one] * HONEST, None)
     torch.testing.assert_close(vector(found), vector(one), atol=1e-12, rtol=1e-12)
 
 
+@MIXING
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.floats(1e-3, 1e30), place=st.integers(0, HONEST))
 def test_one_outlier_of_any_size_moves_it_no_further_than_a_bound(
-    name: str, seed: int, size: float, place: int
+    name: str, mixing: int, seed: int, size: float, place: int
 ) -> None:
     """The six honest updates are at most r = 1 long; then the result is at most 3 r long, whatever the seventh is.
 
     Median and trimmed mean: each coordinate lies between two honest ones, at most √5 r over 5 coordinates. Centered
     clipping: the median distance is an honest one, at most r. Geometric median: 2 (1 − ε)/(1 − 2ε) r = 2.4 r for
     ε = 1/7 (Lopuhaä and Rousseeuw, 1991). Krum: an update that is chosen has a score no larger than an honest one's, at
-    most 4 (2 r)², so that it is within 2 r of an honest one.
+    most 4 (2 r)², so that it is within 2 r of an honest one. Mixing: an outlier among the six nearest of an honest
+    update is at most 3 r long, so that mixed honest updates are at most (5 r + 3 r) / 6 long.
     """
     updates = drawn(seed)
     updates.insert(place, drawn(seed + 1, 1)[0] * size)
-    assert float(vector(AGGREGATORS[name]().combine(updates, None)).norm()) <= 3 + 1e-6
+    longest = 8 / 6 if mixing else 1
+    assert float(vector(AGGREGATORS[name](mixing=mixing)(updates, None)).norm()) <= 3 * longest + 1e-6
 
 
 def test_the_mean_follows_an_outlier_anywhere() -> None:
@@ -140,11 +181,12 @@ def test_the_mean_follows_an_outlier_anywhere() -> None:
     assert float(vector(tree_mean(updates, [1.0] * len(updates))).norm()) > 1e4
 
 
+@MIXING
 @pytest.mark.parametrize("name", RULES)
-def test_numbers_near_the_end_of_float32_stay_finite(name: str) -> None:
+def test_numbers_near_the_end_of_float32_stay_finite(name: str, mixing: int) -> None:
     updates = [update.to(torch.float32) for update in drawn(0)]
     updates.append(updates[0].map(lambda t: torch.full_like(t, 3e38)))
-    found = vector(AGGREGATORS[name]().combine(updates, None))
+    found = vector(AGGREGATORS[name](mixing=mixing)(updates, None))
     assert found.dtype == torch.float32
     assert float(found.norm()) <= 3
 

@@ -16,7 +16,7 @@ from small import network
 from torch import nn
 
 from fedhead.aggregators import AGGREGATORS
-from fedhead.aggregators.base import Aggregator, inner_products, squared_distances
+from fedhead.aggregators.base import Aggregator, inner_products, mixed, squared_distances
 from fedhead.aggregators.centered_clipping import CenteredClipping
 from fedhead.aggregators.coordinate_median import CoordinateMedian
 from fedhead.aggregators.krum import Krum, krum_scores
@@ -66,9 +66,8 @@ def close(a: Tree, b: Tree, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(AGGREGATORS))
-def test_loop_stack_and_sites_give_the_same_numbers(name: str, tmp_path: Path) -> None:
-    rule = AGGREGATORS[name]()
+@pytest.mark.parametrize("rule", [*(AGGREGATORS[name]() for name in sorted(AGGREGATORS)), CoordinateMedian(mixing=2)])
+def test_loop_stack_and_sites_give_the_same_numbers(rule: Aggregator, tmp_path: Path) -> None:
     loop, stack = simulation(rule), simulation(rule).using(Stack())
     run(loop), run(stack)
     close(loop.server, stack.server, 1e-5)
@@ -104,6 +103,15 @@ def test_the_median_of_a_round_is_that_of_what_the_clients_sent() -> None:
     for name, value in made.server["model"].items():
         ordered = torch.stack([each[name] for each in sent]).sort(dim=0).values
         torch.testing.assert_close(value, (ordered[2] + ordered[3]) / 2, atol=1e-6, rtol=1e-6)
+
+
+def test_updates_are_mixed_before_the_rule() -> None:
+    mixing, plain = simulation(CoordinateMedian(mixing=2), rounds=1), simulation(CoordinateMedian(), rounds=1)
+    held = mixing.server["model"]
+    sent = [reply.send["model"] - held for job in mixing.jobs_of_round(1) for reply in Loop().train(job)]
+    run(mixing), run(plain)
+    close(mixing.server["model"], held + CoordinateMedian().combine(mixed(sent, 2), None), 1e-6)
+    assert float((mixing.server["model"] - plain.server["model"]).sq()) > 1e-8
 
 
 def test_krum_chooses_by_parameters_on_raw_inputs_with_batch_norm() -> None:
@@ -154,6 +162,8 @@ def test_too_few_clients_are_refused_before_training() -> None:
         simulation(Krum(2))
     with pytest.raises(BadInput, match="krum needs at least 5 clients in a round, 3 take part"):
         simulation(Krum(1), participation=0.5)
+    with pytest.raises(BadInput, match=r"median needs at least 7 clients in a round, 6 take part.* lower .* mixing"):
+        simulation(CoordinateMedian(mixing=3))
 
 
 def test_too_few_replies_are_no_quorum() -> None:

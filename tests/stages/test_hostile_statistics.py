@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import Attack, HostileSimulation, honest
+from hostile import Attack, HostileSimulation, Models, honest
 from simulations import make_simulation, run
 from small import federation, network
 
@@ -45,7 +45,7 @@ def features_times(factor: float) -> Attack:
         }
         return sent.replace(changed)
 
-    def attack(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    def attack(reply: ClientReply, server: Tree, seed: int, honest_models: Models) -> ClientReply:
         return reply._replace(send=scaled(reply.send)) if "statistics" in reply.send else reply
 
     return attack

@@ -7,15 +7,17 @@ weights, because the server can't verify the number of samples that a client rep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedhead.core.components.component import Component
+from fedhead.core.components.ranges import AtLeast
 from fedhead.core.components.registry import Registry
 from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree_rows import tree_mean
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,23 @@ class Aggregator(Component):
 
     Attributes:
         remembers: Whether `combine` receives its result of the previous round.
+        mixing: f, number of hostile clients that nearest-neighbour mixing expects. Updates are mixed before `combine`.
     """
 
     remembers: ClassVar[bool] = False
+    mixing: Annotated[int, AtLeast(0)] = field(default=0, kw_only=True)  # f of nearest-neighbour mixing; 0: no mixing
+
+    def __call__(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """Mix the updates if asked to, then combine them; arguments as of `combine`."""
+        return self.combine(mixed(updates, self.mixing) if self.mixing else updates, previous)
+
+    def quorum(self) -> int:
+        """Return the minimum number of updates that the rule and mixing need.
+
+        Returns:
+            `min_clients()`, or 2f + 1 if that is more: mixing needs an honest majority.
+        """
+        return max(self.min_clients(), 2 * self.mixing + 1)
 
     def min_clients(self) -> int:
         """Return the minimum number of updates that the rule needs.
@@ -74,3 +90,17 @@ def squared_distances(products: Tensor) -> Tensor:
     squares = products.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
     return distances.fill_diagonal_(0)
+
+
+def mixed(updates: Sequence[Tree], hostile: int) -> list[Tree]:
+    """Replace each update by the mean of the K − f updates that are nearest to it, itself included.
+
+    Nearest-neighbour mixing (NNM; Allouah et al., 2023).
+
+    Args:
+        updates: Updates of K clients.
+        hostile: f, number of hostile clients.
+    """
+    order = squared_distances(inner_products(updates)).argsort(dim=1, stable=True)
+    nearest = [sorted(row[: len(updates) - hostile]) for row in order.tolist()]
+    return [tree_mean([updates[i] for i in row], [1.0] * len(row)) for row in nearest]

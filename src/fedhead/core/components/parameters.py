@@ -151,7 +151,8 @@ def required(target: Callable[..., Any]) -> list[str]:
 @functools.cache
 def _parameters(target: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(target):
-        names = [f.name for f in dataclasses.fields(target) if f.init and f.repr]  # other fields are internal
+        fields = [f for f in dataclasses.fields(target) if f.init and f.repr]  # other fields are internal
+        names = [f.name for f in sorted(fields, key=lambda f: bool(f.kw_only))]  # in the order of __init__
     else:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names = [p.name for p in inspect.signature(target).parameters.values() if p.kind in kinds]

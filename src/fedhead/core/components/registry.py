@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import pkgutil
 import sys
 import threading
@@ -293,7 +294,10 @@ def instance(registry: Registry[type[C]], asked: Any, base: type[C], folders: It
     if isinstance(asked, base):
         return asked
     call, kind = registry.resolve_call(asked, list(folders))
-    return kind(**call.arguments(registry.kind, parameters(kind)))
+    hints = dict(parameters(kind))
+    keywords = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    named_only = {name: hints.pop(name) for name in keywords if name in hints}
+    return kind(**call.arguments(registry.kind, hints, named_only=named_only))
 
 
 def _allowed(where: str, allow: set[str]) -> bool:

@@ -37,10 +37,10 @@ def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> 
             f"aggregator {aggregator.name}: {method.name} averages no model on the server, so there is nothing for it "
             "to do: leave the aggregator out"
         )
-    if cohort is not None and cohort < aggregator.min_clients():
+    if cohort is not None and cohort < aggregator.quorum():
         raise BadInput(
-            f"aggregator {aggregator.name} needs at least {aggregator.min_clients()} clients in a round, {cohort} take "
-            "part: raise clients or participation, or lower the aggregator's byzantine"
+            f"aggregator {aggregator.name} needs at least {aggregator.quorum()} clients in a round, {cohort} take "
+            "part: raise clients or participation, or lower the aggregator's byzantine and mixing"
         )
 
 
@@ -65,7 +65,7 @@ class RobustMean:
         old = current._like({entry: current.get(entry, zero) for entry, zero in sent[0].zeros().items()})
         memory = self._server.get(MEMORY, {}).get(name)
         updates = [old.map(torch.rsub, tree) for tree in sent]
-        self._updates[name] = rule.combine(updates, memory if rule.remembers else None)
+        self._updates[name] = rule(updates, memory if rule.remembers else None)
         return old + self._updates[name]
 
     def remember(self, algorithm: Algorithm, server: Tree) -> Tree:

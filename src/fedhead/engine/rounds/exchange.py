@@ -63,7 +63,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
     algorithm, server, round = context.algorithm, context.server, context.round
     quorum = transport.quorum or Quorum()
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
-    fewest = 1 if rule is None else rule.min_clients()
+    fewest = 1 if rule is None else rule.quorum()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
     accepted = ReplySet.of({})
