@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 from fedhead.api.reference import field_entries, recipe_keys
-from fedhead.core.components.parameters import parameters
 from fedhead.core.components.registry import Listed
 from fedhead.core.system.errors import unknown
 from fedhead.papers.analyses.registry import ANALYSES
@@ -97,8 +96,8 @@ def _parameters(kind: str, listed: Listed) -> dict[str, Any]:
         shape = getattr(thing, "shape", None)
         return {"classes": thing.classes, "shape": "x".join(map(str, shape))} if shape else {}
     if dataclasses.is_dataclass(thing):
-        defaults = {f.name: f.default for f in dataclasses.fields(thing) if f.default is not dataclasses.MISSING}
-        return {name: defaults[name] for name in parameters(thing) if name in defaults}
+        fields = sorted(dataclasses.fields(thing), key=lambda f: bool(f.kw_only))  # in the order of __init__
+        return {f.name: f.default for f in fields if f.init and f.repr and f.default is not dataclasses.MISSING}
     arguments = {} if kind in _NO_PARAMETERS else inspect.signature(thing).parameters
     defaults = {name: p.default for name, p in arguments.items() if name not in _SKIPPED.get(kind, ())}
     return {name: _plain(value) for name, value in defaults.items() if value is not inspect.Parameter.empty}
