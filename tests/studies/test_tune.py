@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +36,7 @@ from fedhead.recipes.search_space import Dimension, with_values
 from fedhead.report.figures import tuning_plots
 from fedhead.runs.run import execute
 from fedhead.studies.time_budget import TimeBudget
-from fedhead.studies.tune.study import Study, read_about
+from fedhead.studies.tune.study import Study, load_study, read_about
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import Outcome
 from fedhead.studies.tune.tune import _train_finally
@@ -364,3 +365,25 @@ def test_a_killed_study_resumes_and_two_workers_share_one(tmp_path: Path) -> Non
     assert set(lost) <= {row["lr"] for row in done}  # what was lost was tried again
     assert {row["reason"] for row in rows if row["state"] == "retried"} <= {"its process was stopped"}
     assert len({row["lr"] for row in done}) == 8  # and nothing twice
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update trial_params set distribution_json = '{'",
+        "update trials set state = 'DONE'",
+        "update trial_values set value = 'x'",
+        "update study_user_attributes set value_json = '[1]'",
+    ],
+)
+def test_a_changed_study_file_is_refused_in_one_line(tmp_path: Path, statement: str) -> None:
+    recipe, space = Recipe(), Dimension("lr", "log", (0.01, 1))
+    join(tmp_path, recipe, space).close()
+    study = load_study(tmp_path)
+    trial = study.ask()
+    trial.suggest_float("lr", 0.01, 1, log=True)
+    study.tell(trial, 0.5)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as file, file:
+        file.execute(statement)
+    with pytest.raises(fh.BadInput, match=r"study\.db was changed or damaged .*: begin another study"):
+        join(tmp_path, recipe, space)

@@ -152,7 +152,7 @@ class Study:
                 pruner=end_early,
             )
             workers = self._study.user_attrs.get("workers", 0)  # each worker has its own seed
-            self._study.set_user_attr("workers", workers + 1)
+            self._study.set_user_attr("workers", int(workers) + 1)
             self._study.sampler = _sampler(sampler, (seed + _BETWEEN_WORKERS * workers) % (MOST_SEED + 1))
             self._fail_lost()
             if not self.is_running:  # no other process is working, whose failures would be retried too early
@@ -359,6 +359,11 @@ class Study:
             if kind in _DISK:
                 raise OSError(_DISK[kind], str(cause), str(self.folder / FILE)) from error
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
+        except (ValueError, LookupError, TypeError) as error:  # Optuna does not check the contents of its file
+            if isinstance(error, FedheadError):
+                raise
+            why = first_line(error)
+            raise BadInput(f"{self.folder / FILE} was changed or damaged ({why}): begin another study") from error
 
 
 @dataclass

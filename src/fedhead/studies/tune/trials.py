@@ -89,6 +89,7 @@ def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> Tri
     }
     last = max(trial.intermediate_values, default=0)
     value = trial.intermediate_values.get(last) if trial.state.name in ("PRUNED", "RUNNING") else trial.value
+    value = None if value is None else float(value)
     seconds = None if trial.duration is None else trial.duration.total_seconds()
     state, kept = RETRIED if retried else STATES[trial.state.name], trial.user_attrs
     reason = kept.get(REASON, "its process was stopped" if retried else "")
