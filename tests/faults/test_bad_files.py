@@ -141,7 +141,7 @@ def test_the_exit_code_says_whether_the_user_or_the_machine_failed(
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
-    assert ("goes on with --resume" in said) == (code == 3)
+    assert ("continue the run with --resume" in said) == (code == 3)
 
 
 @pytest.mark.parametrize("words", [["--dry-run"], []], ids=["dry", "real"])

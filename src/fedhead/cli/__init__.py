@@ -70,13 +70,8 @@ def call(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:
         if fault := machine_fault(error):
-            run = list(arguments[:1]) == ["run"]
-            fix = (
-                "a run that was stopped by this goes on with --resume"
-                if run
-                else "fix that, and give the command again"
-            )
-            return _fail(f"{fault}; {fix}", MACHINE)
+            fix = "continue the run with --resume" if "run" in arguments[:1] else "give the command again"
+            return _fail(f"{fault}; fix that, and {fix}", MACHINE)
         if isinstance(error, OSError):
             return _fail(f"{error.filename}: {error.strerror}; give another path" if error.filename else str(error), 2)
         where = user_line(error)

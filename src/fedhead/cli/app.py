@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
             options |= {"metavar": info.label or _LABELS.get(kind), "action": "append" if many else "store"}
             self.add_argument(flag, dest=parameter.name, required=required, **options)
 
-    def read(self, words: Sequence[str]) -> dict[str, Any]:
+    def read(self, words: list[str]) -> dict[str, Any]:
         """Parse a command line to values by parameter.
 
         Raises:
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
                 shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
                 raise unknown("option", flag, shown, f"{self.prog} --help")
         # Python 3.11 drops a leading "--" of intermixed arguments; nothing after it is an option
-        parse = self.parse_args if list(words[:1]) == ["--"] else self.parse_intermixed_args
+        parse = self.parse_args if words[0:1] == ["--"] else self.parse_intermixed_args
         return vars(parse(words))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -101,10 +102,8 @@ def reproduce(
         return
     found = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
-        if text and not words(text):  # else all cells would be run
-            raise BadInput(
-                f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
-            )
+        fix = "there is no text between the commas; leave the option out for all cells"
+        require(not text or words(text), f"{option} {text!r}: {fix}")  # else all cells would be run
     from fedhead.engine.experiment.compute import Compute
     from fedhead.papers.tables.reproduce import plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
@@ -147,7 +146,7 @@ def reproduce(
             shard=part,
             claims=Claims(taken, over=bool(names)),
             engine=runs,
-            log=_log,
+            log=partial(print, file=sys.stderr, flush=True),
             **options,
         )
     if as_json:
@@ -156,10 +155,6 @@ def reproduce(
         _print_table(result, folder)
     if claims is None:  # else the process that began this one names them
         raise_failures(result.failures, broken, result.left)
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _print_table(result: TableResult, folder: Path) -> None:
