@@ -168,7 +168,12 @@ def test_up_runs_until_it_is_interrupted_and_refuses_a_second_one(tmp_path: Path
     assert fedhead("up", folder).returncode == 2  # no certificates yet
     assert fedhead("up", str(tmp_path)).returncode == 2  # no deployment
     project = Project.open(folder)
-    with subprocess.Popen(["fedhead", "deploy", "up", folder, "--insecure"], env=env, stderr=subprocess.PIPE) as up:
+    command = ["fedhead", "deploy", "up", folder, "--insecure"]
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
+
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, preexec_fn=listen) as up:
         try:
             eventually(lambda: len(rounds(project)) > 0, project)
             again = fedhead("up", folder, "--insecure", "--resume")
