@@ -325,6 +325,10 @@ def test_what_is_not_saved_and_not_a_federation(path):
     np.savez(path, **{name: value for name, value in held.items() if name != "classes"})
     with pytest.raises(BadInput, match="not a federation that fedhead wrote"):
         Federation.load(path)
+    for name, labels in (("y", held["y"] * np.nan), ("y", held["y"] * 1j), ("y_test", held["y"][0])):
+        np.savez(path, **{**held, "x_test": held["x"], "y_test": held["y"], name: labels})
+        with pytest.raises(BadInput, match=rf"not a federation that fedhead wrote \({name} is "):
+            Federation.load(path)
     np.savez(path, **held, client_test_rows=np.array([99]), client_test_ends=np.array([1, 1]))
     with pytest.raises(BadInput, match="test rows are not among its 30 samples"):
         Federation.load(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_table import CPU, tiny
 
@@ -113,6 +115,12 @@ def garbled(content: bytes) -> bytes:
     return b"\x00\xff{" + content[8:]
 
 
+def counts_of_another_type(content: bytes) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **{**np.load(io.BytesIO(content)), "counts": np.zeros(2, [("a", "<i4"), ("b", "<f8")])})
+    return file.getvalue()
+
+
 SPLIT_ADVICE = "put the run's own file back, or delete it: the run is read without it, and resuming it writes it again"
 
 
@@ -135,6 +143,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (METRICS, garbled, "can't be read", AGAIN),
         (PARTITION, half, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, garbled, "can't be read: it was cut", SPLIT_ADVICE),
+        (PARTITION, counts_of_another_type, "can't be read: it was cut", SPLIT_ADVICE),
         (RESULT, half, "can't be read", "delete it: the run then goes on from its checkpoint and writes it again"),
         (CHECKPOINT, half, "can't be read", AGAIN),
         (STAGE_STATES, half, "can't be read", AGAIN),

@@ -42,7 +42,7 @@ def read_split(path: Path) -> StoredSplit | None:
             stored_fingerprint(path),
             arrays["data_digest"].tobytes(),
         )
-    except (Unreadable, KeyError, ValueError) as error:
+    except (Unreadable, KeyError, TypeError, ValueError) as error:
         raise damaged(
             f"{path} can't be read: it was cut, or is not a split that fedhead wrote",
             "put the run's own file back, or delete it: the run is read without it, and resuming it writes it again",

@@ -14,7 +14,7 @@ from fedhead.core.components.parameters import check
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.data.federation.federation_data import FederationData
-from fedhead.data.inputs import arrays, labels
+from fedhead.data.inputs import arrays, labels, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.input_spec import describe_transform, read_transform
 from fedhead.data.inputs.missing_values import MissingValues
@@ -121,4 +121,7 @@ def restore(contents: Contents) -> dict[str, Any]:
 def _samples(contents: Contents, part: str) -> Samples:
     arrays = contents.arrays
     x = named_arrays(arrays, f"x{part}") if isinstance(contents.x, dict) else arrays[f"x{part}"]
-    return Samples(map_inputs(torch.from_numpy, x), torch.from_numpy(arrays[f"y{part}"]))
+    y, has_classes = arrays[f"y{part}"], targets.objective_of(contents.objective).has_classes
+    if (y.dtype.name, y.ndim) != (("int64", 1) if has_classes else ("float32", 2)):
+        raise ValueError(f"y{part} is {y.dtype} of shape {y.shape}")
+    return Samples(map_inputs(torch.from_numpy, x), torch.from_numpy(y))
