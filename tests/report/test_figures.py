@@ -204,7 +204,7 @@ def test_figures_of_records_need_neither_data_nor_a_checkpoint(
     [
         (["learnign"], "did you mean 'learning'"),
         (["learning", "--metric", "f2"], "unknown metric of these runs 'f2': did you mean 'f1'?"),
-        (["learning", "--width", "3"], "--width: 3 is out of range, it must be at most 2"),
+        (["learning", "--width", "3"], "--width: 3 is out of range, it must be at least 1 and at most 2"),
         (["learning", "--out", "a.jpg"], "must end in .png, .svg or .pdf"),
         (["curves"], "no clients' accuracies"),
     ],
