@@ -17,11 +17,14 @@ from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy.project import Project
 from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.rounds import train_round
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.flower import factory
+from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.server_run import serve
+from fedhead.metrics.records import Row
 from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint
@@ -44,6 +47,10 @@ def project(folder: Path, *assignments: str, sites: int = 3) -> tuple[Project, I
 
 def leaves(path: Path) -> dict[str, torch.Tensor]:
     return load_tree(path / "checkpoint.safetensors")[0]["server"].leaves()  # type: ignore[no-any-return]
+
+
+def accepted(made: Project) -> list[int]:
+    return load_tree(made.path / "run" / "checkpoint.safetensors")[0]["accepted"].tolist()  # type: ignore[no-any-return]
 
 
 def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
@@ -142,6 +149,38 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
     straight = serve(other.server(), other_grid, log=lambda line: None)
     assert found["accuracy"] == pytest.approx(straight["accuracy"], abs=1e-6)
     for name, t in leaves(other.path / "run").items():
+        torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
+
+
+def test_a_resumed_server_sends_frozen_parameters_only_to_sites_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first weights are a file of the server's, so a site can't build the frozen ones by itself."""
+    first = build_experiment(load("digits", ["seed=7"])).models[0]
+    save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
+    words = (f"weights={tmp_path / 'first.safetensors'}", "freeze=[extractor]", "participation=0.67")
+    made, grid = project(tmp_path, *words)
+    honest = rounds.train_round
+
+    def stopped(transport: FlowerTransport, number: int, **settings: bool) -> Row:
+        return honest(transport, number, **settings) if number == 1 else 1 / 0  # type: ignore[return-value]
+
+    monkeypatch.setattr(rounds, "train_round", stopped)
+    with pytest.raises(ZeroDivisionError):
+        serve(made.server(), grid, log=lambda line: None)
+    monkeypatch.undo()
+    assert 0 in accepted(made)
+    serve(made.server(), grid, resume=True, log=lambda line: None)
+    assert 0 not in accepted(made)  # the site that had not taken part has joined
+    expected = execute(made.server().recipe_of_run(), tmp_path / "sim", Compute(executor="loop", device="cpu"))
+    rows = [
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (made.path / "run", tmp_path / "sim")
+    ]
+    assert not any("failed" in row for row in rows[0])
+    assert [row["bytes_down"] for row in rows[0]] == [row["bytes_down"] for row in rows[1]]
+    assert expected["bytes_down"] < 3 * rows[0][0]["bytes_down"]
+    for name, t in leaves(tmp_path / "sim").items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
 
 

@@ -69,7 +69,13 @@ STOPPED = {
     "scaffold": [],
     "feddyn": ["optimizer=adam", "momentum=0", "persistent_optimizer=true"],
     "moon": ["persistent_optimizer=true", "lr_decay=0.9"],
-    "fedavgm": ["stages=[ccvr]", "stage.ccvr.samples=20", "stage.ccvr.epochs=1", "model.norm=batch"],
+    "fedavgm": [
+        "stages=[ccvr]",
+        "stage.ccvr.samples=20",
+        "stage.ccvr.epochs=1",
+        "model.norm=batch",
+        "freeze=[extractor]",
+    ],
     "local": ["evaluate_every=3", "last_rounds=2"],
 }
 

@@ -94,7 +94,7 @@ class ServerWriter(RunWriter):
 
     def clients(self, state: Tree) -> dict[int, Any]:
         """Return the version of each site's valid state."""
-        return {k: int(r) for k, r in enumerate(state["accepted"])}
+        return {k: int(r) for k, r in enumerate(state["accepted"]) if r}
 
     def start(self, name: str, resume: Snapshot | None) -> None:
         """Do nothing: the environment is already recorded."""

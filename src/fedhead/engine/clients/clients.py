@@ -19,7 +19,7 @@ from fedhead.algorithm import class_rows
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
-from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.pool import Pool
 from fedhead.data.transforms.augment import Transform
@@ -168,6 +168,17 @@ class Clients:
         return ClientProgram(
             algorithm, self.tasks[group], self.pool, self.public, self.experiment.uploads, bf16=self.bf16
         )
+
+    def frozen_part(self, broadcast: Tree) -> Tree:
+        """Return the frozen parameters of a broadcast, which a client receives only until its first accepted reply.
+
+        The server never changes them. With several architectures, they are those that all of them freeze.
+        """
+        model = broadcast.get("model") if "model" in self.method.broadcast else None
+        if not isinstance(model, Weights):  # as in the aggregation, which restores frozen weights
+            return Tree()
+        names = frozenset.intersection(*(task.model.frozen for task in self.tasks))
+        return Tree({name: t for name, t in model.items() if name in names})
 
     def work(
         self,

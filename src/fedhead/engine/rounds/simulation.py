@@ -163,7 +163,8 @@ class Simulation(Transport):
         replies = executor.run(jobs)
         if isinstance(algorithm, Method):
             self._prepare_next(context, cohort, replies.whole_stacks)
-        return Received(replies, downlink.nbytes())
+        known = sum(k in context.states for k in cohort) * self.clients.frozen_part(downlink.broadcast).nbytes
+        return Received(replies, downlink.nbytes() - known)
 
     def _prepare_next(self, context: Context, training: list[int], tables: bool) -> None:
         """Prepare the next round while a GPU trains this one; on a CPU this would save no time.

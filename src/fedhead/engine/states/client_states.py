@@ -24,6 +24,10 @@ class ClientStates:
         """States of the clients that took part."""
         return self._kept
 
+    def __contains__(self, client: int) -> bool:
+        """Return whether a client took part."""
+        return client in self._kept
+
     def __getitem__(self, client: int) -> Tree:
         return self._kept[client] if client in self._kept else self._initial(client)
 

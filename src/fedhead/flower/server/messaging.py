@@ -22,11 +22,12 @@ SPARE_SECONDS = 60.0  # Flower's deadline is later than ours, so that ours appli
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason of a missing response, the site that reported it, if any, and whether its node went offline."""
+    """Reason of a missing response, the site that reported it, its error code, and whether its node went offline."""
 
     reason: str
     site: str | None = None
     offline: bool = False
+    problem: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("reason", "site"):  # both may come from a site, which may send anything
@@ -114,4 +115,4 @@ def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
     why = site_errors.describe(response.problem, response.reference)
     if response.fedhead != version():
         why += f"; it runs fedhead {printable(response.fedhead, 20)}, the server {version()}"
-    return Failure(why, response.site)
+    return Failure(why, response.site, problem=response.problem)

@@ -19,13 +19,14 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.text import printable
+from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
-from fedhead.engine.clients.server import Downlink, initial_server, make_downlink
+from fedhead.engine.clients.server import initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
@@ -100,6 +101,7 @@ class FlowerTransport(Transport):
         self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # reported by sites
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
         self._log = log
+        self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
     @property
     def clients(self) -> Clients:
@@ -207,7 +209,8 @@ class FlowerTransport(Transport):
     def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Send each site of a cohort its request and wait for the responses."""
         label = self._label(context.algorithm)
-        downlink, outgoing = self._outgoing("work", context, cohort)
+        outgoing = self._outgoing("work", context, cohort)
+        down = sum(tree.nbytes for message in outgoing.values() for tree in message.trees.values())
         outgoing = {
             k: replace(message, expected={"send": self.dry_run.reply(context.algorithm, k, context.server)})
             for k, message in outgoing.items()
@@ -218,7 +221,8 @@ class FlowerTransport(Transport):
             loss = None if response.train_loss is None else torch.tensor(response.train_loss, dtype=torch.float64)
             kept = context.round if label == TRAIN else label
             replies[k] = ClientReply(trees["send"], kept, float(response.samples), response.left_out, loss)
-        return Received(ReplySet.of(replies), downlink.nbytes(), {k: Refused(why) for k, why in refused.items()})
+        self._lost -= replies.keys()
+        return Received(ReplySet.of(replies), down, {k: Refused(why) for k, why in refused.items()})
 
     def schema(self, context: Context, client: int) -> Schema | None:
         """Return the schema of a site's reply, from the dry run."""
@@ -230,7 +234,7 @@ class FlowerTransport(Transport):
         """Ask the sites to test their models, and with `deliver` to store them."""
         label = self._label(context.algorithm)
         tested = [k for k in self._connected() if deliver or self.nodes.tests(k)]
-        _, outgoing = self._outgoing("test", context, tested, deliver)
+        outgoing = self._outgoing("test", context, tested, deliver)
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
@@ -250,12 +254,19 @@ class FlowerTransport(Transport):
 
     def _outgoing(
         self, kind: Literal["work", "test"], context: Context, clients: list[int], deliver: bool = False
-    ) -> tuple[Downlink, dict[int, Outgoing]]:
-        """Return the downlink, and the message to each client."""
-        downlink = make_downlink(context.algorithm, context.server, clients, self.clients.task_of)
+    ) -> dict[int, Outgoing]:
+        """Return the message to each client; a site that has the frozen parameters gets empty tensors in their place.
+
+        A site stores them before it replies, so it has them once a reply of it was accepted.
+        """
+        broadcast, per_client = make_downlink(context.algorithm, context.server, clients, self.clients.task_of)
+        frozen, short = self.clients.frozen_part(broadcast), broadcast
+        if frozen:
+            short = broadcast.replace(model=broadcast["model"].replace(frozen.map(lambda t: t.new_empty(0))))
+        digest = digest_of(frozen, 16) if frozen else ""
         messages = {}
-        for k, tree in downlink.per_client.items():
-            kept = context.states[k]
+        for k, tree in per_client.items():
+            kept, has_frozen = context.states[k], k in context.states and k not in self._lost
             request = Request(
                 kind,
                 self.spec,
@@ -265,10 +276,11 @@ class FlowerTransport(Transport):
                 accepted=kept if isinstance(kept, int) else 0,
                 staged=isinstance(kept, str),
                 deliver=deliver,
+                frozen=digest if has_frozen else "",
             )
-            trees = {"broadcast": downlink.broadcast, "per_client": tree}
+            trees = {"broadcast": short if has_frozen else broadcast, "per_client": tree}
             messages[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
-        return downlink, messages
+        return messages
 
     def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
         """Send requests to sites; return the valid answers, and the reasons of missing or invalid ones."""
@@ -277,6 +289,8 @@ class FlowerTransport(Transport):
         for k, answer in messaging.ask(self.grid, self.poll, outgoing, seconds).items():
             if isinstance(answer, Failure):
                 refused[k] = answer.reason
+                if answer.problem == "frozen":
+                    self._lost.add(k)
             elif (why := self._mismatch(k, outgoing[k].request, *answer)) is not None:
                 refused[k] = printable(why)
             else:

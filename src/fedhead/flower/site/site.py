@@ -16,6 +16,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import unknown
+from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
@@ -47,6 +48,7 @@ class SiteRun:
 
 
 Commit = Callable[[], object] | None  # stores the state once the response is packed
+FROZEN = "frozen"  # file of the frozen parameters
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,11 @@ class Site:
         clients = site_run.clients
         with coded("request"):
             algorithm = site_run.algorithm(request.algorithm)
-        downlink = Downlink(trees["broadcast"].to(clients.device), {k: trees["per_client"].to(clients.device)})
+        store = SiteStore(self.state, request.spec.experiment, self.name)
+        broadcast = _with_frozen(trees["broadcast"], request.frozen, store)
+        downlink = Downlink(broadcast.to(clients.device), {k: trees["per_client"].to(clients.device)})
         with coded("tensors"):
             _check_downlink(downlink, algorithm, clients, k, request.round)
-        store = SiteStore(self.state, request.spec.experiment, self.name)
         with coded("state"):
             kept = self._state(request, store, clients.initial_state(k)).to(clients.device)
         states = ClientStates(clients.initial_state, {k: kept})
@@ -108,9 +111,16 @@ class Site:
         (reply,) = Loop().train(job)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
-        commit = partial(store.save, f"stage-{request.algorithm}", reply.keep)
-        if request.algorithm == TRAIN:
-            commit = partial(store.keep_state, request.round, reply.keep, request.accepted)
+        frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
+
+        def commit() -> None:
+            if frozen:
+                store.save(FROZEN, frozen)
+            if request.algorithm == TRAIN:
+                store.keep_state(request.round, reply.keep, request.accepted)
+            else:
+                store.save(f"stage-{request.algorithm}", reply.keep)
+
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
         response = dataclasses.replace(
             response,
@@ -136,6 +146,22 @@ class Site:
                 f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
             )
         return initial if state is None else state
+
+
+def _with_frozen(broadcast: Tree, digest: str, store: SiteStore) -> Tree:
+    """Return the broadcast with the stored frozen parameters in place of empty tensors, if they were left out.
+
+    Raises:
+        SiteProblem: If they are not stored, or have another digest than the server's.
+    """
+    if not digest:
+        return broadcast
+    with coded("frozen"):
+        stored, model = store.load(FROZEN) or Tree(), broadcast["model"]
+    frozen = {name: t for name, t in stored.items() if name in model and not model[name].numel()}
+    if digest_of(frozen, 16) != digest:
+        raise SiteProblem("frozen", f"the server's frozen parameters are not in {store.path}: it sends them again")
+    return broadcast.replace(model=model.replace(frozen))
 
 
 def _test(

@@ -122,6 +122,7 @@ class Request:
     accepted: Count = 0
     staged: bool = False  # test: whether its reply to this stage was accepted, so that the stage's state is valid
     deliver: bool = False  # test: whether the site stores the model
+    frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
 
 
 @dataclass(frozen=True)
