@@ -55,7 +55,7 @@ def test_every_client_receives_them_once(name: str, tmp_path: Path) -> None:
     stage = STAGES["finetune"]()
     here = world(tmp_path, name, stages=[stage])
     grid = here.grid()
-    transport = here.transport(grid)
+    transport = here.transport(grid, join_seconds=30)
     results = {"flower": run(transport, stages=[stage])}
     for executor in ("loop", "stack"):
         simulation = make_simulation(federation(), [frozen_model()], METHODS[name](), executor=executor, **SETTINGS)
@@ -107,7 +107,7 @@ def test_a_site_that_lost_them_gets_them_again(
         if now.round == 1:
             lose(SiteStore(tmp_path / "state", here.identity, SITE).path / "frozen.safetensors")
 
-    result = run(here.transport(grid), on_round=spoil)
+    result = run(here.transport(grid, join_seconds=30), on_round=spoil)
     assert [row.get("failed", {}).keys() for row in result.rows] == [set(), {SITE}, set(), set()]
     assert "it has lost the frozen parameters, which are sent again" in result.rows[1]["failed"][SITE]
     assert "(frozen)" in capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_a_site_whose_reply_did_not_count_gets_them_again(tmp_path: Path) -> Non
     here = world(tmp_path, participation=1.0)
     grid = here.grid()
     grid.faults[103] = during("work", 1, lambda message, honest: None)
-    result = run(here.transport(grid, round_seconds=0.05))
+    result = run(here.transport(grid, join_seconds=30, round_seconds=0.05))
     assert SITE in result.rows[0]["failed"]
     assert not any("failed" in row for row in result.rows[1:])
     sizes = [dict(messages)[103] for messages in broadcasts(grid).values()]
