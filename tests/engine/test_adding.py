@@ -59,7 +59,9 @@ class Watching(Simulation):
         assert not any(reference() is not None for reference in self.sent) or not context.algorithm.adds_up
         received = super().exchange(context, cohort)
         if self.hostile in received.replies:
-            received = with_reply(received, self.hostile, inflated(received.replies[self.hostile], context.server, 0))
+            received = with_reply(
+                received, self.hostile, inflated(received.replies[self.hostile], context.server, 0, [])
+            )
         self.asked.append(list(cohort))
         self.sent += [weakref.ref(reply.send["statistics"]["sum"]) for reply in received.replies.values()]
         return received

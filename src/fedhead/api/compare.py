@@ -172,7 +172,7 @@ def _notes(runs: Sequence[read_runs.Run]) -> list[str]:
     versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in finished if run.folder}
     if len(versions) > 1:
         notes.append(f"the runs are of several versions of fedhead: {', '.join(sorted(versions))}")
-    modules = [run for run in finished if read_runs.MODULE_WEIGHTS in run.environment.get("objects", {})]
+    modules = [run for run in finished if read_runs.MODULE_WEIGHTS in str(run.environment.get("objects"))]
     notes += [
         f"model {model} was a module, which starts from its own weights: runs of one seed are pairs only if they had "
         "the same module; a function that builds it follows the seed"

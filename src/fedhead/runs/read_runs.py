@@ -19,7 +19,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, METRICS, damaged
 
-MODULE_WEIGHTS = "initial weights"  # entry of a run's objects if its model is a module
+MODULE_WEIGHTS = "with its own weights"  # end of the description of a model that is a module
 
 
 @dataclass(frozen=True)
