@@ -54,7 +54,7 @@ def test_explain_shows_keys_and_components(capsys: pytest.CaptureFixture[str]) -
     assert explain("lr").splitlines()[1:] == [
         "  allowed: a number, above 0",
         "  default: 0.01",
-        "  example: fedhead run digits 'lr=0.1'",
+        "  example: lr=0.1",
     ]
     assert "method.mu = 0.01 (a number, at least 0)" in explain("fedprox")
     assert explain("median").startswith("aggregator median: ")

@@ -138,7 +138,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": ["fedprox(mu=0.1)"], "method.mu": [0.2, 0.3]}, "fedprox(mu=0.1) sets method.mu, which is given"),
     ({"method": ["moon", "fedprox(mu=0.1)"], "method.mu": 0.2}, "fedprox(mu=0.1) sets method.mu, which is given"),
     ({"stages": [["ccvr(samples=5)"], ["ridge"]], "stage.ccvr.samples": 6}, "ccvr(samples=5) sets stage.ccvr.samples"),
-    ({"executor": "loop", "lr": [0.1]}, "executor: it says how to compute, not what"),
+    ({"executor": "loop", "lr": [0.1]}, "executor is no recipe key, but an option of commands"),
     ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
     (["lr"], "axes: ['lr'] is not a mapping"),  # type: ignore[list-item]  # what Python's users may give
     ({5: [1, 2]}, "unknown key '5'"),  # type: ignore[dict-item]

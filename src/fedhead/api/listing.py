@@ -57,7 +57,7 @@ def explain(name: str) -> str:
     """
     if entry := next((entry for entry in recipe_keys() if entry.name == name), None):
         lines = [f"{name}: {entry.meaning}", f"  allowed: {entry.allowed}", f"  default: {entry.default}"]
-        return "\n".join([*lines, f"  example: fedhead run digits '{entry.example}'"])
+        return "\n".join([*lines, f"  example: {entry.example}"])
     kinds = {**registries(), "analyses": ANALYSES}
     holding = [kind for kind, registry in kinds.items() if registry.known(name)]
     texts = [_explain(kind, found) for kind in holding for found in kinds[kind].listed() if found.name == name]

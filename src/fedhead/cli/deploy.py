@@ -85,5 +85,5 @@ def up(
     project = Project.open(folder)
     if not resume:
         RunFolder.refuse_taken(project.server().at(project.server().out))
-    with interruptible(f"stopped; go on with fedhead deploy up {folder} --resume"):
+    with interruptible(f"stopped; resume with fedhead deploy up {folder} --resume{' --insecure' if insecure else ''}"):
         LocalFederation(project, secure=not insecure, resume=resume).run()

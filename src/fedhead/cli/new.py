@@ -22,6 +22,7 @@ def new(
     from fedhead.api.new import new as write
     from fedhead.api.new import next_command
 
-    for path in write(kind, name, out):
+    paths = write(kind, name, out)
+    for path in paths:
         print(f"wrote {path}")
-    print(f"next: pytest {out}, then {next_command(kind, name, out)}")
+    print(f"next: python -m pytest {paths[-1]} (pip install pytest), then {next_command(kind, name, out)}")

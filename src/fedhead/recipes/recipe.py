@@ -250,10 +250,7 @@ def is_key(name: str) -> bool:
 def unknown_key(key: str) -> BadInput:
     """Return the error for an unknown key, with the nearest key, or with the command option of this name."""
     if key in _HOW:
-        return BadInput(
-            f"{key}: it says how to compute, not what, and is no key of a recipe: commands that let you choose it have "
-            f"the option --{key} (in Python {key}=)"
-        )
+        return BadInput(f"{key} is no recipe key, but an option of commands: use --{key} (in Python {key}=)")
     names = [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
     return unknown("key", key, names, "fedhead ls keys")
 

@@ -7,6 +7,7 @@ caller wrote it.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -208,7 +209,8 @@ def _fit(value: Any, hint: Any) -> Any:
     else:
         fits = not isinstance(kind, type) or isinstance(value, kind)
     if not fits:
-        raise _Misfit(f"{value!r} is not {_say(hint)}")
+        near = difflib.get_close_matches(str(value), map(str, arguments), n=1) if origin is Literal else []
+        raise _Misfit(f"{value!r} is not {_say(hint)}" + "".join(f": did you mean {name!r}?" for name in near))
     if kind is float:
         return _finite(value)
     return _machine_integer(value) if kind is int else value
@@ -254,7 +256,7 @@ def _fit_sequence(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
     misfit = _Misfit(f"{value!r} is not {_say(hint)}")
     value = value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
     if not isinstance(value, list | tuple):
-        raise misfit
+        raise _Misfit(f"{misfit}, such as [{value}]") if isinstance(value, str | int | float) else misfit
     origin = typing.get_origin(hint) or hint
     if origin is tuple and arguments and Ellipsis not in arguments:
         hints: tuple[Any, ...] = arguments
