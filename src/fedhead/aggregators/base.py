@@ -75,7 +75,8 @@ aggregator = AGGREGATORS.decorator
 def inner_products(updates: Sequence[Tree]) -> Tensor:
     """Return ⟨x_i, x_j⟩ of all pairs [K, K], in double precision so that hostile numbers don't overflow.
 
-    Only parameters count: BatchNorm's running statistics have other units, in which clients with other inputs differ.
+    Only parameters count. BatchNorm's running statistics are left out: they have other units, and they differ between
+    honest clients whose inputs differ.
     """
     total: Tensor | None = None
     for tensors in zip(*(update.vector().values() for update in updates), strict=True):

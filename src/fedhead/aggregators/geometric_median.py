@@ -49,7 +49,7 @@ class GeometricMedian(Aggregator):
     """Point with the smallest sum of distances to all updates (RFA; Pillutla et al., 2022)."""
 
     smoothing: Annotated[float, Above(0)] = 1e-6  # ν, lower bound of the distances
-    iterations: Annotated[int, AtLeast(1)] = 200  # maximum, of the smoothed Weiszfeld algorithm
+    iterations: Annotated[int, AtLeast(1)] = 200  # maximum number of iterations (smoothed Weiszfeld algorithm)
 
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """Return argmin_z Σ ‖z − x_k‖."""

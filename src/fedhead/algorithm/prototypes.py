@@ -38,7 +38,7 @@ def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) 
 
 
 def prototype_space(model: SplitModel) -> Callable[[Output], Tensor]:
-    """Return the feature of a model's prototypes: z, or h if the projection is only dropout.
+    """Return a function that selects the features of prototypes: z, or h if the projection is only dropout.
 
     Prototypes are computed without dropout, so distances to them must be computed before it.
     """

@@ -85,12 +85,12 @@ class Stage(Algorithm):
         return server.replace(model=server["model"].replace(calibrated_model))
 
     def steps(self) -> dict[str, Stage]:
-        """Return the intermediate states whose personal models are evaluated too.
+        """Return one stage per intermediate step whose personal models are evaluated too.
 
-        Each is a stage whose `personal_model` reads that state from the client state.
+        The `personal_model` of such a stage is the client's model after that step, read from the client state.
 
         Returns:
-            Stages keyed by the state's name, in order.
+            Stages keyed by the step's name, in order.
         """
         return {}
 

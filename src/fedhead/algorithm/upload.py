@@ -169,7 +169,7 @@ def _changed(step: Upload, algorithm: Algorithm, send: Tree) -> Tree:
 
 
 def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
-    """Check that a result has all entries: a missing one would bypass the upload."""
+    """Check that a hook returned all given entries: a missing one would keep its old value."""
     if not isinstance(returned, Tree):
         raise BadInput(f"upload {step.name}: {hook} returned {type(returned).__name__}, it must return a Tree")
     if returned.keys() != given.keys():

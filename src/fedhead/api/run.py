@@ -272,7 +272,8 @@ def run(
             observers.append(RoundFunction(on_round))
         try:
             if out is None:
-                torch.set_num_threads(threads_for(experiment.models))  # as in a run folder: the number affects rounding
+                # The number of threads affects rounding: use the same as for a run with a folder.
+                torch.set_num_threads(threads_for(experiment.models))
                 earlier = resume if isinstance(resume, Snapshot) else None
                 with closing(RunLoggers(recipe, None, made_loggers)) as logs:
                     simulation = Simulation(experiment, federation, compute)

@@ -165,7 +165,7 @@ def model_inputs(data: Federation, x: Any) -> Inputs:
     """Convert samples in the format of the federation to model inputs before normalization.
 
     Args:
-        data: Federation, which may be blank.
+        data: Federation that defines the format; it may have no samples.
         x: Samples, in any layout that matches the federation's shape. Missing values of a table are filled as in the
             federation, if the columns are the same.
 

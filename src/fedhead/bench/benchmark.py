@@ -85,7 +85,7 @@ class BenchmarkResult:
     precision: str
     steps_per_s: float
     ratio: float  # relative to the plain loop of the same workload
-    floor_share: float  # share of the speed that the memory bandwidth allows
+    floor_share: float  # speed relative to the maximum at full memory bandwidth
     peak_gib: float  # peak GPU memory without the data set
     preparing_s: float  # seconds of compiling and capturing
 
@@ -148,7 +148,8 @@ def bench(
 def default_steps(where: torch.device) -> int:
     """Return the number of local steps per client.
 
-    The start and end of a round are measured too; enough steps keep their share realistic. A CPU is slower.
+    The start and end of a round are measured too. With enough steps, their share of the time is that of a real run. A
+    CPU takes fewer steps, because it is slower.
     """
     return 100 if where.type == "cuda" else 20
 

@@ -94,7 +94,7 @@ class Statistics:
         """Return Σ zzᵀ over all samples of all classes, [d, d].
 
         Raises:
-            BadInput: If the statistics hold no whole outer products.
+            BadInput: If the statistics hold only means or diagonals.
         """
         self.need("pooled", "full")
         return unpack(self.outer if self.kind == "pooled" else self.outer.sum(0), self.features)
@@ -107,7 +107,7 @@ class Statistics:
         """Return the scatter Σ (z − m)(z − m)ᵀ of all samples about their mean, [d, d].
 
         Raises:
-            BadInput: If the statistics hold no whole outer products.
+            BadInput: If the statistics hold only means or diagonals.
         """
         return self.second_moment() - self.count.sum() * torch.outer(self.center(), self.center())
 
@@ -115,7 +115,7 @@ class Statistics:
         """Return the scatter within classes Σ (z − μ_y)(z − μ_y)ᵀ over all samples, [d, d].
 
         Raises:
-            BadInput: If the statistics hold no whole outer products.
+            BadInput: If the statistics hold only means or diagonals.
         """
         deviation = torch.where(self.count[:, None] > 0, self.mean() - self.center(), 0)
         return self.scatter() - (self.count[:, None] * deviation).mT @ deviation

@@ -36,8 +36,8 @@ def analyse(
 ) -> None:
     """Analyze a trained run, and write numbers and figures into its folder.
 
-    The numbers are printed; KIND.json and KIND.png are written. Local models are those of the round after the last, for
-    which every client trains once more.
+    The numbers are printed; KIND.json and KIND.png are written. To analyze local models, every client trains one more
+    round after the last.
 
     Examples:
       fedhead analyse
@@ -86,8 +86,8 @@ def figure(
 ) -> None:
     """Draw a figure of the papers for your own runs, ready for print.
 
-    Text has at least 7 pt. A kind is an analysis (`fedhead analyse`); further figures of it are written beside OUT,
-    such as OUT-means of cka.
+    Text has at least 7 pt. KIND is an analysis, as in `fedhead analyse`. If it draws several figures, the others are
+    written beside OUT, such as OUT-means for cka.
 
     Examples:
       fedhead figure

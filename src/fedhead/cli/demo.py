@@ -9,7 +9,7 @@ from fedhead.cli.app import Option, command
 from fedhead.cli.output import print_table
 from fedhead.core.components.ranges import AtLeast
 
-# What the demo compares: FedAvg, with CCVR after it, FedETF, and one message per client without any round of training.
+# Runs of the demo: FedAvg followed by CCVR; FedETF; ridge regression from one message per client, without training.
 DEMO = {
     "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
     "fedetf": ["method=fedetf"],

@@ -129,12 +129,12 @@ def reproduce(
         "compute": Compute(data, device, executor, precision, compile=compile),
     }
     if dry_run or names:
-        listed, _ = plan(found, **options)  # refuses what a run would
+        listed, _ = plan(found, **options)  # raises the errors that a run would raise
     if dry_run:
         print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
-    if names:  # else each process would name the same fault
+    if names:  # otherwise each process would report the same error
         Results(results).check_writable()
         check_writable(folder, "runs", "--out")
     with resumable(), on_each(names, claims, engine) as (taken, broken):
@@ -142,7 +142,7 @@ def reproduce(
             found,
             folder,
             results=results,
-            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
+            minutes=0 if names else minutes,  # with --devices the runs are done: only collect the table
             shard=part,
             claims=Claims(taken, over=bool(names)),
             engine=runs,
@@ -153,7 +153,7 @@ def reproduce(
         print(json_text(result), end="")
     else:
         _print_table(result, folder)
-    if claims is None:  # else the process that began this one names them
+    if claims is None:  # otherwise the parent process reports the failures
         raise_failures(result.failures, broken, result.left)
 
 

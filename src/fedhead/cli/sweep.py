@@ -92,7 +92,7 @@ def sweep(
         "engine": make_engine(engine, cpus_per_cell, gpus_per_cell, "cell"),
     }
     if dry_run or names:
-        planned = plan_runs(table, out, **options)  # refuses what a run would
+        planned = plan_runs(table, out, **options)  # raises the errors that a run would raise
     if dry_run:
         print("\n".join(cell.name for cell in planned.cells))
         print(f"{len(planned.cells)} cells, {sum(len(cell.runs) for cell in planned.cells)} runs", file=sys.stderr)
@@ -102,7 +102,7 @@ def sweep(
             table,
             out,
             claims=None if taken is None else Claims(taken, over=bool(names)),
-            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
+            minutes=0 if names else minutes,  # with --devices the runs are done: only collect the table
             log=(lambda text: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True),
             **options,
         )
@@ -110,7 +110,7 @@ def sweep(
         print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
         _print_table(result)
-    if claims is None:  # else the process that began this one names them
+    if claims is None:  # otherwise the parent process reports the failures
         raise_failures(result.failures, broken, sum(row.runs - row.finished for row in result.rows))
 
 

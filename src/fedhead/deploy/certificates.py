@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 DAYS = 365
-LOOPBACK = ("127.0.0.1", "localhost")  # where `deploy up` and Flower's own processes on the server's machine connect
+LOOPBACK = ("127.0.0.1", "localhost")  # server addresses of local processes: `deploy up` and Flower's own
 
 
 def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:

@@ -39,8 +39,8 @@ class Node:
 class LocalFederation:
     """Local processes of a deployment, from start to end of one run.
 
-    A node that ends is started again. The end of the SuperLink or of the run's server ends the run, which another
-    federation of the same project continues with `resume`.
+    A node that ends is started again. If the SuperLink or the run's server ends early, the run fails; a new
+    `LocalFederation` of the same project continues it with `resume=True`.
 
     Args:
         project: Folder of the deployment.
@@ -70,7 +70,7 @@ class LocalFederation:
         self._result = self.project.server().at(self.project.server().out) / RESULT
         self._status, server_log = self.private / "server.json", self.private / "server.log"
         self._lock = (self.private / "lock").open("w")
-        self._server_log = server_log.open("a+", encoding="utf-8")  # read from the end of what earlier runs wrote
+        self._server_log = server_log.open("a+", encoding="utf-8")  # reading starts after the lines of earlier runs
         variables = {server_status.VARIABLE: str(self._status), "FEDHEAD_SERVER_LOG": str(server_log)}
         self.env = processes.environment(self.private / "flwr", **variables)
 

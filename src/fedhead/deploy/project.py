@@ -54,7 +54,7 @@ class Project:
         """Create a project.
 
         The user's own files that the recipe names (`method: file.py:Name`) are copied beside server.yaml and each
-        site.yaml, which allows them; modules of installed packages are allowed by name.
+        site.yaml. Each site.yaml lists these files, and modules of installed packages, under `allow`.
 
         Args:
             path: Folder; it must be empty or not exist.

@@ -59,7 +59,7 @@ class _File:
             raise BadInput(f"{path}: {error}") from error
 
     def at(self, place: str) -> Path:
-        """Resolve a path of the file."""
+        """Resolve a path given in the file, relative to the file's folder."""
         return self.path.parent / os.path.expanduser(place)  # accepts any string, unlike pathlib's
 
 

@@ -15,7 +15,7 @@ LINE = 2000  # length limit of a log line
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the server of the config `server` (path to server.yaml on this machine); `resume` resumes the run."""
+    """Run the server. Flower's run config gives `server`, the path of server.yaml, and `resume`."""
     from fedhead.core.system.errors import BadInput, FedheadError
     from fedhead.core.system.process import ProcessIdentity, exit_with
     from fedhead.core.system.text import printable

@@ -29,7 +29,7 @@ class CSVLogger(Logger):
             raise BadInput("logger csv: the run has no folder: give the file, csv(path=metrics.csv), or out=…")
 
     def start(self, run: RunInfo) -> None:
-        """Write the rounds before resuming."""
+        """Write the earlier rounds of a resumed run."""
         self._file = Path(self.path) if self.path is not None else (run.folder or Path()) / "metrics.csv"
         self._lines = [numbers(row) for row in run.earlier]
         self._write()

@@ -43,7 +43,7 @@ class FedClassAvg(Method):
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The classifier, or the whole model with `share="all"` ("+weight")."""
+        """The classifier, or the whole model with `share="all"` ("+weight" in the paper)."""
         if not self.ca:
             return ()
         return PARTS if self.share == "all" else ("classifier",)

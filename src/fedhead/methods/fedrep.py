@@ -38,5 +38,5 @@ class FedRep(Method):
         return (head, body)
 
     def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """Return None, or the averaged body with the untrained head."""
+        """Return the averaged body with the initial head if `untrained_head` is set, else None."""
         return server["model"].replace(server["head"]) if self.untrained_head else None

@@ -41,7 +41,7 @@ def f1(y_true: Labels, y_pred: Labels, average: Average = "macro") -> float:
 
 
 def _averaged(y_true: Labels, y_pred: Labels, average: Average, predicted: float, positive: float) -> float:
-    """Average hits / possible over labels or samples; `predicted` and `positive` weight the terms of `possible`."""
+    """Average TP / (predicted · (TP + FP) + positive · (TP + FN)) over labels or samples; 0/0 is 0."""
     axis = 1 if average == "samples" else 0
     hits, true = (y_true * y_pred).sum(axis=axis), y_true.sum(axis=axis)
     possible = predicted * y_pred.sum(axis=axis) + positive * true

@@ -71,7 +71,7 @@ class RunMetrics(ABC):
 
     @property
     def best_round(self) -> int | None:
-        """Round whose models the run ends with, if a callback kept one; None: the last round."""
+        """Round whose models a callback restored at the end of the run; None if the last round's are kept."""
         return kept_round(self.rows)
 
     @property

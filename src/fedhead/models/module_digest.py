@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fedhead.core.tree.digest import digest_of, digest_text
 from fedhead.models.functional import KEPT_AS
 
-# attributes of every module, whose parts are hashed separately, and the cache of functional calls
+# attributes to skip: those of every `nn.Module` (its layers, tensors and hooks are hashed separately), and the cache of
+# functional calls
 _INTERNAL = frozenset(vars(nn.Module())) | {KEPT_AS}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _DEEPEST = 6  # maximum depth of nested attributes

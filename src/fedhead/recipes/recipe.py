@@ -198,7 +198,7 @@ class Recipe:
     def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
         """Parse a recipe from YAML; `source` is its name in errors, `folders` the search path as in `from_flat`.
 
-        The key `folders` of the text adds folders, relative to the first of these.
+        The YAML key `folders` extends the search path; its entries are relative to the first folder of `folders`.
         """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):

@@ -91,7 +91,7 @@ class RunFolder:
 
     @staticmethod
     def holds_run(path: str | Path) -> bool:
-        """Return whether a folder holds a run, finished or not; False if it was killed before its first file.
+        """Return whether a folder holds a run, finished or not; False if the run was killed before it wrote a file.
 
         Raises:
             BadInput: If the path is no folder, or can't be read.

@@ -50,9 +50,10 @@ class CCVR(StatisticsStage):
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # virtual features per step
-    # place of ReLU and Tukey's transformation, which the paper does not state: real features, before their statistics
-    # and in testing (real); virtual features and testing (both); virtual features only (virtual); nowhere (none). No
-    # choice was measured to be better than the default (docs/ccvr.md). The reproduced paper tables use real.
+    # features to which ReLU and Tukey's transformation are applied (the paper does not state it). real: real features,
+    # for statistics and in testing; both: virtual features, and real ones in testing; virtual: virtual features only;
+    # none: no features. No choice was measured to be better than the default (docs/ccvr.md). The reproduced paper
+    # tables use real.
     tukey: Tukey = "none"
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
     covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form of the covariances Σ_c that clients send

@@ -52,7 +52,7 @@ class FedCOF(ClosedFormHead):
         return self.fit(second_moment_from_means(parts, self.gamma))
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
-        """Return the normalized solution, which has no bias, without the part that all classes share."""
+        """Return the solution's weights, normalized per class, minus their mean over classes; the bias is 0."""
         moment = statistics.second_moment()
         change = "above 0" if self.gamma == 0 else "higher, and have two samples or more of some class"
         fix = f"set stage.{self.name}.gamma {change}"

@@ -106,7 +106,7 @@ class FineTuneCCVR(FineTune):
         self.prerequisite().check(models, federation)
 
     def prerequisite(self) -> Stage:
-        """Return the calibration."""
+        """Return the CCVR stage, which calibrates the model first."""
         return CCVR(
             samples=self.samples,
             epochs=self.epochs,

@@ -21,8 +21,8 @@ class NCM(ClosedFormHead):
     """Nearest class mean (FedNCM; Legate et al., 2023, Algorithm 1).
 
     argmin_c ‖z − μ_c‖² = argmax_c μ_cᵀz − ‖μ_c‖²/2, a linear head. With `metric="cosine"`, weights are the normalized
-    means and the bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z). Scores lack the part that all classes
-    share, which would cost digits.
+    means and the bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z). The part of the scores that is equal
+    for all classes is subtracted: it does not change the prediction, but reduces numerical precision.
     """
 
     metric: Literal["euclidean", "cosine"] = "euclidean"  # distance to the class means

@@ -1,4 +1,4 @@
-"""Comparison of a short run over Flower's messages, within this process, with a simulation."""
+"""Comparison of a simulation with the same short run over Flower's messages, within one process."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def batch_tables(
     steps = int(lengths.max())
     index = np.empty((steps, len(clients), first.shape[1]), np.int32)  # int32 halves the copy to a GPU
     weight = np.empty(index.shape, np.float32)
-    same_weight = all(schedule.weight is first for schedule, _ in clients)  # with equal numbers of samples
+    same_weight = all(schedule.weight is first for schedule, _ in clients)  # clients of equal size share one array
     if same_weight:
         weight[:] = first[:, None]
     for i, (schedule, rows) in enumerate(clients):

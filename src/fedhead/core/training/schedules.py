@@ -84,8 +84,8 @@ def make_schedule(text: str | None) -> LRSchedule:
 def learning_rate_factor(schedule: LRSchedule, warmup: int, round: int, rounds: int) -> float:
     """Return the factor of a round: linear warm-up for `warmup` rounds, then the schedule.
 
-    As `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the schedule. A stage, which
-    follows the rounds, keeps the factor of the last round, where the next one of `cosine` would be 0.
+    The same as PyTorch's `SequentialLR` of `LinearLR(start_factor=1 / (warmup + 1), total_iters=warmup)` and the
+    schedule. Stages use the factor of the last round: that of the round after it would be 0 with `cosine`.
 
     Args:
         schedule: Schedule after the warm-up.

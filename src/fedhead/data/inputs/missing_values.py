@@ -55,7 +55,7 @@ def is_table(t: Tensor) -> bool:
 
 
 def fill_inputs(x: Inputs, missing: Mapping[str, MissingValues]) -> Inputs:
-    """Fill the tables among inputs that are not filled yet.
+    """Fill the missing values of tables; other inputs, and tables that are already filled, are unchanged.
 
     Args:
         x: Inputs, or a dictionary of named inputs.

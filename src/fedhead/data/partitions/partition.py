@@ -214,7 +214,7 @@ class Skewed(Partition):
             holds[k, order[: self.per_client]] = True
         counts = np.zeros((clients, classes), np.int64)
         for column, c in zip(holds.T, present, strict=True):
-            holders = rng.permutation(np.flatnonzero(column))  # random order decides who gets the odd samples
+            holders = rng.permutation(np.flatnonzero(column))  # random order decides which clients get the remainder
             counts[holders, c] = sizes[c] // len(holders)
             counts[holders[: sizes[c] % len(holders)], c] += 1
         return assign_rows(y, counts, rng)

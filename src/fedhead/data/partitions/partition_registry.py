@@ -1,7 +1,7 @@
 """Registry of partitions and the parser of texts such as `dirichlet(0.1, capped)`.
 
 A user's own partition is a subclass of `Partition`, or a function `(y, clients, rng, parameters with defaults)` that
-returns one array of rows per client.
+returns one array of sample indices per client.
 """
 
 from __future__ import annotations

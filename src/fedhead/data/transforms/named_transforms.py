@@ -112,7 +112,8 @@ def check_kind(transform: AnyTransform, shape: Shape) -> None:
     """Check a transform against the shape of one sample.
 
     Raises:
-        BadInput: If only one of them is for named inputs, or the shape is not supported.
+        BadInput: If the transform is for named inputs and the sample is not, or vice versa, or if the shape is not
+            supported.
     """
     if isinstance(transform, NamedTransforms) != isinstance(shape, dict):
         kind = "NamedTransforms({name: Transform(…)})" if isinstance(shape, dict) else "Transform(…)"

@@ -159,7 +159,7 @@ class Clients:
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
 
     def lr(self, round: int) -> float:
-        """Return the learning rate of a round, from 1; that of a stage is one after the last trained round."""
+        """Return the learning rate of a round, counted from 1; a stage counts as the round after the last one."""
         return self.task.local.lr(round, self.task.rounds)
 
     # -- work -------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def _expanded(
     steps: tuple[int, ...],
     turned: bool,
 ) -> Tensor:
-    """Return the filters in the layout of runs; `turned` swaps filters and channels."""
+    """Return the filters in the layout that the kernel `convolution` reads; `turned` swaps filters and channels."""
     weight = weight.contiguous()
     tall, wide = weight.shape[3:]
     strides = weight.stride()[:3]

@@ -27,7 +27,7 @@ def fuse(graph: GraphModule) -> GraphModule:
     rectified = {}  # output of each fused ReLU -> its normalization
     for norm in _calls(graph, "stacked_normalize"):
         output = _fuse_relu(graph, norm)
-        if output is not None and norm.args[1] is None:  # after an addition the sign depends on skip too
+        if output is not None and norm.args[1] is None:  # with skip, x alone does not give the ReLU's sign
             rectified[output] = norm
     for gradients in _calls(graph, "stacked_normalize_gradients"):
         _fuse_relu_gradient(gradients, rectified)
@@ -61,7 +61,7 @@ def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
     if skip is not None:
         with graph.graph.inserting_before(total):
             skip = _undo(graph, skip, chain)
-        for node in chain:  # skip may be computed after the normalization
+        for node in chain:  # move them behind skip, which may be computed later
             total.prepend(node)
     norm.update_arg(1, skip)
     norm.update_arg(9, True)

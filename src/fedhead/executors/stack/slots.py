@@ -85,7 +85,7 @@ class Plan:
         ]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the client of each slot and its completed steps, at each step, both [steps, slots].
+        """Return two tables, [steps, slots]: the client in each slot at each step, and its number of completed steps.
 
         An empty slot repeats its last batch; the result is discarded.
         """

@@ -30,7 +30,7 @@ class NodeRegistry:
         again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
         # Retry nodes that reported a reason, which may be fixed now; a silent node would only cause another timeout.
         again |= {n for n, why in self.refused.items() if why.site and time.monotonic() >= self.retries[n][0]}
-        # A node that had been offline is connected again, with the same number if its key is registered.
+        # Retry nodes that had been offline; a node whose key is registered reconnects with the same number.
         again |= {n for n, why in self.refused.items() if why.offline}
         # A node may reconnect after a fix, and a rival may be the site's new node once the name is free.
         self.refused = {n: why for n, why in self.refused.items() if n in connected and n not in again}

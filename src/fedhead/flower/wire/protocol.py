@@ -30,7 +30,7 @@ Count = Annotated[int, AtLeast(0), AtMost(2**53)]  # exact as a float
 Percent = Annotated[float, AtLeast(0), AtMost(100)]
 Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # the mean over sites is finite
 
-TRAIN = "train"  # exchange of the rounds; others have the name of their stage
+TRAIN = "train"  # label of the rounds' exchanges; those of a stage are labelled by its name
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
 
 

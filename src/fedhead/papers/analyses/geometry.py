@@ -42,7 +42,8 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
         view = collapse.local_view(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        # Neighbors of a vector are those of its class at other clients; a larger perplexity would separate equal ones.
+        # A vector has few neighbors: those of its class at the other clients. A larger perplexity would place equal
+        # vectors apart.
         perplexity = max((clients - 1) / 3, 1.0)
         points = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, perplexity)
         labels = torch.arange(classes).repeat(clients)

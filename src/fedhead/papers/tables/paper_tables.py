@@ -194,7 +194,7 @@ class PaperTable(Table):
         )
 
     def _labels(self, choices: Mapping[str, str], data: str, scale: Scale) -> dict[str, str]:
-        """Return the choices with the data set in use, which may replace the paper's at small scale."""
+        """Return the labels of the choices; at small scale they name the data set that replaces the paper's."""
         labels = dict(choices)
         for axis, choice in choices.items() if scale == "small" else ():
             expected = (self.content["axes"][axis][choice] or {}).get("find", {}).get("dataset", data)

@@ -126,7 +126,7 @@ class Results:
         return iter(self._rows.values())
 
     def find(self, digest: str, split: int, seed: int) -> Measurement | None:
-        """Return an existing result, under any cell name."""
+        """Return the stored result of a digest, split and seed, or None; cells of equal digest share their results."""
         return self._rows.get((digest, split, seed))
 
     def of(self, digest: str) -> list[Measurement]:

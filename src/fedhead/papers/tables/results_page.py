@@ -124,7 +124,7 @@ def _refuse_other_page(path: Path) -> None:
 
 
 def lines(table: PaperTable, results: Results) -> list[Line]:
-    """Return the measured cells of a table, without changed ones."""
+    """Return the measured cells of a table, without cells that have overrides."""
     cells = table.cells()
     return [line for cell in cells if (line := _line(table.name, cell, cells, results)) is not None]
 

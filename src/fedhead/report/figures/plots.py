@@ -131,7 +131,7 @@ def bubbles(
 
 
 def _sizes(most: int) -> list[int]:
-    """Return round numbers of samples for a legend: about the most, a quarter and a sixteenth of them."""
+    """Return sample counts for a legend: `most`, a quarter and a sixteenth of it, rounded down to one digit."""
     out = []
     for share in (1, 4, 16):
         size = max(most // share, 1)

@@ -20,7 +20,8 @@ from fedhead.report.page.sections import every
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
-MAIN = ("method", "model", "clients", "rounds", "local_epochs", "batch_size", "lr")  # named even at their defaults
+# Keys that the header shows even at their defaults.
+MAIN = ("method", "model", "clients", "rounds", "local_epochs", "batch_size", "lr")
 # Content security policy: the page fetches nothing, except a board's page from its own server.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 

@@ -95,7 +95,7 @@ class Table:
 
 
 def last_of(layers: Sequence[Mapping[str, Any]], key: str, default: Any) -> Any:
-    """Return the value of the last layer that has a key."""
+    """Return a key's value in the last of the mappings that have it, or the default."""
     return next((layer[key] for layer in reversed(layers) if key in layer), default)
 
 

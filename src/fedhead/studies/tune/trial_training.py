@@ -169,7 +169,8 @@ class TrialTraining:
             report: Called with each round and its value; returns whether the trial is pruned.
 
         Raises:
-            OSError: Or another error that would fail all trials, such as one of the study's file.
+            Exception: If it would fail all trials, such as a full disk or an error of the study's file. Other errors
+                fail only this trial.
         """
         try:
             key = _speed_key(with_values(self.recipe, dict(values)))

@@ -14,7 +14,7 @@ from fedhead.report.page.sections import progress
 from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
-FEW = 6  # up to so many runs, details are not folded
+FEW = 6  # maximum number of runs whose details are shown unfolded
 
 
 def section(content: Content, now: float | None = None) -> Section | None:

@@ -11,9 +11,9 @@ from fedhead.report.page.content import Content, class_names
 from fedhead.report.page.markup import Section, chart, choice, panels
 from fedhead.runs.read_runs import Run
 
-LINES = 120  # most rows of a heat map; more clients are averaged in groups
-MOST = 24  # most partitions on a page
-NAMED = 40  # most classes that an axis names
+LINES = 120  # maximum number of rows of a heat map; more clients are averaged in groups
+MOST = 24  # maximum number of partitions on a page
+NAMED = 40  # maximum number of classes whose names are shown on an axis
 
 
 def section(content: Content) -> Section | None:
