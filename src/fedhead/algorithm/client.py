@@ -165,7 +165,7 @@ class Client:
         if train:
             self._stats = stats
         if self._bf16:
-            dtype = next(self.task.model.parameters()).dtype  # w may be empty if only the classifier has weights
+            dtype = next(self.task.model.parameters()).dtype  # w may be empty: weights without a classifier
             out = Output(*(t.to(dtype) for t in out))
         return out
 

@@ -59,13 +59,13 @@ class RecordedResult(RunMetrics):
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Training samples and personal accuracies after the rounds and each stage, one row per client."""
+        """Number of training samples, and personal accuracies after the rounds and each stage, one row per client."""
         record = self.record
         return frames.clients(final_rows(self.rows), record.stage_rows, record.counts, record.client_names)
 
     @property
     def partition(self) -> pd.DataFrame:
-        """Training samples by client and class."""
+        """Number of training samples by client (rows) and class (columns)."""
         if self.record.counts is None:
             raise BadInput(f"{self.path} was stopped before its data was split: resume it first")
         return frames.counts(self.record.counts, self.record.client_names, self.record.class_names)

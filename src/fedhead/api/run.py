@@ -367,6 +367,6 @@ def _given(model: Any) -> list[Any]:
 
 
 def _head_beside(model: Any, head: str | None) -> dict[str, str]:
-    """Return the head that the method needs, for a model whose text has no head."""
+    """Return the method's head as a keyword argument; empty if a model such as `resnet20(head=…)` sets its own."""
     has_head = isinstance(model, str) and "head" in read_call(model, "model").named
     return {} if head is None or has_head else {"head": head}

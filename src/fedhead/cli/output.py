@@ -84,7 +84,7 @@ def interruptible(message: str = "stopped") -> Iterator[None]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Add how to resume to the error of an interrupted command, a full disk or insufficient memory."""
+    """Add instructions for resuming to errors: an interruption, a full disk or insufficient memory."""
     try:
         with interruptible(f"stopped; {GOES_ON}"):
             yield

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fedhead.report.table import Table
 
-WIDEST = 26  # classes that a table can show
+WIDEST = 26  # maximum number of classes in a table
 
 
 @command("Look into")

@@ -70,11 +70,11 @@ def reproduce(
 ) -> None:
     """Run a table of a paper, and compare it with the published values.
 
-    A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again.
+    --dry-run lists the names of the cells. --cells "cifar10-0.1 fedavg" selects cells whose names contain both words.
+    The same command continues an interrupted table and skips finished runs.
 
-    With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
-    not measured again: on another machine that file is all that is needed to go on.
+    With --results each result is appended to FOLDER/results.csv immediately, and results in that file are not measured
+    again. Another machine needs only this file to continue.
 
     Examples:
       fedhead reproduce
@@ -134,7 +134,7 @@ def reproduce(
         print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
-    if names:  # otherwise each process would report the same error
+    if names:  # else each process of --devices would report the same error
         Results(results).check_writable()
         check_writable(folder, "runs", "--out")
     with resumable(), on_each(names, claims, engine) as (taken, broken):

@@ -28,8 +28,8 @@ class ViewsAhead:
     Args:
         rows: Indices of the batch.
         key: Random keys of the batch.
-        views: Views keyed by number.
-        asked: List that records the requested numbers.
+        views: Views keyed by view number.
+        asked: Set to which the number of each requested view is added.
     """
 
     rows: Tensor

@@ -19,7 +19,7 @@ from fedhead.flower.server import server_status
 from fedhead.flower.server.server_status import ServerStatus
 from fedhead.runs.run_folder_schema import RESULT
 
-RESTART_SECONDS = 5.0  # before an ended node is started again: Flower refuses a killed node's key for a minute
+RESTART_SECONDS = 5.0  # pause before each restart of a node; Flower refuses a killed node's key for a minute
 LINK_SECONDS = 90.0  # for the SuperLink to answer
 SERVER_SECONDS = 240.0  # for the run's server to start
 
@@ -75,7 +75,12 @@ class LocalFederation:
         self.env = processes.environment(self.private / "flwr", **variables)
 
     def run(self) -> None:
-        """Start everything, wait until the run has ended, and end everything; errors as of `watch`."""
+        """Start all processes, wait until the run has ended, and stop all processes.
+
+        Raises:
+            BadInput: If another process runs this deployment.
+            FedheadError: If something does not start, or the run failed.
+        """
         try:
             self.up()
             self.watch()
@@ -217,7 +222,7 @@ class LocalFederation:
             processes.stop([self.link])
             status, deadline = ServerStatus.read(self._status), time.monotonic() + 10.0
             while status is not None and status.process.alive() and time.monotonic() < deadline:
-                time.sleep(0.1)  # the server ends with its link; until then it holds the run folder
+                time.sleep(0.1)  # the server exits after its SuperLink, and locks the run folder until then
         self.nodes, self.link = [], None
         self._lock.close()
         self._server_log.close()

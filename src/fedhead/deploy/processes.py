@@ -26,7 +26,7 @@ def require_flower() -> None:
 
 
 def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a new session; on Linux it is terminated when this process ends, even if that is killed.
+    """Start a process in a new session; on Linux it is terminated when its parent exits or is killed.
 
     Args:
         command: Program and arguments.

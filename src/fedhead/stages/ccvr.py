@@ -102,7 +102,7 @@ class CCVR(StatisticsStage):
     # -- server -----------------------------------------------------------------------------------
     @property
     def adds_up(self) -> bool:
-        """False for factors of covariances and for heads averaged by samples, which are not plain sums."""
+        """True if replies contain only sums: neither low-rank covariances nor clients' own heads."""
         return bool(self.sums) and "classifier" in self.method.shared
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:

@@ -118,11 +118,11 @@ class ClosedFormHead(StatisticsStage):
         return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
-        """Return the model with the new head and without the old classifier, whose entries may differ."""
+        """Return the model with the new head in place of its classifier, which may have other parameters."""
         return super().under(w.without("classifier"), heads, task)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """Return the new head's scores for any classifier of the client's architecture."""
+        """Return the new head's scores of the features; the architecture's own classifier is not used."""
         return self.logits(w, client.apply(w.without("classifier"), x, train=False).z)
 
 

@@ -49,9 +49,9 @@ class GaussianHead(ClosedFormHead):
 class LDA(GaussianHead):
     """Linear discriminant analysis: w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2 for one covariance Σ.
 
-    Features and class means μ_c are relative to the mean of all features, which changes all scores of a sample alike.
-    FedCGS (Guan et al., 2025) sends the same sums. GH-OFL (Turazza et al., 2026) calls it GH-LDA. Σ is the
-    covariance within classes.
+    Σ is the covariance within classes. The mean of all features is subtracted from features and class means μ_c; this
+    adds the same value to all scores of a sample. FedCGS (Guan et al., 2025) sends the same sums. GH-OFL (Turazza et
+    al., 2026) calls it GH-LDA.
     """
 
     @property

@@ -48,7 +48,7 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """Pad samples to known lengths, as at the sites of a deployment, whose samples may all be shorter.
+    """Pad samples to given lengths, such as those of the whole federation at one of its sites.
 
     Args:
         x: List of samples, or a dictionary of lists and arrays.

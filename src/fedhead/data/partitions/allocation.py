@@ -74,11 +74,11 @@ def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
 
     Args:
         y: Labels, [N].
-        n: Number of rows.
+        n: Number of indices.
         seed: Seed of the choice.
 
     Returns:
-        Sorted rows, [n].
+        Sorted indices, [n].
 
     Raises:
         BadInput: If n is not in 1 … N.

@@ -75,7 +75,14 @@ def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
 
 
 def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Rows]:
-    """Return the rows of each client; whole numbers are its number if `numbered`, and its name otherwise."""
+    """Return the sample indices of each client.
+
+    Args:
+        read: Client of each sample, from `_read`.
+        client_names: Names of the clients.
+        numbered: Whether whole numbers in `read` are client numbers; otherwise they are client names.
+        what: Name of the argument in error messages.
+    """
     by_number = numbered and read.dtype.kind != "U"
     place = {str(k) if by_number else name: k for k, name in enumerate(client_names)}
     values, inverse = np.unique(read, return_inverse=True)

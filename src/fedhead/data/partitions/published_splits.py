@@ -24,7 +24,7 @@ class PublishedSplit(Partition):
     alpha: Annotated[float, Above(0)]  # α
 
     def generator(self, seed: int) -> np.random.RandomState:
-        """Return the generator of `np.random.seed(seed)`."""
+        """Return a generator that draws the same numbers as `np.random` after `np.random.seed(seed)`."""
         return np.random.RandomState(seed & 0xFFFFFFFF)
 
 

@@ -99,7 +99,13 @@ def default_transform(x: Inputs) -> AnyTransform:
 
 
 def transform_each(x: Inputs, make: Callable[[Tensor, Transform], Transform], given: AnyTransform) -> AnyTransform:
-    """Return new transforms computed from each numeric tensor and its current transform; tokens and masks have none."""
+    """Replace the transform of each input.
+
+    Args:
+        x: Inputs. Named inputs that are tokens or masks are skipped: they have no transform.
+        make: Function of an input and its current transform that returns the new transform.
+        given: Current transforms.
+    """
     if isinstance(given, NamedTransforms):
         assert isinstance(x, dict)
         numbers = {name: t for name, t in x.items() if t.is_floating_point() or t.dtype == torch.uint8}

@@ -59,7 +59,7 @@ def _call(function: Callable[..., Any], dims: Sequence[Any], args: Sequence[Any]
 
 
 def _with_client_axis(value: Any, dim: Any) -> Sequence[Tensor]:
-    """Return the tensors of an argument with a client axis."""
+    """Return those tensors of an argument that have a client axis."""
     if dim is None:
         return []
     if isinstance(value, Tensor):

@@ -102,7 +102,8 @@ def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
 
     if reply.has_error():
         why = f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})"
-        return Failure(why, offline=reply.metadata.src_node_id == SUPERLINK_NODE_ID)  # the link answers for the node
+        # The SuperLink itself replies for an offline node.
+        return Failure(why, offline=reply.metadata.src_node_id == SUPERLINK_NODE_ID)
     try:
         header, trees = wire.unpack(reply.content, expected)
         response = read_response(header)

@@ -326,7 +326,7 @@ class FlowerTransport(Transport):
         return None
 
     def _label(self, algorithm: Algorithm) -> str:
-        """Return the label of an exchange on the wire."""
+        """Return the name of an algorithm in requests."""
         if isinstance(algorithm, Method):
             return TRAIN
         known: Iterable[tuple[str, Algorithm]] = self._exchanges.items()

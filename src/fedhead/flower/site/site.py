@@ -132,7 +132,7 @@ class Site:
         return response, {"send": reply.send}, commit
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
-        """Return the valid client state, as identified by the server."""
+        """Return the stored client state after the round or stage that the request names."""
         if request.kind == "test" and request.staged:
             state = store.load(f"stage-{request.algorithm}")
         elif request.accepted == 0:

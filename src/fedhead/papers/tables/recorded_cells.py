@@ -1,4 +1,4 @@
-"""Cells of recorded rows."""
+"""Reconstruction of the table cells to which rows of results.csv belong."""
 
 from __future__ import annotations
 

@@ -89,10 +89,10 @@ def reproduce(
         compute=compute,
     )
     context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
-    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # a stopped table covers every cell
+    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed, so that an interrupted table has every cell
     stored = _found(planned, context.results)
     finished: list[Measurement] = []
-    if not context.claims.over:  # else the results of the command's other processes would count as earlier ones
+    if not context.claims.over:  # else the processes of --devices have ended: their results are new
         enter_finished(planned, context)
         finished = [row for row in _found(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):

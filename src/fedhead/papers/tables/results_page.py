@@ -65,7 +65,7 @@ class Line:
 
     @property
     def loosely_close(self) -> bool:
-        """True within 2 points or twice the published deviation, or with the published value in our range."""
+        """True if we are within 2 points or twice the published deviation, or our values span the published one."""
         f = self.result
         values = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:

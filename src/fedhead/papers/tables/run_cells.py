@@ -71,7 +71,7 @@ class TableQueue(RunQueue):
     """Queue of a table's trainings, which records results immediately.
 
     Args:
-        jobs: Repetitions by training.
+        jobs: Repetitions that share a training, keyed by `training_key`.
         context: Options and results.
     """
 

@@ -70,7 +70,7 @@ class Pivot:
 
     @property
     def varying(self) -> list[int]:
-        """Positions of the keys in which columns differ; all for a single column."""
+        """Indices in `keys` of the keys whose values differ between columns; all indices if there is one column."""
         places = range(len(self.keys))
         return [k for k in places if len({repr(values[k]) for values in self.columns}) > 1] or list(places)
 
@@ -166,7 +166,7 @@ class Arrangement:
         return tuple(flat.get(key) for key in self.columns)
 
     def column(self, recipe: Recipe) -> str:
-        """Return the label of a recipe's setting."""
+        """Return the label of a recipe's column."""
         return brief(_heading(self.columns, self.values(recipe)), self.digits)
 
 
@@ -237,7 +237,7 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
 
 
 def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the keys that rows show, and those that are determined by method and column."""
+    """Return the recipe keys in the row labels, and the keys left out because method and column determine them."""
     shown: list[str] = []
     unshown: list[str] = []
     for key in differing(recipes):

@@ -155,7 +155,7 @@ def blocks(group: str, contents: Mapping[str, str]) -> str:
 
 
 def legend(group: str, styles: Mapping[str, Style]) -> str:
-    """Return the legend of a group of charts: a click hides or shows one, a double click shows it alone."""
+    """Return the legend of a group of charts: a click on an entry toggles it, a double click hides all others."""
     if len(styles) < 2:
         return ""
     items = "".join(
