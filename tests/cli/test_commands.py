@@ -340,7 +340,8 @@ def test_diverging_is_a_failure_not_a_mistake(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.slow
 def test_the_demo_has_one_row_for_one_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(tmp_path / "demo"), "--quiet"]) == 0
-    labels = [line.rpartition("  ")[0].split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:-2]]
+    table, _, _ = capsys.readouterr().out.partition("\nruns: ")
+    labels = [line.rpartition("  ")[0].split("  ")[0] for line in table.splitlines()[2:]]
     assert labels == ["fedavg", "fedavg + ccvr", "fedetf", "one round: ridge"]
 
 

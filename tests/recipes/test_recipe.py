@@ -97,7 +97,7 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("momentum=1", "momentum: 1 is out of range, it must be at least 0 and below 1"),
         ("optimizer=sdg", "optimizer: 'sdg' is not one of sgd, adam"),
         ("drop_last=yes", "drop_last: 'yes' is not true or false"),
-        ("stages=ccvr", r"stages: 'ccvr' is not a list in brackets, each text, such as \[ccvr\]"),
+        ("stages=ccvr", "stages: 'ccvr' is not a list in brackets, each text, such as [ccvr]"),
         ("betas=[0.9]", "betas"),
         ("client_test=1.5", "client_test: 1.5"),
         ("last_rounds=99", "last_rounds: 99 is out of range, it must be at most the 10 rounds"),

@@ -25,7 +25,8 @@ ROW = {
     "seconds": 0.1,
 }
 ROW |= {"per_class": [97.2, None, 2.8], "personal": 4.2, "clients": [0.0, 12.5, None], "metrics": {"f1": 0.4}}
-RESULT = {**ROW, "run": "r", "seed": 0, "stages": {"ccvr": {"accuracy": 3.0, "personal": None, "per_class": [1.0]}}}
+STAGE = {"accuracy": 3.0, "personal": None, "per_class": [1.0], "bytes_up": 1, "bytes_down": 1, "seconds": 0.5}
+RESULT = {**ROW, "run": "r", "seed": 0, "stages": {"ccvr": STAGE}}
 ABOUT = {
     "executor": "loop",
     "device": "cpu",
