@@ -36,14 +36,14 @@ ATTACKS: Mapping[str, hostile.Attack] = {
     "sign": hostile.flipped,
     "random": hostile.randomized,
     "samples": hostile.boasting,
-    "labels": hostile.honest,  # what is changed is the data
+    "labels": hostile.honest,  # the data are poisoned, not the reply
     "CCVR, none": hostile.honest,
     "CCVR ×1e6": hostile.inflated,
     "IPM 0.5": hostile.inner_product(0.5),
     "IPM 2": hostile.inner_product(2.0),
     "ALIE": hostile.honest,  # its z depends on the number of hostile clients
     "long flip": hostile.flipped_to(0.95 * NORM),
-    "backdoor": hostile.honest,  # what is changed is the data
+    "backdoor": hostile.honest,  # the data are poisoned, not the reply
 }
 STEALTHY = ["IPM 0.5", "IPM 2", "ALIE", "long flip", "backdoor"]
 PLAIN = ["median", "trimmed_mean(f)", "krum(f)", "multi_krum(f)", "geometric_median", "centered_clipping"]

@@ -98,7 +98,7 @@ def parameter_rows(name: str, component: Any) -> list[list[str]]:
     """Return a row per parameter that a recipe can set: name, default, allowed values, meaning."""
     component = getattr(component, "builder", component)  # of an architecture
     if dataclasses.is_dataclass(component):
-        entries = field_entries(component)  # type: ignore[arg-type]
+        entries = field_entries(component)  # type: ignore[arg-type]  # a class or function, as registered
         return [[f"`{name}({e.name})`", f"`{e.default}`", _text(e.allowed), _text(e.meaning)] for e in entries]
     given = inspect.signature(component).parameters
     hints = {n: hint for n, hint in parameters(component).items() if n not in INPUTS}

@@ -178,7 +178,7 @@ def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
 )
 def test_a_word_of_another_library_is_answered_with_ours(name: str, near: str) -> None:
     with pytest.raises(BadInput, match=rf"unknown argument of run '{name}': did you mean '{near}'\? See help\("):
-        fedhead.run(None, "mlp", **{name: 3})  # type: ignore[arg-type]
+        fedhead.run(None, "mlp", **{name: 3})  # type: ignore[arg-type]  # refused before it is used
     with pytest.raises(BadInput, match=rf"unknown key '{name}': did you mean '{near}'\? See fedhead ls keys"):
         Recipe().override([f"{name}=3"])
 

@@ -137,7 +137,7 @@ def test_readers_have_the_same_paths_in_readme_and_navigation() -> None:
 
 
 def repository_page(link: str) -> str:
-    """Where the site has a file that README links to."""
+    """Return the path in the site of a file that README links to."""
     return link.removeprefix("docs/") if link.startswith("docs/") else f"project/{link}"
 
 

@@ -50,7 +50,7 @@ def leaves(path: Path) -> dict[str, torch.Tensor]:
 
 
 def accepted(made: Project) -> list[int]:
-    return load_tree(made.path / "run" / "checkpoint.safetensors")[0]["accepted"].tolist()  # type: ignore[no-any-return]
+    return load_tree(made.path / "run" / "checkpoint.safetensors")[0]["accepted"].tolist()  # type: ignore[no-any-return]  # a list
 
 
 def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_resumed_server_sends_frozen_parameters_only_to_sites_without_them(
     honest = rounds.train_round
 
     def stopped(transport: FlowerTransport, number: int, **settings: bool) -> Row:
-        return honest(transport, number, **settings) if number == 1 else 1 / 0  # type: ignore[return-value]
+        return honest(transport, number, **settings) if number == 1 else 1 / 0  # type: ignore[return-value]  # raises
 
     monkeypatch.setattr(rounds, "train_round", stopped)
     with pytest.raises(ZeroDivisionError):

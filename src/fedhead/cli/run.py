@@ -26,7 +26,7 @@ def run(
     recipe: RecipeName,
     assignments: Assignments = None,
     out: Annotated[Path | None, Option("Run folder. [default: a new one under runs/]")] = None,
-    resume: Annotated[bool, Option("Continue the interrupted run in --out, or start it if there is none.")] = False,
+    resume: Annotated[bool, Option("Continue the interrupted run in --out, or start a new one.")] = False,
     allow_changed_code: AllowChangedCode = False,
     data: DataFolder = None,
     device: Device = "auto",
