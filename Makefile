@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune,hf,export,docs
+EXTRAS := dev,analysis,tensorboard,flower,backbone,board,tune,hf,export,docs
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 # --no-compile: Python compiles the modules that are used, when they are used.
@@ -28,7 +28,7 @@ test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployme
 	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
 	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
 
-test-long: $(READY)  ## whole tables and sweeps killed and resumed, Ray, FedETF and FedClassAvg against their baselines; 10 minutes
+test-long: $(READY)  ## whole tables and sweeps killed and resumed, FedETF and FedClassAvg against their baselines; 10 minutes
 	$(BIN)/python -m pytest -n 2 -q -m long
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes

@@ -320,7 +320,7 @@ def test_the_command_line_lists_variants_and_seeds(capsys: pytest.CaptureFixture
     assert tables.load("fedetf/table1").cells(pick=["fedetf cifar10-0.05"])[0].seeds == [7, 8, 10]
 
 
-_LACKING = ["pydantic", "pooch", "captum", "flwr", "ray", "tensorboard"]
+_LACKING = ["pydantic", "pooch", "captum", "flwr", "tensorboard"]
 _SCRIPT = f"""
 import sys
 class Finder:

@@ -77,7 +77,5 @@ def test_rows_of_a_table_say_how_many_runs_shared_their_time(tmp_path: Path) -> 
 def test_an_executor_that_is_no_stack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["sweep", "digits", "lr=[0.1,0.2]", "--engine", "shared", "--executor", "loop", "--device", "cpu"]) == 2
     assert "engine shared trains in stacks: leave executor 'loop' out" in capsys.readouterr().err
-    assert call(["sweep", "digits", "lr=[0.1,0.2]", "--engine", "ray", "--devices", "cpu,cpu"]) == 2
-    assert "among processes of this machine: leave --engine ray out" in capsys.readouterr().err
-    with pytest.raises(fh.BadInput, match="give 'local', 'shared' or 'ray'"):
+    with pytest.raises(fh.BadInput, match="give 'local' or 'shared'"):
         fh.sweep("digits", {"lr": [0.1]}, engine="threads")  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.runs import environment
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CHECKPOINT, METRICS, RESULT
-from fedhead.studies.run_transfer import ChangedFiles, place, read_files
+from fedhead.runs.run_folder_schema import RESULT
 from fedhead.studies.sweep import sweep_runs
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
@@ -155,24 +154,6 @@ def test_a_sweep_from_python_returns_its_runs(tmp_path: Path) -> None:
     assert list(found.table["method"]) == ["fedavg", "fedprox"]
     with pytest.raises(BadInput, match="holds another sweep: method fedprox was"):
         fh.sweep("digits", {"method": ["fedavg", "moon"], **TINY}, **settings)
-    with pytest.raises(BadInput, match="are resources of a Ray cluster"):
-        fh.sweep("digits", {"lr": [0.1]}, gpus_per_cell=1)
-
-
-# -- on the way between machines -----------------------------------------------------------------------
-def test_what_changed_in_a_run_folder_makes_the_same_folder_elsewhere(tmp_path: Path) -> None:
-    table = plan("digits", {"lr": [0.1, 0.2], **TINY})
-    recipe = next(iter(sweep_cells(table)[0].runs.values()))
-    changes = ChangedFiles(tmp_path / "here")
-    execute(recipe, tmp_path / "here", LOOP)
-    place(changes.take(), tmp_path / "there")
-    assert_same_runs(tmp_path / "here", tmp_path / "there")
-    assert (RunFolder.open(tmp_path / "there").result() or {})["run"] == str(tmp_path / "there")
-    assert list(read_files(tmp_path / "here"))[-3:] == [METRICS, CHECKPOINT, RESULT]  # what is whole without the rest
-    assert changes.take() == {}
-    (tmp_path / "here" / METRICS).unlink()
-    place(changes.take(), tmp_path / "there")
-    assert not (tmp_path / "there" / METRICS).exists()
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "fp16"}, {"compile": "always"}], ids=lambda wrong: next(iter(wrong)))

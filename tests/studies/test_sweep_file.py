@@ -196,7 +196,6 @@ def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Pa
         (["--minutes", "nan"], "minutes: nan is not finite"),
         (["--minutes", "1e308"], "--minutes: 1e+308 is out of range, it must be at least 0 and at most 10000000"),
         (["lr=[0.3]"], "lr is given twice"),
-        (["--gpus-per-cell", "1"], "add --engine ray"),
         (["method.nu=3"], "method.nu"),
     ],
 )

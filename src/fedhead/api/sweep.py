@@ -29,9 +29,7 @@ def sweep(
     allow_changed_code: bool = False,
     minutes: float | None = None,
     shard: str | None = None,
-    engine: Literal["local", "shared", "ray"] = "local",
-    cpus_per_cell: float = 1,
-    gpus_per_cell: float = 0,
+    engine: Literal["local", "shared"] = "local",
     data: str | PathLike[str] | None = None,
     device: str = "auto",
     executor: str | Executor = "auto",
@@ -54,9 +52,7 @@ def sweep(
         minutes: Time after which no run is started.
         shard: Shard to run, such as "3/16"; None: all runs.
         engine: "local" runs sequentially in this process. "shared" runs concurrently: runs that differ only in seed or
-            partition share one stack, which uses a GPU better and rounds differently. "ray" uses a Ray cluster.
-        cpus_per_cell: CPUs per cell on Ray.
-        gpus_per_cell: GPUs per cell on Ray; may be a fraction.
+            partition share one stack, which uses a GPU better and rounds differently.
         data: Folder of the data sets; None: the default one.
         device: Device: "auto", "cpu" or "cuda".
         executor: Executor, as in `fedhead.run`.
@@ -71,7 +67,7 @@ def sweep(
         BadInput: A cell can't be built, two cells are equal, or the folder holds something else or results of an older
             version of your code.
     """
-    runner = make_engine(engine, cpus_per_cell, gpus_per_cell, "cell")
+    runner = make_engine(engine)
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)
     table = plan(source, axes or {})

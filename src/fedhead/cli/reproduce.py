@@ -116,9 +116,9 @@ def reproduce(
     from fedhead.studies.writable import check_writable
 
     part = None if shard is None else read_shard(shard)
-    runs = make_engine(engine, 1, 0, "cell")
+    runs = make_engine(engine)
     require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
-    names = check_devices(devices, device=device, shard=shard, engine=engine)
+    names = check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
         "scale": scale,
         "pick": words(cells),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import (
@@ -16,6 +16,7 @@ from fedhead.cli.options import (
     Device,
     Devices,
     DryRun,
+    Engine,
     ExecutorName,
     Minutes,
     Precision,
@@ -24,7 +25,6 @@ from fedhead.cli.options import (
     numbers,
 )
 from fedhead.cli.output import GOES_ON, print_table, raise_failures, resumable
-from fedhead.core.components.ranges import AtLeast
 from fedhead.core.system.errors import require
 from fedhead.studies.devices import check_devices, on_each
 
@@ -43,12 +43,7 @@ def sweep(
     allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
-    engine: Annotated[
-        Literal["local", "shared", "ray"],
-        Option("Runs one after another (local), seeds and splits in one stack (shared), or a Ray cluster (ray)."),
-    ] = "local",
-    cpus_per_cell: Annotated[float, AtLeast(0), Option("CPUs for each cell, with Ray.")] = 1,
-    gpus_per_cell: Annotated[float, AtLeast(0), Option("GPUs for each cell, or the share of one, with Ray.")] = 0,
+    engine: Engine = "local",
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
@@ -70,7 +65,7 @@ def sweep(
       fedhead sweep digits 'method=[fedavg,fedprox(mu=0.01),fedprox(mu=0.1)]' rounds=5 --dry-run
       fedhead sweep digits 'stages=[[ccvr],[ridge]]' --seeds 5 --minutes 10
       fedhead sweep grid.yaml --out runs/grid --shard 3/16
-      fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
+      fedhead sweep grid.yaml --devices 0,1
     """
     from fedhead.engine.experiment.compute import Compute
     from fedhead.recipes.recipe import assignment
@@ -83,13 +78,13 @@ def sweep(
     given = dict(assignment(text) for text in assignments or ())
     require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
     part = None if shard is None else read_shard(shard)
-    names = check_devices(devices, device=device, shard=shard, engine=engine)
+    names = check_devices(devices, device=device, shard=shard)
     table = plan(recipe, given)
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
         "compute": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
-        "engine": make_engine(engine, cpus_per_cell, gpus_per_cell, "cell"),
+        "engine": make_engine(engine),
     }
     if dry_run or names:
         planned = plan_runs(table, out, **options)  # raises the errors that a run would raise

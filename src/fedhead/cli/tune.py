@@ -42,9 +42,6 @@ def tune(
     ] = False,
     plot: Annotated[bool, Option("Save figures of the study as PNG and PDF.")] = False,
     seed: Annotated[int, AtLeast(0), Option("Seed of the sampler.")] = 0,
-    engine: Annotated[Literal["local", "ray"], Option("Workers: this process, or a Ray cluster.")] = "local",
-    cpus_per_worker: Annotated[float, AtLeast(0), Option("CPUs for each trial, with Ray.")] = 1,
-    gpus_per_worker: Annotated[float, AtLeast(0), Option("GPUs for each trial, or the share of one, with Ray.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -59,7 +56,6 @@ def tune(
     Examples:
       fedhead tune digits 'lr=log(1e-3, 1)' 'momentum=choice(0, 0.9)' --trials 30 --final
       fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu
-      fedhead tune digits 'lr=log(1e-3, 1)' --engine ray --gpus-per-worker 0.5
     """
     from fedhead.engine.experiment.compute import Compute
     from fedhead.report.figures import tuning_plots
@@ -87,9 +83,6 @@ def tune(
             minutes=minutes,
             final=final,
             seed=seed,
-            engine=engine,
-            cpus_per_worker=cpus_per_worker,
-            gpus_per_worker=gpus_per_worker,
             allow_changed_code=allow_changed_code,
             compute=Compute(data, device, "auto", precision, compile=compile),
             on_trial=tell,

@@ -31,14 +31,13 @@ def read_devices(text: str) -> list[str]:
     return names
 
 
-def check_devices(devices: str | None, *, device: str, shard: str | None, engine: str = "local") -> list[str]:
+def check_devices(devices: str | None, *, device: str, shard: str | None) -> list[str]:
     """Check `--devices` against the other options and return the device names.
 
     Args:
         devices: Value of `--devices`; None: not given, no names are returned.
         device: Value of `--device`.
         shard: Value of `--shard`.
-        engine: Value of `--engine`.
 
     Raises:
         BadInput: If the options can't be combined, or there is no such GPU.
@@ -46,8 +45,6 @@ def check_devices(devices: str | None, *, device: str, shard: str | None, engine
     if devices is None:
         return []
     names = read_devices(devices)
-    if engine == "ray":
-        raise BadInput("--devices shares the runs among processes of this machine: leave --engine ray out")
     if device != "auto" or shard is not None:
         raise BadInput(
             f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"

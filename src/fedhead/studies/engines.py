@@ -1,4 +1,4 @@
-"""Engines that run the jobs of a queue: sequentially, stacked, or on a Ray cluster."""
+"""Engines that run the jobs of a queue: sequentially or stacked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
@@ -55,25 +55,12 @@ def _run(queue: Queue[RunJob], job: RunJob, executor: Executor) -> None:
     queue.finish(job, job.run(executor))
 
 
-def make_engine(name: str, cpus: float, gpus: float, per: str) -> Engine:
-    """Create the named engine.
-
-    Args:
-        name: `local`, `shared` or `ray`.
-        cpus: CPUs per job on a Ray cluster.
-        gpus: GPUs per job on a Ray cluster.
-        per: Name of a job in options, such as "cell" in --cpus-per-cell.
+def make_engine(name: str) -> Engine:
+    """Create the engine `local` or `shared`.
 
     Raises:
-        BadInput: There is no such engine, Ray is not installed, or resources are given without Ray.
+        BadInput: There is no such engine.
     """
-    if name == "ray":
-        from fedhead.studies.ray_engine import RayEngine
-
-        return RayEngine(cpus, gpus, per)
     engines = {"local": LocalEngine, "shared": SharedEngine}
-    if name not in engines:
-        raise BadInput(f"engine {name!r}: give 'local', 'shared' or 'ray'")
-    if (cpus, gpus) != (1, 0):
-        raise BadInput(f"cpus and gpus per {per} are resources of a Ray cluster: add --engine ray (engine='ray')")
+    require(name in engines, f"engine {name!r}: give 'local' or 'shared'")
     return engines[name]()

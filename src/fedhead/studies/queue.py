@@ -20,27 +20,6 @@ from fedhead.studies.claims import Claims
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import training_key
 
-
-class RemoteJob(Protocol):
-    """Unit of work for a Ray worker."""
-
-    def worker(self, *arguments: Any) -> Any:
-        """Run the job on the worker; a generator of messages to the driver."""
-        ...
-
-    def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
-        """Return the arguments of `worker`, for the first attempt or a retry; `number` identifies the job."""
-        ...
-
-    def receive(self, item: Any) -> None:
-        """Handle a message of the worker."""
-        ...
-
-    def result(self, error: BaseException | str | None) -> Any:
-        """Return the result after the worker has finished or failed."""
-        ...
-
-
 J = TypeVar("J")
 
 

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_space import with_values
 from fedhead.runs import recorded_code
 from fedhead.runs.run_folder_schema import read_object
-from fedhead.studies.ray_engine import for_workers, found_from_here
 from fedhead.studies.time_budget import TimeBudget
-from fedhead.studies.tune.ray_trials import PrunedTrials, train_trial
 from fedhead.studies.tune.trial_training import TrialTraining
 from fedhead.studies.tune.trials import REASON, RETRYABLE, TRIALS, Outcome, TrialRecord, record, to_csv
 
@@ -124,7 +122,6 @@ class Study:
         self._most, self._budget, self._on_trial = trials, budget, on_trial
         self._failed = 0
         self._running: dict[int, Any] = {}  # Optuna trials of this process, by number
-        self._pruned: Any = None  # Ray actor
         storages = optuna().storages
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
@@ -368,7 +365,7 @@ class Study:
 
 @dataclass
 class TrialJob:
-    """Job of one trial, in this process or on a Ray worker.
+    """Job of one trial.
 
     Args:
         study: Study of the trial.
@@ -379,42 +376,10 @@ class TrialJob:
     study: Study
     trial: Any
     values: Mapping[str, Any]
-    _outcome: Outcome | None = None  # reported by a Ray worker
 
     def run(self) -> Outcome:
         """Train the trial and return its outcome."""
         return self.study.search.run(self.values, lambda round_, value: self.study.report(self.trial, round_, value))
-
-    @property
-    def worker(self) -> Any:
-        """Function that a Ray worker runs."""
-        return train_trial
-
-    def arguments(self, ray: Any, number: int) -> tuple[Any, ...]:
-        """Return the worker's arguments, without data, which it loads itself."""
-        study, search = self.study, self.study.search
-        if study._pruned is None:
-            study._pruned = ray.remote(PrunedTrials).options(num_cpus=0).remote()
-        search_there = replace(
-            search, recipe=found_from_here(search.recipe), compute=for_workers(search.compute), data={}, models={}
-        )
-        return search_there, self.trial.number, dict(self.values), study._pruned
-
-    def receive(self, item: tuple[int, float] | Outcome) -> None:
-        """Report a message to the study, and tell the worker if the trial is pruned."""
-        if isinstance(item, Outcome):
-            self._outcome = item
-        elif self.study.report(self.trial, *item):
-            self.study._pruned.add.remote(self.trial.number)
-
-    def result(self, error: BaseException | str | None) -> Outcome:
-        """Return the outcome of the trial; an error ends the search, as on one machine."""
-        if isinstance(error, BaseException):
-            raise error
-        if error is not None:
-            return Outcome("failed", reason=error, retryable=True)
-        assert self._outcome is not None, "sent last"
-        return self._outcome
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
@@ -19,7 +19,7 @@ from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_space import read_space, with_settings, with_values
 from fedhead.runs.run import check_compute, execute
 from fedhead.runs.run_folder import RunFolder
-from fedhead.studies.engines import make_engine
+from fedhead.studies.engines import LocalEngine
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.tune.study import MOST_SEED, Study
 from fedhead.studies.tune.trial_training import VALIDATION, Direction, TrialTraining
@@ -72,9 +72,6 @@ def tune(
     final: bool = False,
     seed: int = 0,
     compute: Compute | None = None,
-    engine: Literal["local", "ray"] = "local",
-    cpus_per_worker: float = 1,
-    gpus_per_worker: float = 0,
     on_trial: Callable[[TrialRecord], None] = lambda trial: None,
 ) -> TuneResult:
     """Search for the best values of recipe keys on validation samples.
@@ -101,9 +98,6 @@ def tune(
         final: Train the best recipe on all training samples, in the folder `final`.
         seed: Seed of the sampler.
         compute: Device, precision and data folder.
-        engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
-        cpus_per_worker: CPUs per trial on Ray.
-        gpus_per_worker: GPUs per trial on Ray; may be a fraction.
         on_trial: Called with each trial that has ended in this process.
 
     Returns:
@@ -116,16 +110,13 @@ def tune(
     """
     compute = compute or Compute()
     compute = replace(compute, allow_changed_code=allow_changed_code or compute.allow_changed_code)
-    if engine not in ("local", "ray"):
-        raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
-    trial_engine = make_engine(engine, cpus_per_worker, gpus_per_worker, "worker")
     check("trials", trials, Annotated[int, AtLeast(1)])
     budget = TimeBudget(minutes)
     check("seed", seed, Annotated[int, AtLeast(0), AtMost(MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
     # Checked before the first trial, since every trial would fail for the same reason.
-    check_compute(compute, base.folders, trial_engine.device(compute))
+    check_compute(compute, base.folders, LocalEngine().device(compute))
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
     if base.seeds:
@@ -138,13 +129,14 @@ def tune(
     study = Study(
         Path(out), search, trials=trials, budget=budget, on_trial=on_trial, sampler=sampler, pruner=pruner, seed=seed
     )
+    engine = LocalEngine()
     with closing(study):
         study.check_code(final=final, allow=compute.allow_changed_code)
         try:
-            trial_engine.run(study)
+            engine.run(study)
             while study.is_running and not budget.exhausted:  # in another process, which may be killed
                 time.sleep(1)
-                trial_engine.run(study)
+                engine.run(study)
         except BaseException as error:
             study.fail_running(error)
             raise
