@@ -148,7 +148,7 @@ def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob
         runs[path] = repetition.recipe
         names[path] = f"{names[path]} and {repetition.name}" if path in names else repetition.name
     names = {path: names.get(path, f"training of {repetitions[0].name}") for path in runs}
-    return SweepJob(runs, names, context.out, context.compute)
+    return SweepJob(runs, names, context.compute)
 
 
 def folder(out: Path, recipe: Recipe) -> Path:

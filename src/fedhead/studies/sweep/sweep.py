@@ -132,7 +132,7 @@ def plan_runs(
     names = {place / path: f"{cell.name}, seed {recipe.seed}" for cell in cells for path, recipe in cell.runs.items()}
     runs = {place / path: recipe for cell in cells for path, recipe in cell.runs.items()}
     in_order = dict(sorted(runs.items(), key=lambda entry: entry[1].seed))  # a stopped sweep covers every cell
-    jobs = [SweepJob(alike, names, place, compute) for alike in trainings(in_order)]
+    jobs = [SweepJob(alike, names, compute) for alike in trainings(in_order)]
     if shard is not None:
         jobs = jobs[shard[0] - 1 :: shard[1]]
     left = [job for job in jobs if job.unfinished()]

@@ -19,13 +19,11 @@ class SweepJob:
     Args:
         runs: Recipes by run folder.
         names: Display names by run folder.
-        out: Folder of the sweep.
         compute: Device, executor and precision.
     """
 
     runs: Mapping[Path, Recipe]
     names: Mapping[Path, str]
-    out: Path
     compute: Compute
 
     @property
