@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedhead.cli import analyse as analyse  # each of these modules registers its commands
+from fedhead.cli import analyse as analyse  # importing a module registers its commands
 from fedhead.cli import bench as bench
 from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare
@@ -38,7 +38,7 @@ from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.text import printable
 from fedhead.core.system.user_line import user_line
 
-MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
+MACHINE, INTERRUPTED = 3, 130  # exit codes of a machine failure and of Ctrl-C
 
 
 def call(arguments: Sequence[str]) -> int:

@@ -20,11 +20,11 @@ from fedhead.core.components.ranges import Range
 from fedhead.core.system.errors import BadInput, require, unknown
 
 COMMANDS: dict[str, Command] = {}
-GROUPS = ("Start", "Compare", "Look into", "Calibrate", "Deploy", "Papers")  # of commands, in the order of the help
+GROUPS = ("Start", "Compare", "Look into", "Calibrate", "Deploy", "Papers")  # groups of commands, in this order
 HELP = ("-h", "--help")
-WIDTH = 80  # of help texts
+WIDTH = 80  # characters per line of help texts
 _LABELS = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "PATH"}
-_NARGS = {(True, False): None, (True, True): "+", (False, False): "?", (False, True): "*"}  # by required, many
+_NARGS = {(True, False): None, (True, True): "+", (False, False): "?", (False, True): "*"}  # keyed by (required, many)
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Option:
 
     Args:
         help: Sentence for the help.
-        flag: Name, such as "--json"; "": by the parameter's name.
-        label: Placeholder of the value in the help; "": by its type.
+        flag: Name, such as "--json"; "": derived from the parameter's name.
+        label: Placeholder of the value in the help; "": derived from its type.
         hidden: Leave it out of the help.
     """
 
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(f"fedhead {command}".strip(), description=text, formatter_class=layout, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error in place of printing it and leaving the program."""
+        """Raise a parser's error as `BadInput` instead of exiting the program."""
         if message.endswith("expected one argument"):
             message += ", after = if it begins with a dash"
         raise BadInput(f"{message.removeprefix('argument ')}; see {self.prog} --help")
@@ -73,9 +73,9 @@ class Parser(argparse.ArgumentParser):
         kind, *annotations = typing.get_args(hint)
         info = next(item for item in annotations if isinstance(item, Option))
         required = parameter.default is parameter.empty
-        if not (self.usage or required or isinstance(info, Argument)):  # one word for all options that may be left out
+        if not (self.usage or required or isinstance(info, Argument)):  # [OPTIONS] stands for all optional ones
             self.usage = f"{self.format_usage().partition(': ')[2].strip()} [OPTIONS]"
-        if isinstance(kind, types.UnionType):  # with None
+        if isinstance(kind, types.UnionType):  # an optional type, such as str | None
             kind = typing.get_args(kind)[0]
         many = typing.get_origin(kind) is list
         kind = typing.get_args(kind)[0] if many else kind
@@ -103,12 +103,12 @@ class Parser(argparse.ArgumentParser):
         Raises:
             BadInput: If arguments or options are unknown, missing or invalid.
         """
-        for word in takewhile("--".__ne__, words):  # before argparse, which would name missing arguments first
+        for word in takewhile("--".__ne__, words):  # check before argparse, which would report missing arguments first
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in (known := self._option_string_actions):
                 shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
                 raise unknown("option", flag, shown, f"{self.prog} --help")
-        # Python 3.11 drops a leading "--" of intermixed arguments; nothing after it is an option
+        # Python 3.11 drops a leading "--" from intermixed arguments. Words after it are never options.
         parse = self.parse_args if words[0:1] == ["--"] else self.parse_intermixed_args
         return vars(parse(words))
 

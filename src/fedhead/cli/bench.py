@@ -72,7 +72,7 @@ def bench(
     chosen = (["stack", "lanes"] if has_lanes else ["stack"]) if executors is None else executors.split(",")
     for name in chosen:
         select.check_device(name, where)
-    # on a slow CPU what is over in a minute; ResNet-20 takes many of them there
+    # On a CPU run only workloads that take about a minute; ResNet-20 takes many minutes.
     default_workloads, default_clients = ("simplecnn,resnet20,mixed", "10,20,40") if has_lanes else ("simplecnn", "10")
     models = (default_workloads if workloads is None else workloads).split(",")
     counts = _counts(default_clients if clients is None else clients)

@@ -44,7 +44,7 @@ def demo(
     from fedhead.report.table import Table, mean_std
 
     out = out or unused(Path("runs") / "demo")
-    shorter = [] if rounds is None else [f"rounds={rounds}"]  # one-round has its own, which comes after and counts
+    shorter = [] if rounds is None else [f"rounds={rounds}"]  # the one-round run overrides it with its own rounds=0
     body = []
     for name, assignments in DEMO.items():
         words = [*shorter, *assignments, f"seeds={list(range(seeds))}"]

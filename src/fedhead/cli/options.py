@@ -27,7 +27,7 @@ ExecutorName = Annotated[
 Minutes = Annotated[float | None, AtLeast(0), AtMost(10**7), Option("Minutes after which no further run is started.")]
 Shard = Annotated[str | None, Option("Run only the K-th of N parts, as one job of an array.", label="K/N")]
 Devices = Annotated[str | None, Option("GPUs that share the runs, one process each, such as 0,1.", label="LIST")]
-ClaimsFolder = Annotated[Path | None, Option(hidden=True)]  # set for the processes of --devices, see studies.devices
+ClaimsFolder = Annotated[Path | None, Option(hidden=True)]  # for the child processes of --devices, see studies.devices
 AllowChangedCode = Annotated[bool, Option("Continue even if your own code has changed since.")]
 DryRun = Annotated[bool, Option("Check and list the cells, and run nothing.")]
 TableAsJson = Annotated[bool, Option("Print the table as JSON.", flag="--json")]
@@ -51,7 +51,7 @@ Compile = Annotated[
 
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:
-    """Parse NAME=TEXT labels, where NAME may be a row's label with parameters, such as "fedprox (mu=0.1)"."""
+    """Parse NAME=TEXT labels; NAME may contain parameters, such as "fedprox (mu=0.1)"."""
     found = [re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text) for text in texts or ()]
     require(all(found), "--label: write NAME=TEXT, such as fedavg=FedAvg or 'fedprox (mu=0.1)=FedProx, strong'")
     return {match[1].strip(): match[2].strip() for match in found if match}

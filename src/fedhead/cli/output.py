@@ -79,7 +79,8 @@ def interruptible(message: str = "stopped") -> Iterator[None]:
             yield
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error.__cause__ or error, _Terminated) else signal.SIGINT
-        raise Stopped(str(error) or message, 128 + number, getattr(error, "out", None)) from None  # `RunInterrupted`
+        out = getattr(error, "out", None)  # set for `RunInterrupted`
+        raise Stopped(str(error) or message, 128 + number, out) from None
 
 
 @contextmanager
@@ -88,9 +89,9 @@ def resumable() -> Iterator[None]:
     try:
         with interruptible(f"stopped; {GOES_ON}"):
             yield
-    except Unwritable:  # its message has the fix
+    except Unwritable:  # its message already says what to do
         raise
-    except Exception as error:  # only errors of the machine are converted
+    except Exception as error:  # convert only failures of the machine
         if (fault := machine_fault(error)) is None:
             raise
         raise FedheadError(f"{fault}; {GOES_ON}") from error

@@ -53,7 +53,7 @@ def partition(
 
 
 def _table(counts: NDArray[np.int64]) -> Table:
-    """Return the samples by client and class; of many classes, how many each client holds and its largest."""
+    """Return the samples by client and class; with many classes, only their number and the largest one's samples."""
     from fedhead.report.table import Table
 
     wide = counts.shape[1] > WIDEST

@@ -103,7 +103,7 @@ def reproduce(
     found = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
         fix = "there is no text between the commas; leave the option out for all cells"
-        require(not text or words(text), f"{option} {text!r}: {fix}")  # else all cells would be run
+        require(not text or words(text), f"{option} {text!r}: {fix}")  # an empty selection would run all cells
     from fedhead.engine.experiment.compute import Compute
     from fedhead.papers.tables.reproduce import plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
@@ -134,7 +134,7 @@ def reproduce(
         print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
-    if names:  # else each process of --devices would report the same error
+    if names:  # check once, not in each process of --devices
         Results(results).check_writable()
         check_writable(folder, "runs", "--out")
     with resumable(), on_each(names, claims, engine) as (taken, broken):

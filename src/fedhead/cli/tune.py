@@ -15,7 +15,7 @@ from fedhead.metrics.records import Row
 if TYPE_CHECKING:
     from fedhead.studies.tune.trials import TrialRecord
 
-MOST_NAMED = 10  # failed trials in one line
+MOST_NAMED = 10  # maximum number of failed trials in a message
 ENDED = ("complete", "pruned", "failed")
 
 
@@ -95,19 +95,19 @@ def tune(
     lines += [("figure", str(path)) for path in tuning_plots.save(folder)] if plot else []
     width = max(11, *(len(name) for name, _ in lines))
     print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
-    if failed := found.failed:  # no error of the command: the study has a result
+    if failed := found.failed:  # only a warning, since the study has a result
         print(f"warning: {_failures(failed, sum(one.state in ENDED for one in found.trials))}", file=sys.stderr)
 
 
 def _final_accuracies(final: Row) -> str:
-    """Format the test accuracies after the last stage that has them, as the trials' values are."""
+    """Format the test accuracies of the last stage that has them, as for the trials' values."""
     rows = [final, *final["stages"].values()]
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in ("accuracy", "personal")}
     return ", ".join(f"{name} {known[-1]:.2f} %" for name, known in values.items() if known)
 
 
 def _failures(failed: list[TrialRecord], ended: int) -> str:
-    """Name the trials that failed, in one line, with the error of the first."""
+    """Format the failed trials and the error of the first one in one line."""
     numbers = [str(one.number) for one in failed[:MOST_NAMED]] + ["…"] * (len(failed) > MOST_NAMED)
     again = "; fix it, and the same command tries it again" if any(one.retryable for one in failed) else ""
     first = failed[0]

@@ -17,7 +17,7 @@ from fedhead.data.identity_cache import IdentityCache
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-KEPT_TABLES = 4  # such as for several architectures, or for training and test clients
+KEPT_TABLES = 4  # number of cached tables, such as one per architecture, or for training and testing
 MAX_CONVERTED = 1 << 30  # maximum size in bytes of images that are copied to channels-last format
 
 
@@ -66,7 +66,7 @@ class Pool:
         self.dtype = dtype
         self._converted: Pool | None = None
         self._ahead: ViewsAhead | None = None
-        # shared with pools derived from this one, on the same device and of the same dtype
+        # cache shared with derived pools of the same device and dtype
         self.row_tables: IdentityCache[tuple[Tensor, Tensor]] = IdentityCache(KEPT_TABLES)
 
     def __len__(self) -> int:
@@ -109,8 +109,8 @@ class Pool:
     def channels_last(self) -> Pool:
         """Return a copy with images in channels-last format, which is faster for convolutions on a CPU.
 
-        The images are converted once, since converting every batch would take longer than all other work.
-        Samples other than images, and sets too large to be stored twice, are unchanged.
+        The images are converted once, since converting every batch would be too slow. Other samples, and images too
+        large to be stored twice, are unchanged.
         """
         images = [t for t in tensors_of(self.x) if t.dim() == 4]
         if not images or sum(t.nbytes for t in images) > MAX_CONVERTED:
@@ -145,7 +145,7 @@ class Pool:
             number: Number of the view; each number gives another augmentation.
         """
         ahead = self._ahead
-        if ahead is not None and index is ahead.rows and key is ahead.key:  # the whole batch
+        if ahead is not None and index is ahead.rows and key is ahead.key:  # the request is for the whole batch
             ahead.asked.add(number)
             if number in ahead.views:
                 return ahead.views[number]

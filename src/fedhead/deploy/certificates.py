@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 DAYS = 365
-LOOPBACK = ("127.0.0.1", "localhost")  # server addresses of local processes: `deploy up` and Flower's own
+LOOPBACK = ("127.0.0.1", "localhost")  # addresses at which processes on the server's machine reach it
 
 
 def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:

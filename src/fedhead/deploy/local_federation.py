@@ -20,8 +20,8 @@ from fedhead.flower.server.server_status import ServerStatus
 from fedhead.runs.run_folder_schema import RESULT
 
 RESTART_SECONDS = 5.0  # pause before each restart of a node; Flower refuses a killed node's key for a minute
-LINK_SECONDS = 90.0  # for the SuperLink to answer
-SERVER_SECONDS = 240.0  # for the run's server to start
+LINK_SECONDS = 90.0  # time limit for the SuperLink to answer
+SERVER_SECONDS = 240.0  # time limit for the run's server to start
 
 
 @dataclass
@@ -216,8 +216,8 @@ class LocalFederation:
             raise FedheadError(f"{failure} (logs: {self.private}); go on with --resume")
 
     def close(self) -> None:
-        """End all processes started here."""
-        processes.stop([node.process for node in self.nodes])  # first, so that they unregister at the link
+        """Stop all processes that this object started."""
+        processes.stop([node.process for node in self.nodes])  # first, so that nodes can unregister from the SuperLink
         if self.link is not None:
             processes.stop([self.link])
             status, deadline = ServerStatus.read(self._status), time.monotonic() + 10.0

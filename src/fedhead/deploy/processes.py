@@ -49,14 +49,14 @@ def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) 
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """Return the hook that a child runs before its program starts, to be terminated with its parent."""
+    """Return a hook for the child process that makes Linux terminate it when its parent ends."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: a forked child must not load anything
 
     def bind() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)
 
     return bind
@@ -75,7 +75,7 @@ def stop(started: Sequence[subprocess.Popen[bytes]], seconds: float = 10.0) -> N
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them have ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the process group has ended
         os.killpg(process.pid, number)
 
 

@@ -57,7 +57,7 @@ _STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # embed TrueType fonts, so that text stays text
     "ps.fonttype": 42,
     "svg.hashsalt": "fedhead",  # reproducible files
-    "text.parse_math": False,  # $ in labels starts no formula
+    "text.parse_math": False,  # show $ in labels as it is
 }
 
 
@@ -153,7 +153,7 @@ def panels(
 def log_scale(ax: Axes) -> None:
     """Set a logarithmic x axis with plain numbers at the powers of ten.
 
-    If there is room, 2 and 5 times these are labeled too.
+    If there is room, 2 and 5 times the powers of ten are labeled too.
     """
     ax.set_xscale("log")
     low, high = ax.get_xlim()
@@ -166,7 +166,7 @@ def log_scale(ax: Axes) -> None:
 
 
 def without_axes(ax: Axes) -> None:
-    """Remove ticks and frame, for axes without meaning, as in an embedding."""
+    """Remove ticks and frame from axes that have no meaning, such as those of an embedding."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 

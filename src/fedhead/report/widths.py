@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-WIDTHS = {1: 3.3, 2: 6.9}  # inches of one and of two columns
+WIDTHS = {1: 3.3, 2: 6.9}  # widths in inches of figures over one and two columns

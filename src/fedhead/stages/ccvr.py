@@ -50,10 +50,10 @@ class CCVR(StatisticsStage):
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # virtual features per step
-    # features to which ReLU and Tukey's transformation are applied (the paper does not state it). real: real features,
-    # for statistics and in testing; both: virtual features, and real ones in testing; virtual: virtual features only;
-    # none: no features. No choice was measured to be better than the default (docs/ccvr.md). The reproduced paper
-    # tables use real.
+    # features to which ReLU and Tukey's transformation are applied; the paper does not say which. real: real features,
+    # before their statistics are computed and in testing; virtual: virtual features, in training; both: virtual
+    # features in training and real features in testing; none: no features. No choice was measured to be better than
+    # the default (docs/ccvr.md). The reproduced paper tables use real.
     tukey: Tukey = "none"
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
     covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form of the covariances Σ_c that clients send
@@ -62,7 +62,7 @@ class CCVR(StatisticsStage):
 
     @property
     def kind(self) -> Kind:
-        """Full covariances, also for low-rank ones, which are computed from them."""
+        """Kind of second moments to compute: full for low-rank covariances too, which are factorized afterwards."""
         return "diagonal" if self.covariance == "diagonal" else "full"
 
     def on_method(self, method: Method) -> Self:
@@ -115,7 +115,7 @@ class CCVR(StatisticsStage):
         return cast(Tree, head.replace(self.calibrate(task.model, head, merged, task.seed)))
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
-        """Return the classifier's trained entries after training on virtual features."""
+        """Train the classifier on virtual features and return its trained entries."""
         counts = virtual_counts(statistics.count, self.samples, self.proportional)
         params = cast(Weights, head).params
         transformed = self.tukey in ("both", "virtual")
@@ -137,5 +137,5 @@ class CCVR(StatisticsStage):
         return classify(task.model, w, tukey(out.z, self.power))
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
-        """Return the same scores as for the global model."""
+        """Return the personal model's scores, computed like those of the global model."""
         return self.scores(client.apply(w, x, train=False), w, client.task)

@@ -65,7 +65,7 @@ class ClosedFormHead(StatisticsStage):
         return server.replace({ALL_CLIENTS: sums, MEMBERS: torch.tensor(list(replies.clients))})
 
     def chosen(self, statistics: Statistics) -> Tree:
-        """Return the named parameters that are chosen from the statistics."""
+        """Return the parameters that were chosen from the statistics, by name."""
         return Tree()
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -118,7 +118,7 @@ class ClosedFormHead(StatisticsStage):
         return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
-        """Return the model with the new head in place of its classifier, which may have other parameters."""
+        """Return the model with the new head in place of its classifier; their parameters may differ."""
         return super().under(w.without("classifier"), heads, task)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from fedhead.models.split_model import SplitModel
 
 V, BETA = "classifier.weight", "classifier.scale"  # parameter names of the ETF's vectors and the temperature
-TUNED = "tuned"  # entry of the client's state with its tuned model
+TUNED = "tuned"  # entry of the client's state that holds its tuned model
 
 
 @stage("finetune")
 @dataclass(frozen=True)
 class FineTune(Stage):
-    """One more local update of every client, by the method's own training; the result is its personal model.
+    """Fine-tuning: every client trains once more with the method's own objective and gets a personal model.
 
     FedETF's experiments measure the personal accuracy of all methods this way. The global model does not change.
     Clients that never took part in a round are tuned too.
 
-    The learning rate is that of the round after the tuned model's round: the last round, the round in which a callback
-    stopped the run, or the selected one. It includes the run's decay: 0.99 per round leaves 13 % after 200 rounds.
-    It includes the run's schedule too: after the last round of `cosine` almost nothing is left. `full_lr` uses the
-    optimizer's learning rate, without decay and schedule.
+    Tuning starts from the model of the last round, of the round in which a callback stopped the run, or of the
+    selected round, and uses the learning rate of the round after it. Decay and schedule of the run apply: a decay of
+    0.99 per round leaves 13 % after 200 rounds, and `cosine` almost nothing after the last round. `full_lr` uses the
+    optimizer's learning rate without decay and schedule.
     """
 
     full_lr: bool = dataclasses.field(default=False, kw_only=True)  # learning rate without decay and schedule
@@ -137,7 +137,7 @@ class FineTuneETF(FineTune):
     # E, epochs of each step; None: the run's local epochs (3 with variant=code)
     epochs: Annotated[int, AtLeast(1)] | None = None
     variant: Literal["paper", "code"] = "paper"  # algorithm of the paper, or of its public code
-    record: bool = True  # measurement of the accuracy after each step
+    record: bool = True  # record the accuracy after each step
     at: str | None = dataclasses.field(default=None, repr=False)  # step whose model is returned; None: the last
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
@@ -167,7 +167,7 @@ class FineTuneETF(FineTune):
         return client.loss(client.apply(w, batch.x, train=self.variant == "code").logits, batch)
 
     def steps(self) -> dict[str, Stage]:
-        """Return the states before tuning, after the extractor, and after each later step."""
+        """Return the states before tuning, after tuning the extractor, and after each later step."""
         turns = [f"{name} {t}" for t in range(1, self.iterations + 1) for name in ("classifier", "projection")]
         names = ["global", "extractor", *turns] if self.record else []
         return {name: dataclasses.replace(self, at=name).on_method(self.method) for name in names}

@@ -68,7 +68,7 @@ class LDA(GaussianHead):
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear discriminants."""
         samples, center = float(statistics.count.sum()), statistics.center()
-        mean = statistics.mean() - center  # otherwise the classes' scores share a large part, and lose their digits
+        mean = statistics.mean() - center  # a large term common to all scores would cost precision
         covariance = self.shrunk(statistics.within() / samples, samples)
         squares = statistics.second_moment().diagonal() / samples
         weight = solve(

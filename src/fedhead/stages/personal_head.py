@@ -2,7 +2,7 @@
 
 Similar to pFedFDA (McLaughlin and Su, 2024), which interpolates the means and the covariance of a client's features
 with those of all clients by a weight that the client chooses on its own samples. Here the sums are interpolated, so
-the head is that of all clients' samples with a higher weight of the client's own.
+the head is fitted to the samples of all clients, with a higher weight for the client's own samples.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # candidate weights t; with t =
 class PersonalHead(Stage):
     """One head per client: each client sends its sums and receives the total of all clients.
 
-    The head is fitted to S(t) = (1 − t)·S + t·(N/n)·S_k, with S and N the sums and the samples of all clients, S_k and
-    n those of the client. The client chooses the weight t with the lowest loss on its validation samples, which are
-    left out of the sums while it chooses. The final head uses all samples. The global model is the head of all
-    clients' sums.
+    The head is fitted to S(t) = (1 − t)·S + t·(N/n)·S_k, where S and N are the sums and the number of samples of all
+    clients, and S_k and n those of the client. The client chooses the weight t with the lowest loss on its validation
+    samples, which are left out of the sums while it chooses. The final head uses all samples. The global model has the
+    head of all clients' sums.
 
     Args:
         validation: share of each client's samples held out to choose its weight t
-        absent: class that no client has samples of: refuse it with an error, or never predict it
+        absent: treatment of a class without samples at any client: refuse it with an error, or never predict it
     """
 
     validation: Annotated[float, Above(0), Below(1)] = field(default=0.2, kw_only=True)
@@ -108,7 +108,7 @@ class PersonalHead(Stage):
         return server.replace({name: calibrated[name] for name in ("calibrated", ALL_CLIENTS, MEMBERS)})
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """Add a flag: whether the client's samples are in all clients' sums."""
+        """Add a flag that is true if the total of all clients includes the client's samples."""
         member = (server[MEMBERS] == client).any() if MEMBERS in server else torch.tensor(True)
         return super().per_client(server, client, task).replace({MEMBERS: member.double()})
 
@@ -174,7 +174,7 @@ class PersonalHead(Stage):
 
 
 def held_out(share: float, weight: Tensor, seed: int) -> Tensor:
-    """Return a mask of a random share of a client's samples, [B]; padding after them does not change it."""
+    """Return a mask of a random share of a client's samples, [B]; it does not depend on the padding."""
     draws = torch.as_tensor(random.uniforms(random.key(seed, "held out"), len(weight)), device=weight.device)
     order = torch.where(weight > 0, draws, 1.0).argsort().argsort()
     return order < (share * weight.sum()).floor()
@@ -186,7 +186,7 @@ def _with_matrix(sums: Tree) -> Tree:
 
 
 def _mixed(total: Tree, own: Tree, share: float | Tensor) -> Tree:
-    """Return (1 − t)·S + t·(N/n)·S_k, which counts N samples like the sums of all clients."""
+    """Return (1 − t)·S + t·(N/n)·S_k, whose counts add up to N like those of S."""
     scale = total["count"].sum() / own["count"].sum().clamp_min(1)
     mixed: Tree = total * (1 - share) + own * (share * scale)
     return mixed

@@ -23,7 +23,7 @@ from fedhead.stages.personal_head import PersonalHead, solve
 class PersonalLDA(PersonalHead):
     """Linear discriminant analysis on a client's own statistics interpolated with all clients'; see `PersonalHead`.
 
-    A client chooses its weight t by the cross entropy. The shrinkage is that of all clients' covariance.
+    A client chooses its weight t by the cross entropy. The shrinkage is chosen from the covariance of all clients.
     """
 
     shrinkage: Annotated[float, AtLeast(0), AtMost(1)] | None = None  # shrinkage; null: as `lda` chooses it

@@ -43,7 +43,7 @@ class Recalibrate(Stage):
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # features per step
-    free: bool = False  # calibration also of heads that are fixed or not linear in the features
+    free: bool = False  # also calibrate heads that are fixed or not linear in the features
 
     def on_method(self, method: Method) -> Self:
         """Check that the method has a global model."""

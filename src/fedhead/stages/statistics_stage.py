@@ -24,7 +24,7 @@ from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 
-OUTER = "second_moment"  # entry of the second moment of all classes, sent apart from the entries with one row per class
+OUTER = "second_moment"  # entry of the second moment of all classes, which has no row per class
 LARGER = 1000  # factor above the median size at which one client's features would dominate the head
 
 
@@ -96,7 +96,7 @@ class StatisticsStage(Stage):
         return total
 
     def summary_for_comparison(self, sent: Tree) -> Tree:
-        """Return the size of the client's features."""
+        """Return the typical size of the client's features, to find outliers."""
         size = statistics_check.feature_size(self.received(sent))
         return Tree(architecture=sent["architecture"], size=torch.tensor(size, dtype=torch.float64))
 

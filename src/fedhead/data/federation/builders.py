@@ -89,7 +89,7 @@ class ArrayOptions:
 
 
 def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
-    """Separate a given test set from a share or mask of samples to hold out."""
+    """Distinguish a given test set from a share or mask of samples to hold out."""
     if isinstance(test, int | float):
         return None, check("test", test, SHARE)
     if isinstance(test, np.ndarray) and test.dtype == bool:
@@ -129,7 +129,7 @@ def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:
 
 
 def merge_layouts(layout: LayoutLike, known: Any) -> LayoutLike:
-    """Merge the user's layout with the reader's layout of encoded columns."""
+    """Merge the layout given by the user with the layout of the columns that the reader encoded."""
     if isinstance(layout, Mapping) and isinstance(known, Mapping):
         return {**known, **layout}
     return layout if layout is not None else known or None

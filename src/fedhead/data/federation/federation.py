@@ -33,7 +33,7 @@ from fedhead.data.sources.library_datasets import Reader
 from fedhead.data.sources.sample_file import SAVED, Contents, read_path
 from fedhead.data.transforms.named_transforms import AnyTransform
 
-_PREPARATION = ("client_test", "augment", "normalize", "resize")  # may differ from those of a saved federation
+_PREPARATION = ("client_test", "augment", "normalize", "resize")  # arguments that may override those of a saved file
 
 
 class Federation(FederationData):
@@ -50,7 +50,7 @@ class Federation(FederationData):
         client_test_from: Set that `client_test` refers to: "train" or "test".
         validation: Validation samples of each client, as rows of `train` that are not among `rows`.
         transform: Maps stored samples to model inputs.
-        public: Samples that all parties hold (KT-pFL).
+        public: Public samples that the server and all clients have (KT-pFL).
         names: Names of the classes.
         client_names: Names of the clients.
         title: Name of the data in records.
@@ -96,36 +96,36 @@ class Federation(FederationData):
         """Partition arrays or tensors over clients.
 
         Args:
-            x: Samples, [N, …]; a dictionary of such for models with several inputs; or a list of samples that differ
-                in length, which become the inputs x and mask.
-            y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept; other labels are numbered in order,
-                and are the names of the classes.
+            x: Samples, [N, …]; a dictionary of arrays for models with several inputs; or a list of samples of different
+                lengths, which become the inputs x and mask.
+            y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept. Other labels are sorted and numbered,
+                and become the names of the classes.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
                 returns one array of rows per client; by default iid, or the groups.
             clients: Number of clients; by default 10, or the number of groups.
-            test: Global test set (x, y), or the share of the samples that is held out for it, or which samples are,
-                booleans [N]. With groups those of each client are also its own test set.
+            test: Global test set (x, y), or the share of the samples to hold out for it, or a mask of these samples,
+                booleans [N]. With groups, the held-out samples of a client are also its own test set.
             seed: Seed of the partition.
             client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
                 from the test set with the client's class distribution.
             transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
             classes: Number of classes, if y holds class indices and some may be absent; None: inferred from the data.
             names: Names of the classes, in order.
-            public: Samples (x, y) that all parties hold.
+            public: Public samples (x, y) that the server and all clients have.
             title: Name of the data in records.
             layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
-                become float32, or "tokens", which stay integers; one for each entry of a dictionary. By default it is
+                become float32, or "tokens", which stay integers; a dictionary for named inputs. By default it is
                 inferred, and an ambiguous x is refused.
             groups: Client of each sample, [N], numbers or words, for data with natural clients.
             group_names: Names of the groups, if these are numbers 0, 1, 2 ….
-            test_groups: Client of each sample of a test set (x, y); these become the client's own test samples.
-            missing: Treatment of NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
-                clients and add one indicator column per such feature.
+            test_groups: Client of each sample of a test set (x, y). A client's samples become its own test set.
+            missing: Treatment of NaN in tables: "refuse" it, or "mean": replace it by the feature's mean over all
+                clients and add an indicator column for each feature with NaN.
             augment: Augmentation that overrides the transform's, such as "flip".
-            normalize: Normalization that overrides the transform's: its name, or "standard", by mean and deviation of
+            normalize: Normalization that overrides the transform's: a name, or "standard", by mean and deviation of
                 each feature or channel over all clients.
-            resize: Height and width that images are resized to on the compute device (bicubic), as a pretrained model
-                needs them; by default they keep their size.
+            resize: Height and width to which images are resized on the compute device (bicubic), such as for a
+                pretrained model; by default they keep their size.
             objective: Objective of y: "multiclass", "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
                 for each label, [N, L]) or "regression" (numbers, [N] or [N, T]).
 
@@ -182,19 +182,20 @@ class Federation(FederationData):
 
         Args:
             dataset: A torch `Dataset` of (sample, label) pairs or of dictionaries, a Hugging Face
-                `Dataset`, a pandas `DataFrame`, or a `DatasetDict` (or dictionary) of such with the parts train and,
-                if there is one, test.
-            partition: A partition or its name, see `from_arrays`; "natural(column)" takes the clients that a column
-                names. A test set with this column gives the clients their own test samples.
-            clients: Number of clients; by default 10, or those of the column.
-            test: Test set, see `from_arrays`, or a data set, or the name of a part of a `DatasetDict` or of a column
-                that holds 1 for test samples.
-            inputs: Column of the samples, or several, for models with several inputs. By default all columns of a
-                data frame or dictionary but those of label and client, and the only one of a Hugging Face data set.
+                `Dataset`, a pandas `DataFrame`, or a `DatasetDict` (or dictionary) of these with the parts train and,
+                optionally, test.
+            partition: A partition or its name, see `from_arrays`; "natural(column)" reads each sample's client from a
+                column. If the test set has this column too, each client gets its own test samples.
+            clients: Number of clients; by default 10, or the number of clients in the column.
+            test: Test set, see `from_arrays`, or a data set, or the name of a part of a `DatasetDict`, or the name of
+                a column that is 1 for test samples.
+            inputs: Column of the samples, or several columns for models with several inputs. By default all columns of
+                a data frame or dictionary except label and client, or the only column of a Hugging Face data set.
             label: Column of the labels.
             encode: Encoding of texts: a tokenizer, which is any function from a text to its token ids, or an
                 encoder's name, such as "hashing(2048)". Texts of different lengths are padded, with a mask.
-            categories: Categories of columns of a data frame, where the data may lack some; see `TableColumns`.
+            categories: All categories of some columns of a data frame, if the data may not contain all of them; see
+                `TableColumns`.
             layout: Meaning of the inputs, see `from_arrays`.
             **settings: Further arguments of `from_arrays`.
 
@@ -250,15 +251,15 @@ class Federation(FederationData):
         Args:
             clients: The data of each client, by name or in a list: a pair (x, y), which may be empty, or a data set,
                 see `from_dataset`. A client with its own test set has (x, y, x_test, y_test), or a dictionary of the
-                data sets train and test, such as a `DatasetDict`; together they are the global test set.
-            test: Global test set (x, y), or the share of each client's samples that is held out for it; this share
-                is also the client's own test set.
+                data sets train and test, such as a `DatasetDict`. All clients' test sets form the global test set.
+            test: Global test set (x, y), or the share of each client's samples to hold out for it; this share is also
+                the client's own test set.
             seed: Seed of the clients' test sets.
             client_test: Test set of each client, see `from_arrays`.
             inputs: Columns of data sets that are inputs, see `from_dataset`.
             label: Column of the labels.
             encode: Tokenizer or encoder of texts, see `from_dataset`.
-            categories: Categories of columns of data frames; by default those of all clients together.
+            categories: Categories of columns of data frames; by default all categories that occur at any client.
             **settings: Further arguments of `from_arrays`: transform, classes, names, public, title, layout, missing,
                 augment, normalize, resize and objective.
 
@@ -321,15 +322,15 @@ class Federation(FederationData):
     ) -> Self:
         """Load a registered data set (`fedhead ls datasets`), an .npz file or a folder of images.
 
-        The page on data lists the arrays of a file. A folder holds one folder per class, or one folder per client that
-        holds the class folders; top-level folders named train and test (or val) are the two parts of the data.
+        docs/data_files.md lists the arrays of a file. A folder contains one folder per class, or one folder per client
+        with class folders inside. Top-level folders named train and test (or val) are the two parts of the data.
 
         Args:
             source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client; by default the clients of the file (its array `site`) or folder,
-                if it has such, otherwise iid. "natural(column)" takes the clients of another array.
-            clients: Number of clients; by default those of the file or folder, or 10.
+                returns one array of rows per client. By default the clients are those of the file (its array `site`)
+                or folder, if any, otherwise iid. "natural(column)" reads the clients from another array.
+            clients: Number of clients; by default that of the file or folder, or 10.
             seed: Seed of the partition and of subsets.
             data_dir: Data folder; by default $FEDHEAD_DATA or the user's cache.
             client_test: Test set of each client, see `from_arrays`.
@@ -337,17 +338,18 @@ class Federation(FederationData):
             normalize: Normalization; by default that of the data set; see `from_arrays`.
             subset: Number of training samples to keep, stratified by class.
             download: Whether downloads are allowed.
-            public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
-                samples of the same one, which are then removed from the clients.
-            public_samples: Their number; by default 3000 of another data set and a fifth of the same.
-            resize: Height and width that images are resized to on the compute device (bicubic); by default they keep
+            public: Data set of the public samples, which the server and all clients have (KT-pFL): test samples of
+                another data set, or training samples of the same one, which are then removed from the clients.
+            public_samples: Number of public samples; by default 3000, or a fifth of the training samples if they are
+                from the same data set.
+            resize: Height and width to which images are resized on the compute device (bicubic); by default they keep
                 their size.
-            with_test: Whether to read the test samples; without, the federation has no test set.
+            with_test: Whether to read the test samples. If false, the federation has no test set.
             **settings: For files and folders only: `size` (resizes encoded images to size × size), `encode` (encoder
                 of texts, such as "hashing(2048)", "bytes(256)" or a tokenizer, see `from_dataset`, or of sounds,
                 "spectrogram(1.0)" or "waveform(1.0)"), `layout`, `test` (see `from_arrays`, or the name of an array
-                that holds 1 for test samples; by default x_test and y_test, if the file has them), and further
-                arguments of `from_arrays`. `objective` also for registered data sets.
+                that is 1 for test samples; by default x_test and y_test, if the file has them), and further
+                arguments of `from_arrays`. `objective` is allowed for registered data sets too.
 
         Returns:
             The federation.
@@ -371,7 +373,7 @@ class Federation(FederationData):
             contents = datasets.read(
                 entry, objective, seed, data_dir, download, with_test, subset, public, public_samples
             )
-            subset = None  # already applied
+            subset = None  # the subset was already taken
         settings = {name: value for name, value in settings.items() if name not in ("size", "encode")}
         settings |= {"client_test": client_test, "augment": augment, "normalize": normalize, "resize": resize}
         try:
@@ -417,8 +419,8 @@ class Federation(FederationData):
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.
 
-        Means and deviations of all clients' samples (`normalize="standard"`, `missing="mean"`) are recomputed
-        without that client, whose samples are no longer training data.
+        Means and deviations over all clients (`normalize="standard"`, `missing="mean"`) are recomputed without that
+        client.
 
         Args:
             client: Number of the client.

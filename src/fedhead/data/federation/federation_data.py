@@ -141,7 +141,7 @@ class FederationData:
             seed: Seed of the choice.
 
         Returns:
-            A copy, or the federation itself without `client_test`.
+            A copy, or the federation itself if `client_test` is None.
         """
         rule = parse(client_test)
         if rule is None:
@@ -160,7 +160,7 @@ class FederationData:
         """Return the federation with a share of each client's training samples held out for validation.
 
         Args:
-            share: Share of each client's training samples; None: none.
+            share: Share of each client's training samples; None: no validation samples.
             seed: Seed of the selection, drawn by key for each client.
 
         Returns:
@@ -218,7 +218,7 @@ class FederationData:
         )
 
     def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
-        """Return the federation with held-out samples as each client's test set and, together, the global one.
+        """Return the federation with held-out samples as test sets of the clients; together they are the global one.
 
         Args:
             test: Share of each client's samples, stratified by class, or a mask of the samples of `train` to hold out.

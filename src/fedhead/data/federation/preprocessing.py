@@ -50,9 +50,8 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
 def fill_missing(federation: F) -> F:
     """Impute missing values (NaN) of a table with the feature's mean, and add an indicator column per such feature.
 
-    The mean of a feature is the clients' sum of its values, divided by the sum of their counts; a feature that no
-    client has is 0. Means use only training samples; test and public samples are filled with the same means. With named
-    inputs, only tables are filled.
+    Means are taken over the training samples of all clients and also used for test and public samples. A feature
+    without any value is filled with 0. With named inputs, only tables are filled.
 
     Args:
         federation: A federation with float features, [N, F].
@@ -70,8 +69,8 @@ def fill_missing(federation: F) -> F:
 def standardize(federation: F) -> F:
     """Return the federation with a transform to mean 0 and deviation 1 per feature or channel.
 
-    Both are computed from the sums of the clients' values, squares and counts. With named inputs, it applies to
-    numbers and images; tokens and masks have no mean.
+    Mean and deviation are computed from the clients' sums of values and squares. With named inputs, only numbers and
+    images are standardized, not tokens and masks.
 
     Raises:
         BadInput: If the samples are tokens, or were padded.
@@ -89,7 +88,7 @@ def refit(before: FederationData, made: F) -> F:
 
     Args:
         before: Federation with the current means and deviations.
-        made: Federation derived from it, with fewer training samples.
+        made: Federation derived from `before`, with fewer training samples.
     """
     standard = _is_standardized(before)
     if standard:
@@ -127,11 +126,11 @@ def _standard(x: Tensor, given: Transform) -> Transform:
         squares += values.square().sum(axes)
     mean = total / count
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
-    deviation[deviation < 1e-8 * (1 + mean.abs())] = 1.0  # a constant feature
+    deviation[deviation < 1e-8 * (1 + mean.abs())] = 1.0  # leave constant features unscaled
     return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype, given.resize)
 
 
 def _training(federation: FederationData) -> Inputs:
-    """Return the inputs that the clients train on."""
+    """Return the inputs of the clients' training samples."""
     rows = np.sort(np.concatenate(federation.rows))
     return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x

@@ -95,15 +95,15 @@ def check_layout(layout: str, prefix: str = "") -> str:
 def infer_layout(x: Any, what: str = "x") -> Layout:
     """Return the only layout that an array can have.
 
-    Floats are features, except four axes of which the last could be channels. Bytes of two axes are features, of three
-    axes gray images, of four axes images with 1 or 3 channels first or last. Other integers could be numbers
-    or tokens.
+    Floats are features, unless there are four axes and the last could be channels. Bytes are features with two axes,
+    gray images with three, and images with four, with 1 or 3 channels first or last. Other integers are ambiguous:
+    features or tokens.
 
     Raises:
-        BadInput: If the layout is ambiguous, with the possible layouts.
+        BadInput: If the layout is ambiguous; the message lists the possible layouts.
     """
     array = to_array(x, what)
-    tensor = to_tensor(array[:0] if array.ndim else array, what)  # no copy of images, which may be large
+    tensor = to_tensor(array[:0] if array.ndim else array, what)  # an empty slice: avoids a copy of large images
     shape, kind = array.shape, str(tensor.dtype).removeprefix("torch.")
     readings: tuple[Layout, ...]
     if tensor.is_floating_point():
@@ -111,7 +111,7 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     elif tensor.dtype != torch.uint8:
         readings = ("features", "tokens") if len(shape) < 3 else ("features", "tokens", "nhw", "nhwc", "nchw")
     elif len(shape) == 3:
-        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # one image without its batch axis, or a sequence
+        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # could be one image without a batch axis, or a sequence
         readings = ("nhw", "features", "tokens") if thin else ("nhw",)
     elif len(shape) == 4 and (shape[1] in CHANNELS) != (shape[3] in CHANNELS):
         readings = ("nchw",) if shape[1] in CHANNELS else ("nhwc",)
@@ -129,12 +129,12 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
 
 
 def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) -> str:
-    """Return the layout that gives samples of a known shape, as at the sites of a deployment.
+    """Return the layout that gives samples of a known shape, which sites of a deployment receive.
 
     Args:
         x: The samples.
         shape: Shape of one stored sample.
-        stated: Layout of the run's data, which decides whether integers are features or tokens.
+        stated: Layout of the run's data; it decides whether integers are features or tokens.
         what: Name of the data in error messages.
 
     Raises:
@@ -219,7 +219,7 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
 
 
 def to_tensor(value: Any, what: str) -> Tensor:
-    """Convert numbers to a tensor of the same values, on the CPU; other types raise `BadInput`."""
+    """Convert numbers to a CPU tensor; raise `BadInput` for values that are not numbers."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         if tensor.is_complex() or tensor.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Conversion of users' pairs (x, y) to samples, with one layout and one numbering of classes for all."""
+"""Conversion of users' pairs (x, y) to samples, with the same layout and class indices for all pairs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def convert(
 
     Args:
         parts: Training data keyed by its name in error messages; empty parts are left out.
-        test: Global test set, or those of the clients keyed by their names in error messages.
-        public: Samples that all parties hold.
+        test: Global test set, or the clients' test sets keyed by their names in error messages.
+        public: Public samples that the server and all clients have.
         names: Names of the classes, see `Classes.find`.
         classes: Number of classes, see `Classes.find`.
         layout: Layout of all inputs; None infers it from the first part.

@@ -31,7 +31,7 @@ Seconds = Annotated[float, Above(0), AtMost(3600)]
 class Encoded(NamedTuple):
     """Inputs of one shape, or the output of a tokenizer."""
 
-    x: Any  # [N, …]; token ids of different lengths in lists
+    x: Any  # array [N, …], or lists of token ids of different lengths
     layout: Layout
 
 
@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
     """Hash words and pairs of words to a fixed number of buckets (Weinberger et al., 2009).
 
-    Each word adds its sign to the bucket of its hash; counts c become sign(c)·log(1 + |c|), and a text has norm 1.
+    Each word adds 1 or -1, by its hash, to its bucket. Sums c become sign(c)·log(1 + |c|), scaled to norm 1 per text.
 
     Args:
         texts: The texts.
@@ -76,7 +76,7 @@ def bytes_(texts: Sequence[str], length: Length = 256) -> Encoded:
 
 
 def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
-    """Encode texts as tokens of WordLlama (Llama 2's), truncated or padded with the number after the last token.
+    """Encode texts as tokens of WordLlama (Llama 2's), truncated or padded with the id after the last token.
 
     The tokenizer's file comes with the PyPI package wordllama: `pip install 'fedhead[text]'`.
 

@@ -40,9 +40,9 @@ class Classes:
 
     @classmethod
     def known(cls, y: NDArray[Any], names: Sequence[str] | None, count: int) -> Classes:
-        """Return the mapping for known classes, as at the sites of a deployment.
+        """Return the mapping for known classes, which sites of a deployment receive.
 
-        Words are names. Integers are names if all names are whole numbers, and class indices otherwise.
+        Words are class names. Integers are class names if all names are whole numbers, and class indices otherwise.
 
         Args:
             y: Labels, from `read`.
@@ -72,7 +72,7 @@ class Classes:
             y: Labels of the training data, from `read`.
             names: Names of the classes in order.
             count: Number of classes.
-            others: Labels of test data, from `read`, which may complete the range of integers.
+            others: Labels of test data, from `read`; they may fill gaps in the range of integers.
 
         Raises:
             BadInput: If names and count contradict each other.
@@ -187,7 +187,7 @@ def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
 
     _refuse_missing(np.asarray(pd.isna(array)), what)
     if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
-        # bytes other than UTF-8 are escaped, so that distinct labels stay distinct
+        # escape bytes that are not UTF-8, so that different labels stay different
         return np.array(
             [v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in array], np.str_
         )

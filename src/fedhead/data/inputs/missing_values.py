@@ -45,7 +45,7 @@ class MissingValues:
         return x
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether samples are not filled yet."""
+        """Return whether samples have the number of features before filling."""
         return is_table(x) and x.shape[1] == len(self.mean)
 
 

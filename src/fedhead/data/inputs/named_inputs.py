@@ -22,7 +22,7 @@ TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # ou
 def convert(x: Any, layout: LayoutLike, what: str, missing: bool = False) -> Inputs:
     """Convert inputs, or each named input, to their stored form; see `fedhead.data.inputs.arrays.inputs`.
 
-    Booleans, such as masks, stay booleans. A named entry may have one number per sample, [N]: features become [N, 1].
+    Booleans, such as masks, stay booleans. Named features with one number per sample, [N], become [N, 1].
 
     Args:
         x: Array, tensor or list of samples, or a dictionary of these.
@@ -62,12 +62,12 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
 
 
 def prepare_like(x: Any, known: Inputs, stated: Any, what: str) -> tuple[Any, LayoutLike]:
-    """Return inputs padded to known ones, such as those of a run, and their layout.
+    """Pad inputs to the shape of known ones, such as those of a run, and return them with their layout.
 
     Args:
         x: Inputs; samples of different lengths are padded to the known length.
         known: Stored inputs of the required shape and type.
-        stated: Layout of the known ones, if it was stated.
+        stated: Layout of the known inputs, if given by the user.
         what: Name of the data in error messages.
 
     Raises:

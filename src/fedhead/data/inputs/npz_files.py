@@ -27,7 +27,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
 
     Args:
         path: The file.
-        only: Name of the one array to read, if the file has it; None: all.
+        only: Name of the only array to read, if the file has it; None: all arrays.
 
     Returns:
         Named arrays.
@@ -54,7 +54,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
     except BadInput:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]  # RuntimeError: encrypted, or an unknown method
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise Unreadable(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
 
 
@@ -82,7 +82,7 @@ def read_npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool
         size: Size in bytes, which must match the header and the data that it declares.
 
     Returns:
-        Shape, whether the order is Fortran's, and type of the array.
+        Shape, whether the array is in Fortran order, and data type.
 
     Raises:
         ValueError: If the header is invalid or does not match the size, or the array holds Python objects.
@@ -91,7 +91,7 @@ def read_npy_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"version {version} of numpy's format is unknown")
-        # the last two differ only in the encoding of field names, which these arrays don't have
+        # versions 2 and 3 differ only in the encoding of field names, which these arrays don't have
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, _LONGEST_HEADER)
     except _DAMAGED as error:

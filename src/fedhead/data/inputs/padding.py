@@ -22,7 +22,7 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         parts: Inputs keyed by the part's name (the training data, a client, the test set): arrays, lists, or
-            dictionaries of such.
+            dictionaries of these.
 
     Returns:
         The parts, each a dictionary if padded.
@@ -48,7 +48,7 @@ def pad_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pad_to(x: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """Pad samples to given lengths, such as those of the whole federation at one of its sites.
+    """Pad samples to given lengths, such as a site's samples to the lengths of the whole federation.
 
     Args:
         x: List of samples, or a dictionary of lists and arrays.

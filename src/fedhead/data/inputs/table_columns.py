@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 1000  # maximum number of categories of one column: more are texts or identifiers
-TEXTS = 20  # categories from which a column with a different value in most rows looks like texts or identifiers
+TEXTS = 20  # a column of more categories, most of them unique, looks like texts or identifiers
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class TableColumns:
 
     Args:
         categories: Categories of each column, in order; None for a column of numbers. The category None stands for
-            cells without a value.
-        missing: Whether cells may have no value: numbers are NaN then, and a category that training data always has
-            is 0 in all of its features.
+            empty cells.
+        missing: Whether cells may be empty. An empty number is NaN. An empty category is 0 in all features of its
+            column, unless None is one of the categories.
 
     >>> import pandas as pd
     >>> columns = TableColumns.find([pd.DataFrame({"age": [61, 48], "smoker": ["yes", "no"]})])
@@ -54,9 +54,9 @@ class TableColumns:
         Args:
             frames: The training data of each client, or of all.
             inputs: The columns to use; None for all.
-            categories: Categories of some columns, where the data may lack some; also of columns of numbers that are
-                codes. By default those of pandas' type `category`, otherwise the values in rising order.
-            missing: Whether cells may have no value.
+            categories: All categories of some columns, if the data may not contain all of them, or if the numbers of a
+                column are codes. By default those of pandas' type `category`, otherwise the sorted values.
+            missing: Whether cells may be empty.
 
         Returns:
             The columns.
@@ -168,7 +168,7 @@ def _categories(
     elif all(isinstance(column.dtype, pd.CategoricalDtype) for column in full):
         values = list(dict.fromkeys(value for column in full for value in column.cat.categories))
     elif all(_is_numeric(column) or column.isna().all() for column in full):
-        return None  # booleans too
+        return None  # numbers or booleans
     else:
         every = [value for column in full for value in column.dropna().tolist()]
         if strange := [value for value in every if not isinstance(value, known)]:

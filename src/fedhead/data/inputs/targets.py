@@ -34,7 +34,7 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
         what: Name of the targets in error messages.
 
     Raises:
-        BadInput: If a target is missing, not finite, or not a label, with its position.
+        BadInput: If a target is missing, not finite, or not a label; the message has its position.
     """
     array = to_array(y, what, "targets")
     if array.dtype.kind == "O":

@@ -13,7 +13,7 @@ Tokenizer = Callable[[str], Any]
 
 
 def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
-    """Return the token ids of each text, as one list or, for tokenizers of Hugging Face, as one list per name.
+    """Return the token ids of each text: one list, or a list per output name for tokenizers of Hugging Face.
 
     Texts may differ in length; they are padded later, when the lengths of all clients are known.
 

@@ -35,7 +35,7 @@ def apportion(share: NDArray[np.float64], total: int) -> Rows:
 
 
 def assign_rows(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
-    """Assign random rows of each class to the clients.
+    """Assign random samples of each class to the clients, by their counts.
 
     Args:
         y: Labels, [N].

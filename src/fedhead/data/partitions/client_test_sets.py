@@ -51,8 +51,8 @@ class Fraction(Checked):
 class Matched(Checked):
     """Samples of the global test set, drawn with the client's class distribution (FedClassAvg).
 
-    Their number is proportional to the client's share of the training data unless a size is given, and limited by the
-    test samples of each class. Clients draw independently, so a test sample may be used by several of them.
+    Without a size, their number is proportional to the client's share of the training data. It is limited by the test
+    samples of each class. Clients draw independently, so several clients may use the same test sample.
 
     Args:
         size: Number of samples per client.

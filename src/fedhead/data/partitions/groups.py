@@ -80,7 +80,7 @@ def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what:
     Args:
         read: Client of each sample, from `_read`.
         client_names: Names of the clients.
-        numbered: Whether whole numbers in `read` are client numbers; otherwise they are client names.
+        numbered: Whether integers in `read` are indices of clients; otherwise they are client names.
         what: Name of the argument in error messages.
     """
     by_number = numbered and read.dtype.kind != "U"

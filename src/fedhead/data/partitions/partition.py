@@ -44,7 +44,7 @@ class Partition(Checked):
         check("clients", clients, Annotated[int, AtLeast(1)])
         samples = len(y)
         require(clients <= samples, f"clients: {clients} clients can't share {samples} samples; use at most {samples}")
-        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are no class labels
+        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets of a regression
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
         labels = y.copy()  # protect the data from rules that modify their labels
@@ -78,7 +78,7 @@ class Partition(Checked):
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled and distributed evenly: every client has the same distribution."""
+    """Samples shuffled and split evenly, so that all clients have the same distribution."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Assign shuffled samples in equal parts."""
@@ -90,7 +90,7 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is distributed by its own Dir(α) over clients, as in FedETF; no cap and no minimum."""
+    """Each class distributed over clients by shares drawn from Dir(α), as in FedETF; without cap and minimum."""
 
     alpha: Annotated[float, Above(0)]  # α, concentration; smaller values give fewer clients per class
 
@@ -109,7 +109,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class CappedDirichlet(Partition):
-    """Dir(α) per class, but a client with N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
+    """Dir(α) per class, with a cap of N/K samples per client and a minimum (MOON, CCVR)."""
 
     alpha: Annotated[float, Above(0)]  # α
     # minimum number of samples per client; the partition is redrawn until it is reached
@@ -140,7 +140,7 @@ class CappedDirichlet(Partition):
         counts = np.zeros((draws, clients, len(sizes)), np.int64)
         held = np.zeros((draws, clients), np.int64)
         for c in np.flatnonzero(sizes):
-            # full clients are removed before the shares are normalized; some client always remains
+            # exclude full clients before normalizing the shares; at least one client is never full
             log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
             cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
             cuts[:, -1] = sizes[c]
@@ -157,8 +157,8 @@ class CappedDirichlet(Partition):
 class EqualDirichlet(Partition):
     """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text describes.
 
-    In random order each client fills its quota with its proportions; when a class is used up, the remaining
-    proportions are normalized again (Hsu et al., 2019), so late clients deviate from their draw.
+    The clients are filled one after the other in random order. When a class is used up, the proportions of the other
+    classes are normalized again (Hsu et al., 2019), so the last clients deviate from the proportions drawn for them.
     """
 
     alpha: Annotated[float, Above(0)]  # α
@@ -171,7 +171,7 @@ class EqualDirichlet(Partition):
         quota[: len(y) % clients] += 1
         counts = np.zeros((clients, classes), np.int64)
         for k in rng.permutation(clients):
-            while (open_ := quota[k] - counts[k].sum()) > 0:  # every pass fills the quota or uses a class up
+            while (open_ := quota[k] - counts[k].sum()) > 0:  # every pass fills the client's quota or uses up a class
                 share = softmax(np.where(left > 0, log[k], -np.inf))
                 take = np.minimum(apportion(share, int(open_)), left)
                 counts[k] += take
@@ -184,14 +184,14 @@ class EqualDirichlet(Partition):
 
 @dataclass(frozen=True)
 class Skewed(Partition):
-    """Every client has a few distinct random classes, and each class is shared evenly by its clients.
+    """A few random classes per client; the samples of each class are split evenly over its clients.
 
-    Classes are assigned as evenly as possible, at random among those with the fewest clients, so that each has one.
-    With balanced classes, and clients × `per_client` a multiple of their number, each client gets N/(cK) samples of
-    each of its c classes (FedClassAvg); otherwise the clients of a class differ by one sample.
+    Classes are drawn at random from those with the fewest clients so far, so that every class has a client. If classes
+    are balanced and K clients × c classes is a multiple of the number of classes, each client gets N/(cK) samples of
+    each of its c classes (FedClassAvg).
     """
 
-    per_client: Annotated[int, AtLeast(1)]  # c
+    per_client: Annotated[int, AtLeast(1)]  # c, number of classes per client
 
     def check(self, held: int, clients: int) -> None:
         """Raise `BadInput` if the data has fewer classes than each client needs, or some class would have no client."""

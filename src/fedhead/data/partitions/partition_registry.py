@@ -41,7 +41,7 @@ class FromFunction(Partition):
     """Partition by a user's function `(y, clients, rng, **parameters)` that returns one array of indices per client."""
 
     function: Callable[..., Any]
-    text: str = field(repr=False, compare=False)  # form in recipes
+    text: str = field(repr=False, compare=False)  # the partition as written in recipes
     parameters: Mapping[str, Any]
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
@@ -54,7 +54,7 @@ class FromFunction(Partition):
 
 
 class Form(NamedTuple):
-    """Text form of a built-in partition, a line of `fedhead ls partitions`."""
+    """Description of how a built-in partition is written in recipes; a line of `fedhead ls partitions`."""
 
     text: str
     parameters: str
@@ -75,7 +75,7 @@ partition = PARTITIONS.decorator
 
 
 def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
-    """Resolve a partition from its text in recipes, a class or a function; return a given one.
+    """Return a partition from its text in recipes, a class, a function or a partition.
 
     Args:
         rule: Text such as "dirichlet(0.1)", or a user's class or function with its defaults.

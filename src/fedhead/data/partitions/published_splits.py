@@ -41,7 +41,7 @@ class MoonDirichlet(PublishedSplit):
                 rng.shuffle(rows)  # before drawing shares, to match the published random stream
                 share = rng.dirichlet(np.repeat(self.alpha, clients))
                 share = share * np.array([len(part) < len(y) / clients for part in parts])
-                if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
+                if not share.sum() > 0:  # or NaN: for tiny α all of NumPy's shares may be 0
                     break
                 cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
                 for part, new in zip(parts, np.split(rows, cuts), strict=True):

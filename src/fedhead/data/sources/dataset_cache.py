@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_lock = threading.RLock()  # threads that need the same files wait for the first
+_lock = threading.RLock()  # only one thread reads at a time; others wait for its result
 _parts: dict[tuple[Any, ...], Any] = {}
 
 

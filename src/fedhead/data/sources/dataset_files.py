@@ -45,7 +45,7 @@ def cifar_batch(path: Path, label: bytes, md5: str) -> tuple[NDArray[np.uint8], 
     Args:
         path: A pickle of the Python version of CIFAR-10 or CIFAR-100.
         label: Key of the labels in it.
-        md5: Published checksum. A pickle can run any code, so only the published files are opened.
+        md5: Published checksum. Loading a pickle can run any code, so only the published files are loaded.
 
     Raises:
         BadInput: If the file can't be read, or is not the published one.

@@ -103,7 +103,7 @@ def folder(data_dir: str | PathLike[str] | None = None) -> Path:
 
 
 def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] = ()) -> Dataset:
-    """Resolve a data set from a name or a function that returns `(x, y, x_test, y_test)`; return a given one."""
+    """Return a data set from its name, a function that returns `(x, y, x_test, y_test)`, or a `Dataset`."""
     return DATASETS.resolve(name, folders)
 
 
@@ -135,7 +135,7 @@ def read(
     if public is not None and (other := get(public)).name != entry.name:
         shared = other.part("test", data_dir, download)
         shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
-    elif public is not None:  # public samples of the same data set are removed from the clients
+    elif public is not None:  # public samples of the same data set are removed from its training samples
         public_rows = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
         if len(public_rows) == len(train.y):
             raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name}: take fewer")

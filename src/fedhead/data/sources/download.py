@@ -24,7 +24,7 @@ class Remote(NamedTuple):
 
 
 def missing(dataset: str, files: Sequence[str], root: Path, source: str, why: str) -> BadInput:
-    """Return the error for files that are neither present nor can be downloaded."""
+    """Return the error for files that are missing and can't be downloaded."""
     return BadInput(
         f"{dataset}: {', '.join(files)} not found in {root}, and {why}; fetch it from {source} and put it there, "
         "or name another folder with --data or $FEDHEAD_DATA"

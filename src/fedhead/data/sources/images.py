@@ -1,7 +1,7 @@
 """Decoding of image files: known formats only, of one size, as bytes.
 
-Files come from anywhere, so nothing but PNG, JPEG and WebP is opened (other formats of Pillow start programs), and
-an image that would unpack to an unreasonable size is refused before it is unpacked.
+Files are untrusted: only PNG, JPEG and WebP are opened, since Pillow starts programs for some other formats, and images
+with too many pixels are refused before they are decoded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 1 << 26  # maximum pixels of one image
-SIZE = Annotated[int, AtLeast(1), AtMost(8192)]  # of resized images
+SIZE = Annotated[int, AtLeast(1), AtMost(8192)]  # height and width of resized images
 _GRAY = ("1", "L", "LA")
-_WIDE = ("I;16", "I")  # 16 bits per pixel: PNG has no wider ones
+_WIDE = ("I;16", "I")  # Pillow's modes for 16 bits per pixel, the widest of PNG
 
 
 class Source(NamedTuple):
@@ -101,10 +101,10 @@ def _opened(source: Source) -> Iterator[Image]:
     if isinstance(data, Path):
         refuse_special(data)
     try:
-        # from memory: for a damaged file, a reader may allocate up to 4 GiB
+        # read into memory first: a damaged file may otherwise make Pillow allocate up to 4 GiB
         file = io.BytesIO(data.read_bytes() if isinstance(data, Path) else data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is a lower one
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is a lower limit
             with Image.open(file, formats=FORMATS) as picture:
                 width, height = picture.size
                 large = f"{source.name}: an image of {width}x{height}, the limit is {MAX_PIXELS:,} pixels"

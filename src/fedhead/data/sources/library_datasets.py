@@ -87,7 +87,7 @@ class Reader:
         Args:
             source: The data set.
             what: Name of the data in error messages.
-            is_test: Whether it is a test set, which need not name its clients and marks no test samples.
+            is_test: Whether it is a test set, in which the columns `client` and `mark` are not required.
 
         Raises:
             BadInput: If it can't be read, or has no such columns.

@@ -25,7 +25,7 @@ from fedhead.data.sources import dataset_cache, image_folders, images
 from fedhead.data.transforms.named_transforms import AnyTransform
 
 SAVED = "fedhead_federation"  # array that marks a file written by `Federation.save`
-_OTHERS = ("x", "text", "offsets", "scale", "x_test", "y_test")  # arrays with other lengths than one per sample
+_OTHERS = ("x", "text", "offsets", "scale", "x_test", "y_test")  # arrays whose length is not the number of samples
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _of_one_shape(path: Path, held: dict[str, NDArray[Any]], source: str) -> tup
     x = held[source]
     if x.dtype.kind in "US":
         raise BadInput(f"{path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
-    named = [key for key in ("column_names", "channel_names") if key in held]  # of a table or of series
+    named = [key for key in ("column_names", "channel_names") if key in held]
     for key in named:
         if held[key].shape != x.shape[1:2] or len(np.unique(held[key])) < x.shape[1]:
             raise BadInput(f"{path}: {key} must be different names, one for each column or channel of x")

@@ -40,9 +40,9 @@ UNION = "emnist-letters-union.npz"
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _DIGITS, _LETTERS = tuple("0123456789"), tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_GRAY, _COLOR = (1, 28, 28), (3, 32, 32)  # shapes
+_GRAY, _COLOR = (1, 28, 28), (3, 32, 32)  # shapes of one image
 _HALF = Transform.named("none", "half")
-_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
+_LETTERS_TEST = 4  # bit in `source_bits` that marks samples of the official Letters test part
 
 
 def standard(

@@ -1,8 +1,8 @@
 """Transforms from stored samples to model inputs: augmentation and normalization on the compute device.
 
-All steps map tensors to tensors with one random key per sample: no generator, no loop over samples and no
+All steps map tensors to tensors with one random key per sample. They use no generator, no loop over samples and no
 data-dependent shape, so a transform runs under `vmap` over clients and inside a CUDA graph. Crops, flips and rotations
-only compute which pixel goes where; they are composed into one gather on the stored bytes.
+only compute the source of each pixel; all of them are applied by a single gather on the stored bytes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fedhead.core.training import random
 from fedhead.data.transforms import color
 from fedhead.data.transforms.geometry import Grid, crop, cutout, flip, resize, resized_crop, rotate
 
-Side = Annotated[int, AtLeast(1), AtMost(8192)]  # of an image, in pixels
+Side = Annotated[int, AtLeast(1), AtMost(8192)]  # height or width of an image in pixels
 
-# A step has one number, as in rotate(15): its default and its type with its range.
+# A step has one argument, as in rotate(15): its default, and its type with the allowed range.
 _PIXELS, _PROBABILITY = Annotated[int, AtLeast(0)], Annotated[float, AtLeast(0), AtMost(1)]
 # Steps that move pixels: (grid, keys, number) -> grid.
 _GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, Any], Grid], float, Any]] = {
@@ -59,7 +59,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10-fedclassavg": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
     "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
-    "imagenet-gray": ((0.449,), (0.226,)),  # the means of the three
+    "imagenet-gray": ((0.449,), (0.226,)),  # means over the three channels
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
@@ -216,12 +216,12 @@ class Transform(Checked):
     def _constants(values: tuple[float, ...], x: Tensor) -> Tensor | float:
         if len(values) == 1:
             return values[0]
-        # filled on the device: a tensor created from a list would be copied from the host, which a CUDA graph forbids
+        # Fill on the device: a tensor created from a list is copied from the host, which a CUDA graph forbids.
         filled = torch.cat([torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values])
         filled = filled.reshape(-1, *(1,) * (x.ndim - 2))
         if x.is_contiguous():
             return filled
-        # Channels last: expand to one sample in the same memory format, else the inner loop would only cover channels.
+        # Expand to the shape and memory format of a sample: in channels-last format PyTorch is slow otherwise.
         return torch.empty_like(x[0]).copy_(filled)
 
 

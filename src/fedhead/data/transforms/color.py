@@ -11,7 +11,7 @@ from fedhead.core.training import random
 def jitter(x: Tensor, key: Tensor, probability: float) -> Tensor:
     """Change brightness, contrast, saturation and hue by random factors in random order (torchvision's ColorJitter).
 
-    The largest changes are those of SimCLR on CIFAR-10: 0.4 of the first three, a tenth of the color circle.
+    The largest changes are those of SimCLR on CIFAR-10: 0.4 for brightness, contrast and saturation, 0.1 for hue.
 
     Args:
         x: Images, [B, C, H, W].
@@ -34,7 +34,7 @@ def jitter(x: Tensor, key: Tensor, probability: float) -> Tensor:
 
 
 def _blend(x: Tensor, change: Tensor, strength: Tensor) -> Tensor:
-    """Move away from (or towards, if negative) black for change 0, the mean gray for 1, each pixel's gray for 2."""
+    """Change brightness (0), contrast (1) or saturation (2) by moving pixels away from (or to) black or gray."""
     gray = luma(x)
     mean = gray.mean(dim=(2, 3), keepdim=True)
     other = torch.where(_per_sample(change == 2), gray, torch.where(_per_sample(change == 1), mean, 0.0))

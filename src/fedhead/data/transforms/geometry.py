@@ -91,7 +91,7 @@ def cutout(grid: Grid, key: Tensor, side: int) -> Grid:
 def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
     """Crop a random rectangle and resize it to the full size (bilinear), as torchvision's RandomResizedCrop.
 
-    The first of ten draws that fits is used; if none fits, the whole image.
+    Ten rectangles are drawn and the first one inside the image is used; if there is none, the whole image.
 
     Args:
         x: Images, [B, C, H, W].

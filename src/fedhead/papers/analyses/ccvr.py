@@ -64,7 +64,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
     "norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)"
 )
 def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compute the norms of the local classifiers in selected rounds, which are repeated, and after the last round."""
+    """Repeat selected rounds and compute the norms of the local classifiers in these and after the last round."""
     run = only(runs, "norms")
     after_last = run.round + 1
     client_models.check_rounds(options.rounds, after_last, run.round)
@@ -103,7 +103,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
 
 @analysis("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
 def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Compare the mean sliced Wasserstein distance with the gains of CCVR and of real data, one point per run."""
+    """Compare the classes' mean sliced Wasserstein distance with the gains of CCVR and of calibration on real data."""
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
         expected = _forecast(run, options)
@@ -140,7 +140,7 @@ def _forecast(run: Trained, options: AnalysisOptions) -> separability.Forecast:
     "embed", "t-SNE of test features, colored by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)"
 )
 def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Embed test features in the plane with three colorings."""
+    """Embed test features in the plane, colored by label and by the predictions before and after calibration."""
     run = only(runs, "embed")
     simulation = run.simulation
     rows = embed.sample_rows(client_models.held_out_pool(simulation).y, options.samples or 1000, options.seed)
@@ -150,7 +150,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     assert calibrated is not None, "a run with features of one global model has a calibrated one"
 
     def predicted(algorithm: Algorithm, w: Weights) -> Tensor:
-        # Uses the algorithm's scores, since a calibration may transform features at test time.
+        # Use the stage's own scores, since calibration may transform features at test time.
         scores = algorithm.scores(Output(z, z, classify(simulation.task.model, w, z)), w, simulation.task)
         return scores.argmax(1).cpu()
 
@@ -173,7 +173,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
 def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Reconstruct training samples of three classes from their features and from class means.
 
-    As in the paper there are three samples, one for each of the largest client's three largest classes.
+    As in the paper, there is one sample of each of the three largest classes of the largest client.
     """
     run = only(runs, "inversion")
     simulation = run.simulation

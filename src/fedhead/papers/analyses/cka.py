@@ -17,7 +17,7 @@ from fedhead.core.tree.tree import Weights
 from fedhead.models.layers import activations
 from fedhead.models.split_model import SplitModel
 
-BUDGET = 1_500_000_000  # bytes for the sums of all layers; wider layers use fewer samples
+BUDGET = 1_500_000_000  # memory in bytes for the sums of all layers; wide layers use `Kernels` instead
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
@@ -60,13 +60,13 @@ class Grams:
         """Return the CKA of every pair of models, [K, K]."""
         out = torch.ones(self.models, self.models, dtype=torch.float64)
         square = {
-            # Centered afterwards: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
+            # Center the columns after summing: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
             (i, j): float(torch.addr(cross, self._total[i], self._total[j], alpha=-1 / self.samples).square().sum())
             for (i, j), cross in self._cross.items()
         }
         for (i, j), value in square.items():
             scale = (square[i, i] * square[j, j]) ** 0.5
-            out[i, j] = out[j, i] = value / scale if scale > 0 else float("nan")  # undefined for a constant layer
+            out[i, j] = out[j, i] = value / scale if scale > 0 else float("nan")  # undefined for constant outputs
         return out
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -74,7 +74,7 @@ class Grams:
 
 
 class Kernels:
-    """Alternative to `Grams` for layers wider than the number of samples, with inner products of samples."""
+    """Alternative to `Grams` for layers with more features than samples: stores the samples' inner products."""
 
     def __init__(self, models: int, samples: int):
         self.models, self.limit = models, samples

@@ -96,7 +96,7 @@ def own_features(simulation: Simulation, models: Mapping[int, Weights]) -> dict[
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
     """Repeat rounds from the initial state and return the local models of some of them.
 
-    The first round is round 1; the numbers are the same as in the original run.
+    Rounds are numbered from 1. The models are identical to those of the original run.
 
     Args:
         simulation: Simulation in its initial state.
@@ -116,10 +116,10 @@ def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) ->
 
 
 def global_weights(simulation: Simulation) -> Weights:
-    """Return the global model.
+    """Return the weights of the global model.
 
     Raises:
-        BadInput: If the method has none.
+        BadInput: If the method has no global model.
     """
     w = global_model(simulation.experiment.method, simulation.server, simulation.task)
     if w is None:
@@ -153,7 +153,7 @@ def global_accuracy(simulation: Simulation) -> float:
 
 
 def check_rounds(rounds: Sequence[int], last: int, trained: int) -> None:
-    """Check that rounds are within 1 … `last` of a run with `trained` rounds."""
+    """Check that rounds are between 1 and `last`; the error message names the run's `trained` rounds."""
     outside = [r for r in rounds if not 1 <= r <= last]
     if outside:
         raise BadInput(f"round {outside[0]} is not among the run's 1 … {trained}: give others with --rounds")

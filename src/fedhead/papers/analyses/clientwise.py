@@ -84,5 +84,5 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
 
 
 def _outputs(run: Trained, models: Mapping[int, SplitModel], rows: Tensor) -> dict[int, Output]:
-    """Return the outputs of every client's model on some rows of the test samples."""
+    """Return the outputs of every client's model for selected test samples."""
     return outputs(models, client_models.held_out_pool(run.simulation), rows)

@@ -65,7 +65,7 @@ def simplex_error(means: Tensor, center: bool = False) -> float:
 
     Args:
         means: Prototypes, [C, d].
-        center: Whether to subtract their mean first, as the paper's NC2 does; its Fig. 5b does not.
+        center: Whether to subtract the mean of the prototypes first. The paper's NC2 does; its Fig. 5b does not.
 
     >>> round(simplex_error(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)
     0.0
@@ -88,7 +88,7 @@ def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
 
     Args:
         vectors: [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1).
-        held: Mask of the classes of each client, [K, C]; only classes of both clients of a pair count.
+        held: Mask of the classes of each client, [K, C]; a pair is compared only on the classes that both clients have.
 
     Returns:
         Cosines [K, K]; nan for a pair without common classes.
@@ -123,9 +123,9 @@ class LocalView(NamedTuple):
     """Local models after local training, of the clients with data."""
 
     clients: list[int]
-    prototypes: Tensor  # [K, C, d], of the client's samples
-    held: Tensor  # [K, C], mask of the client's classes
-    vectors: Tensor  # [K, C, d], the rows of its classifier
+    prototypes: Tensor  # [K, C, d], class means of each client's samples
+    held: Tensor  # [K, C], mask of each client's classes
+    vectors: Tensor  # [K, C, d], rows of each client's classifier
 
 
 def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalView:

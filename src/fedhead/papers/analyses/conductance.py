@@ -27,8 +27,8 @@ class Logits(nn.Module):
 def conductance(model: SplitModel, x: Tensor, y: Tensor, steps: int = 50) -> Tensor:
     """Compute the conductance (Dhamdhere et al., 2019) of each classifier input.
 
-    Gradients of the logit through a feature are summed along the path from a blank input to x, so that the
-    conductances of all features add up to the change of the logit.
+    For each feature, the gradients of the logit that pass through it are summed along the path from a blank input
+    to x. The conductances of all features add up to the change of the logit along this path.
 
     Args:
         model: The model.

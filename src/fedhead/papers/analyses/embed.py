@@ -37,6 +37,6 @@ def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
 
 
 def sample_rows(y: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Draw up to `count` random rows, sorted."""
+    """Draw up to `count` random indices, sorted."""
     order = torch.from_numpy(random.permutation(random.key(seed, "embed"), len(y)))
     return order[:count].sort().values

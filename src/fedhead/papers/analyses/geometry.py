@@ -16,7 +16,7 @@ from fedhead.runs.reopen import Trained, fresh
 
 @analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
 def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Measure NC1 to NC3 and consistency; earlier rounds are repeated, with the same numbers."""
+    """Measure NC1 to NC3 and consistency of clients; earlier rounds are repeated, with identical results."""
     numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
     return AnalysisReport(numbers, {"": plots.collapse(numbers, options.width)})
 
@@ -42,8 +42,8 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
         view = collapse.local_view(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        # A vector has few neighbors: those of its class at the other clients. A larger perplexity would place equal
-        # vectors apart.
+        # The neighbors of a vector are those of its class at the other clients. A perplexity above their number would
+        # separate equal vectors.
         perplexity = max((clients - 1) / 3, 1.0)
         points = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, perplexity)
         labels = torch.arange(classes).repeat(clients)
@@ -60,7 +60,7 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
 
 @analysis("dimension", "accuracy and collapse against the dimension of the features, over runs (FedETF, Fig. 6a)")
 def analyze_dimension(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Measure accuracy and neural collapse of the global models of runs whose features differ in dimension."""
+    """Measure accuracy and neural collapse of the global models of runs with different feature dimensions."""
     groups: dict[int, list[dict[str, float]]] = {}
     for run in runs:
         accuracy = global_accuracy(run.simulation)

@@ -69,11 +69,11 @@ class Inversions:
     """Input and its reconstructions from its feature and from means of several features of its class."""
 
     original: Tensor  # [c, h, w]
-    numbers: Sequence[int]  # number of features in each mean; 1 is the raw feature
-    found: Tensor  # [len(numbers), c, h, w]
+    numbers: Sequence[int]  # number of features averaged in each mean; 1: a single feature
+    found: Tensor  # reconstructions, [len(numbers), c, h, w]
 
     def errors(self) -> list[float]:
-        """Return the squared errors relative to that of a constant image: 0 is identical, 1 reveals nothing."""
+        """Return the squared errors relative to that of a constant image: 0 is identical, 1 no better than constant."""
         blank = (self.original - self.original.mean()).square().sum().clamp_min(1e-12)
         return [float((x - self.original).square().sum() / blank) for x in self.found]
 
@@ -81,7 +81,7 @@ class Inversions:
 def inversions(
     model: SplitModel, w: Tree, inputs: Tensor, numbers: Sequence[int] = (1, 10, 50), steps: int = 500, seed: int = 0
 ) -> Inversions:
-    """Invert the feature of the first of some inputs of one class, and the means of the first n features."""
+    """Reconstruct the first input from its feature, and from the means of the first n features of its class."""
     with torch.no_grad():
         z = functional_call(model.eval(), dict(w), (inputs,)).z
     counts = [n for n in numbers if n <= len(inputs)]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = NDArray[Any]
-_NARROW = 4.5  # inches below which a figure has one column's width
+_NARROW = 4.5  # inches; narrower figures have the width of one column
 COLLAPSE = {
     "nc1": "NC1: variance within\nover that between classes",
     "nc2": "NC2: error of the\nprototypes' simplex",
@@ -142,7 +142,7 @@ def separability(
 ) -> Figure:
     """Plot the gains of calibration against the separability of the classes (CCVR, Fig. 6).
 
-    The marker is the kind of gain, the color the run; beyond seven runs the markers are hollow.
+    Markers show the kind of gain and colors the run. From the eighth run on colors repeat with hollow markers.
     """
     fig, (ax,) = panels(1, width, 1, 2.6)
     for i, x in enumerate(distance):
@@ -308,11 +308,11 @@ def rank_maps(
 ) -> Figure:
     """Plot the ranks of the features' conductances by client, one panel per run (FedClassAvg, Fig. 9).
 
-    Features are in the classifier's order: sorted by rank, any run would show a gradient.
+    Features keep the classifier's order, since a plot sorted by rank would show a gradient for any run.
 
     Args:
         maps: Ranks [clients, features] and the clients by run.
-        same: Runs in which all clients use one model, so that all columns are equal.
+        same: Runs in which all clients use the same model, so that their ranks are equal.
         width: Width in inches.
     """
     fig, axes = panels(len(maps), width, 3, 3.0 if len(maps) <= 3 else 2.4)

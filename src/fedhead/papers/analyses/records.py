@@ -45,7 +45,7 @@ def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisR
     reads="records",
 )
 def analyze_curves(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisReport:
-    """Plot learning curves against local epochs, so that methods with more epochs per round compare fairly."""
+    """Plot learning curves over local epochs, for a fair comparison of methods with different epochs per round."""
     numbers: dict[str, Any] = {}
     for name, run in by_label(runs).items():
         rows = [row for row in run.rows if row.get("clients")]

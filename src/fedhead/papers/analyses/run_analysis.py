@@ -36,7 +36,7 @@ def analyze(
     places = run_folders(paths)
     require(places, f"{kind} needs a run: give its folder, such as runs/NAME")
     recipes = [RunFolder.open(place).recipe for place in places]
-    # Look up the analysis without importing the runs' own code, which is needed only to rebuild their models.
+    # The user's own components are imported only by analyses that need the models.
     selected = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders if folder.is_dir()])
     if selected.reads == "records":
         return places, selected.run([load_run(place) for place in places], options)

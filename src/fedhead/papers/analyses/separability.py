@@ -64,9 +64,9 @@ class Forecast(NamedTuple):
 def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
     """Forecast the gain of calibration without training or testing.
 
-    Virtual features replace a balanced test set, on which the current head is compared with the best linear classifier
-    for the classes' Gaussians. More separable Gaussians have a higher bound (CCVR, Fig. 6). Calibration can gain at
-    most the difference.
+    The current head is compared with the best linear classifier for the classes' Gaussians, on virtual features in
+    place of a balanced test set. Calibration can gain at most the difference of their accuracies. The more separable
+    the Gaussians, the higher the best accuracy (CCVR, Fig. 6).
 
     Args:
         model: Model with the classifier's architecture.

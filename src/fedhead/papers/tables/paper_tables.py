@@ -2,33 +2,33 @@
 
 A table is a YAML file, papers/<paper>/<table>.yaml:
 
-    # CCVR, Table 2: what the table shows, in one line
-    paper: ccvr                      which rows of published.csv ...
-    table: 2                         ... its published values are found in
-    seeds: {full: 3, small: 1}       how many, from 0, or the list of them, unless --seeds says otherwise
-    metric: accuracy                 as published.csv calls it: accuracy, generalization or personalization
-    deviation: seeds                 what ± is taken over: seeds (the default) or clients
+    # CCVR, Table 2: one-line description of the table
+    paper: ccvr                      columns `paper` and `table` of published.csv,
+    table: 2                         which select the published values
+    seeds: {full: 3, small: 1}       number of seeds from 0, or a list of seeds; --seeds overrides it
+    metric: accuracy                 name in published.csv: accuracy, generalization or personalization
+    deviation: seeds                 ± is the deviation over seeds (the default) or clients
     base: {rounds: 100, lr: 0.01}    flat recipe keys, as in any recipe
-    axes:                            every combination of one choice an axis is a cell
+    axes:                            every combination of one choice per axis is a cell
       data:
-        cifar10-0.5:                 a choice, by which --cells can pick
+        cifar10-0.5:                 name of a choice, for --cells
           set: {dataset: cifar10, partition: "dirichlet(0.5, capped)"}    recipe keys
-          small: {partition: dirichlet(0.5)}                              recipe keys at --scale small, last of all
-          find: {dataset: cifar10, partition: dirichlet(0.5)}             the columns of its published value
+          small: {partition: dirichlet(0.5)}                              recipe keys at --scale small, applied last
+          find: {dataset: cifar10, partition: dirichlet(0.5)}             columns of its published value
       method:
         fedavg: {set: {method: fedavg}, find: {method: fedavg}}
       stage:
         before: {find: {stage: none}}
         ccvr: {stage: ccvr, find: {stage: ccvr}}        the result after a stage; its parameters are stage.ccvr.*
-    rules:                           what depends on several axes; a later rule wins
+    rules:                           keys that depend on several axes; a later rule wins
       - {when: {data: [cifar10-0.5], method: [fedprox]}, set: {method.mu: 0.001}}
-    small: {dataset: digits, rounds: 5}                 recipe keys at --scale small, on top of all that is above
+    small: {dataset: digits, rounds: 5}                 recipe keys at --scale small, after all keys above
     skip: [{data: [cinic10], stage: [ccvr]}]            combinations that the table does not have
-    variants:                        other readings of the paper, measured with --variants NAME
+    variants:                        other interpretations of the paper, measured with --variants NAME
       tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
       longer: {set: {rounds: 200}, small: {rounds: 10}}                     at --scale small its `small` comes last
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
-      public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
+      public-code: {all_of: [tukey-none, extra-epoch]}                      all of them, each where it applies
 
 A choice or a rule may also set `seeds` (at full scale), `metric`, `deviation` and `value`: the dotted path of our
 value in a run's or a stage's results, if it differs from that of the metric. Cells with the same training share one
@@ -65,9 +65,9 @@ _STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personal
 class PaperCell(Cell):
     """Cell of a paper table, with the path of its value and the filter of its published value."""
 
-    labels: Mapping[str, str]  # axis -> choice as run, such as digits-for-cifar100 at small scale
+    labels: Mapping[str, str]  # axis -> choice; at small scale with its data set, such as digits-for-cifar100
     metric: str
-    value: str  # dotted path in the result
+    value: str  # dotted path of the value in the result
     deviation: str
     find: Mapping[str, str]
     overrides: Sequence[str] = ()  # key=value changes of the table's keys
@@ -125,7 +125,7 @@ class PaperTable(Table):
         def picks(cell: PaperCell, text: str) -> bool:
             return all(fits(cell, word) for word in text.split())
 
-        for text in pick:  # a text without a match is a mistake
+        for text in pick:  # a text without a match is an error
             if not any(picks(cell, text) for cell in every):
                 raise unknown(f"cell of {self.name}", text, [cell.name for cell in every])
         return [cell for cell in every if any(picks(cell, text) for text in pick)]
@@ -147,7 +147,7 @@ class PaperTable(Table):
             if name in names[:number]:
                 raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
             found = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
-            if not found:  # a variant without cells is a mistake
+            if not found:  # a variant without cells is an error
                 raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
             out += found
         return out

@@ -29,7 +29,7 @@ def published(cell: PaperCell) -> tuple[float, float | None] | None:
 
 
 def published_place(cell: PaperCell) -> int | None:
-    """Return the index of a cell's value in `published_rows`; cells of two tables may share one."""
+    """Return the index of a cell's value in `published_rows`; cells of different tables may share a value."""
     rows = enumerate(published_rows())
     hits = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]
     if len(hits) > 1:
@@ -38,7 +38,7 @@ def published_place(cell: PaperCell) -> int | None:
 
 
 def has_published_settings(table: PaperTable, cell: PaperCell) -> bool:
-    """Return whether a cell has the recipe keys of its table or of a variant.
+    """Return whether a cell's recipe is that of its table or of one of the table's variants.
 
     A variant is another interpretation of the paper, so its results are compared with the published ones too.
 

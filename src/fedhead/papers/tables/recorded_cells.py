@@ -36,7 +36,7 @@ def changed_cell(cell: PaperCell, row: Measurement) -> PaperCell | None:
 
 
 def _settings(overrides: str) -> list[str]:
-    """Split the overrides of a row into `key=value` texts; a value may contain others in brackets."""
+    """Split the overrides of a row into `key=value` texts; a value may contain `key=value` texts in brackets."""
     settings: list[str] = []
     for text in re.split(r" (?=[\w.]+=)", overrides) if overrides else []:
         last = re.sub(r'"[^"]*"', "", settings[-1]) if settings else ""  # ignore quoted brackets

@@ -89,10 +89,10 @@ def reproduce(
         compute=compute,
     )
     context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
-    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed, so that an interrupted table has every cell
+    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed: an interrupted table has values for every cell
     stored = _found(planned, context.results)
     finished: list[Measurement] = []
-    if not context.claims.over:  # else the processes of --devices have ended: their results are new
+    if not context.claims.over:  # not after the processes of --devices, whose results are all new
         enter_finished(planned, context)
         finished = [row for row in _found(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
@@ -100,7 +100,7 @@ def reproduce(
             log(_stored(known, place, len(planned), context))
     left, failures = measure_all(planned, context)
     check_writable(out, "the table", "--out")
-    with FileLock(out / TABLE_LOCK):  # commands may end together: the last writer sees all results
+    with FileLock(out / TABLE_LOCK):  # several commands may end at once; the last one writes all results
         context.results.read()  # includes results of other shards
         missing = enter_finished(planned, context)
         result = TableResult(

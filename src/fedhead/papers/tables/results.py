@@ -39,22 +39,22 @@ class Measurement:
     table: str
     cell: str
     overrides: str  # key=value changes of the table's keys
-    digest: str  # of all keys except seed and split, see `digest`
+    digest: str  # hash of all keys except seed and split, see `digest`
     scale: str
     split: int  # seed of the partition
     seed: int
     metric: str
-    value: float | None  # of the cell's metric
+    value: float | None  # value of the cell's metric
     stage: str  # stage of the next three values; none: after the last round
-    accuracy: float | None  # of the global model, in per cent
-    accuracy_mean: float | None  # over the last rounds
-    personal: float | None  # mean over the clients
-    client_deviation: float | None  # of personal
+    accuracy: float | None  # accuracy of the global model in per cent
+    accuracy_mean: float | None  # mean accuracy over the last rounds
+    personal: float | None  # mean accuracy of the clients' personal models
+    client_deviation: float | None  # standard deviation of that accuracy over clients
     bytes_up: int | None
     bytes_down: int | None
-    training_seconds: float | None  # wall-clock time with preparation; a share of it for a shared stack
+    training_seconds: float | None  # wall-clock time with preparation, divided by the runs that shared it
     stage_seconds: float | None
-    together: int | None  # number of runs that shared the training's time
+    together: int | None  # number of runs trained together
     executor: str
     precision: str
     device: str
@@ -86,7 +86,8 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
     """Return all values that determine a recipe's result.
 
     All parameters of method and stages are included, so that a changed default changes the digest. Keys that are off
-    (null, false, empty) are left out, so that a new option does not. Digests of external components are included.
+    (null, false, empty) are left out, so that a new option leaves the digest unchanged. External components are
+    included by the digest of their code.
     """
     method, stages = build.algorithms(recipe)
     keys = recipe.flat() | _fields("method", method)

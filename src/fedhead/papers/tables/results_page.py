@@ -23,9 +23,9 @@ from fedhead.report.table import mean_std
 from fedhead.studies.training import training_key
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
-CLOSE = 2.0  # points
+CLOSE = 2.0  # largest difference, in percentage points, that counts as close
 _BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # start of every page
-_MOST = 5  # names in one line
+_MOST = 5  # maximum number of names in one line
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,24 @@ class Line:
     cell: PaperCell
     result: CellResult
     rows: Sequence[Measurement]
-    gains: Sequence[float]  # over the cell without its stage, paired by split and seed
+    gains: Sequence[float]  # gains over the same cell before its stage, paired by split and seed
     published_gain: float | None
 
     @property
     def beyond(self) -> bool:
-        """True if we differ from the paper by more than twice its deviation, or by 2 points without a deviation."""
+        """True if our mean differs from the paper's by more than twice the published deviation, or 2 points."""
         f = self.result
         most = CLOSE if f.published_deviation is None else 2 * f.published_deviation
         return f.difference is not None and abs(f.difference) > most
 
     @property
     def close(self) -> bool:
-        """True within 2 points and within twice the standard error of the difference."""
+        """True if the difference is at most 2 points and at most twice its standard error."""
         error = self._standard_error()
         return self.within_points and (error is None or abs(self.result.difference or 0.0) <= 2 * error)
 
     def _standard_error(self) -> float | None:
-        """Return the standard error of the difference; a known deviation also stands for an unknown one."""
+        """Return the standard error of the difference; if only one deviation is known, it is used for both means."""
         if self.cell.deviation != "seeds":
             return None
         ours, theirs = self.result.deviation, self.result.published_deviation
@@ -65,7 +65,7 @@ class Line:
 
     @property
     def loosely_close(self) -> bool:
-        """True if we are within 2 points or twice the published deviation, or our values span the published one."""
+        """True within 2 points or twice the published deviation, or if the published value is in the range of ours."""
         f = self.result
         values = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
@@ -74,7 +74,7 @@ class Line:
 
     @property
     def within_points(self) -> bool:
-        """True within 2 points of the published value."""
+        """True if the difference is at most 2 points."""
         return self.result.difference is not None and abs(self.result.difference) <= CLOSE
 
 
@@ -136,7 +136,7 @@ def _line(table: str, cell: PaperCell, cells: Sequence[PaperCell], results: Resu
     gains: list[float] = []
     published_gain = None
     alike = (c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric)
-    # A mean over several rounds does not belong to the model before the stage.
+    # A mean over several rounds can't be compared with one model before the stage.
     before = next((c for c in alike if c.value == cell.value), None)
     if cell.stage is not None and before is not None:
         start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
@@ -288,7 +288,7 @@ def _time(measured: Iterable[Line]) -> str:
     stages: dict[tuple[str, str], dict[tuple[str, str, str, float], float]] = {}
     for row, cell in {row: line.cell for line in measured for row in line.rows}.items():
         where = (row.device, row.precision)
-        # Measured by another commit: trained separately.
+        # Another commit means another training.
         training = (training_key(cell.recipe(row.seed, row.split)), row.commit)
         if row.training_seconds is not None:
             trainings.setdefault(where, {}).setdefault(training, row.training_seconds)

@@ -62,7 +62,7 @@ class MeasureContext:
     compute: Compute = field(default_factory=Compute)
     budget: TimeBudget = field(default_factory=TimeBudget)
     log: Log = lambda _: None
-    shard: tuple[int, int] | None = None  # shard and number of shards, (3, 16) for the third of sixteen
+    shard: tuple[int, int] | None = None  # shard to run and number of shards, such as (3, 16)
     claims: Claims = field(default_factory=Claims)  # shared with other processes of this command
     engine: Engine = field(default_factory=LocalEngine)
 
@@ -95,7 +95,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
     for repetition in repetitions:
         jobs.setdefault(training_key(repetition.recipe), []).append(repetition)
     if context.shard is not None:
-        number, count = context.shard  # over all trainings, measured or not
+        number, count = context.shard  # shards count all trainings, measured or not
         jobs = dict(list(jobs.items())[number - 1 :: count])
     _enter_known([r for each in jobs.values() for r in each], context)
     missing = {key: left for key, each in jobs.items() if (left := enter_finished(each, context))}

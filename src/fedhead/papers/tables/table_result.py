@@ -19,7 +19,7 @@ from fedhead.papers.tables.published import published
 from fedhead.papers.tables.results import Measurement, digest
 from fedhead.report import table
 
-_LONGEST = 100  # characters of the changes in a file name
+_LONGEST = 100  # maximum number of characters for overrides in a file name
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class CellResult:
     """Result of one cell, ours and the paper's, in per cent."""
 
     cell: str
-    digest: str  # of its recipe
+    digest: str  # digest of the cell's recipe
     choices: Mapping[str, str]
     overrides: Sequence[str]
     metric: str
-    values: Sequence[float | None]  # ours, one per split and seed; None: no value
+    values: Sequence[float | None]  # our values, one per split and seed; None: missing
     mean: float | None
     deviation: float | None  # over splits and seeds, or over clients, as in the paper; None for a single value
     published: float | None
     published_deviation: float | None
     difference: float | None  # ours minus the paper's; None if not comparable
     comparable: bool = True  # whether the published value applies, see `has_published_settings`
-    seeds: Sequence[int] = ()  # of its values
+    seeds: Sequence[int] = ()  # seeds of the values
     splits: Sequence[int] = ()
 
 
@@ -49,7 +49,7 @@ class TableResult:
     table: str
     title: str
     scale: str
-    seeds: Sequence[int]  # of all cells, like the splits; a cell may have fewer
+    seeds: Sequence[int]  # seeds and splits of all cells; a cell may have fewer
     splits: Sequence[int]
     comparable: bool
     axes: Sequence[str]

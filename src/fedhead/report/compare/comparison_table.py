@@ -1,4 +1,4 @@
-"""Comparisons of methods over settings: the pivot, paired gains over a baseline, and ranks over the settings.
+"""Comparison of methods: a table of means by setting, paired gains over a baseline, and ranks over the settings.
 
 Differences are paired over the same seed and split and have a confidence interval. With one pair there is no interval,
 and a note says why.
@@ -16,7 +16,7 @@ from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate, independent
 from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
 
-_FEWEST = ("loss", "seconds", "bytes")  # parts of names of metrics to minimize
+_FEWEST = ("loss", "seconds", "bytes")  # a metric whose name contains one of these is minimized
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Gain:
         column: Index of the setting.
         paired: Differences, method minus baseline, averaged over the seeds of each split first; None without common
             seeds and splits.
-        over: Replicates of the differences, such as "3 splits" or "5 seeds".
+        over: Number and kind of the paired values, such as "3 splits" or "5 seeds".
         p_t: p-value of the paired t-test after Holm's correction over all gains of the table.
         p_wilcoxon: p-value of Wilcoxon's signed-rank test, also corrected.
     """
@@ -49,7 +49,7 @@ class ComparisonTable:
         metric: Metric.
         better: Direction of the metric.
         level: Confidence level of the intervals.
-        pivot: Values by method and setting.
+        pivot: Table of the values by method and setting.
         baseline: Index of the baseline's row; None for a single row.
         gains: Differences of all other rows from the baseline.
         ranking: Ranks over the settings of all methods; None for fewer than two.
@@ -124,7 +124,8 @@ def compare(
         labels: Labels of methods, stages or rows, see `Arrangement.of`.
 
     Raises:
-        BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline or has a label.
+        BadInput: If there is nothing to compare, no run has the metric, no row matches the baseline, or a label matches
+            nothing.
     """
     require(measured, "compare: none of the runs is finished, and only finished runs count")
     known = dict.fromkeys(name for m in measured for name in m.values)
@@ -201,7 +202,7 @@ def _gains(table: Pivot, baseline: int, level: float) -> tuple[tuple[Gain, ...],
 
 
 def _replicates(differences: Mapping[Replicate, float]) -> str:
-    """Describe the values of an interval: splits with their seeds, or the seeds of one split."""
+    """Describe the values behind an interval: several splits, or the seeds of one split."""
     splits = len({replicate.split for replicate in differences})
     if splits < 2:
         return f"{len(differences)} seed{'' if len(differences) == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Pivot of a comparison: methods in rows, settings in columns, by the recipe keys that vary."""
+"""Pivot table of a comparison: methods in rows and settings in columns, found from the recipe keys that vary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedhead.recipes.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate, independent
 
-# Keys that distinguish repetitions, and keys that don't affect results.
+# Keys that differ between repetitions of one setting, and keys that don't affect results.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
 # Keys of the data: different data are never compared in one column.
 _DATA = (*SAMPLE_KEYS, "validation")
@@ -90,8 +90,8 @@ class Pivot:
 class Arrangement:
     """Recipe keys that distinguish methods (rows) and settings (columns).
 
-    A key that varies is a column, unless each method has one value of it, such as a learning rate tuned per method.
-    Then it is part of the method's label. Keys of the data are always columns.
+    A key whose values differ becomes part of the columns. If each method has only one value of the key, such as a
+    learning rate tuned per method, it becomes part of the method's label. Keys of the data are always in the columns.
 
     Args:
         columns: Keys of the columns.
@@ -149,7 +149,7 @@ class Arrangement:
             rows: Recipe and stage of each row, "" for the end of the rounds.
 
         Raises:
-            BadInput: If a label is of nothing that is there, or two rows have the same label.
+            BadInput: If a label matches no method, stage or row, or two rows have the same label.
         """
         plain, known, before = replace(self, labels={}), set[str](), dict[str, str]()
         for recipe, stage in rows if self.labels else ():
@@ -237,7 +237,7 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
 
 
 def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the recipe keys in the row labels, and the keys left out because method and column determine them."""
+    """Return the recipe keys of the row labels, and those left out since method and column determine their values."""
     shown: list[str] = []
     unshown: list[str] = []
     for key in differing(recipes):
@@ -264,7 +264,7 @@ def _follows(recipes: Sequence[Row], key: str, given: Sequence[str]) -> bool:
 
 
 def _share_training(second: Measured, first: Measured, metric: str) -> bool:
-    """Return whether two runs that differ only in their stages share a result, as in a sweep over stages."""
+    """Return whether two runs have the same training and differ only in their stages, as in a sweep over stages."""
     a, b = flat_recipe(first.recipe), flat_recipe(second.recipe)
     return a != b and without_stages(a) == without_stages(b) and first.values[metric] == second.values[metric]
 
@@ -311,7 +311,7 @@ def differing(recipes: Sequence[Row]) -> list[str]:
 
 
 def recipes_using(recipes: Sequence[Row], key: str) -> list[Row]:
-    """Return the recipes that use a key: parameters apply only to recipes with their method or stage."""
+    """Return the recipes that use a key; a parameter is used only with its method or stage."""
     if key.startswith("stage."):
         stage = key.removeprefix("stage.").rpartition(".")[0]
         return [recipe for recipe in recipes if stage in recipe["stages"]]
@@ -320,5 +320,5 @@ def recipes_using(recipes: Sequence[Row], key: str) -> list[Row]:
 
 
 def without_stages(recipe: Row) -> Row:
-    """Return the recipe keys that determine a training: all but those of stages."""
+    """Return the recipe keys that determine the training: all except those of stages."""
     return {k: v for k, v in recipe.items() if k.partition(".")[0] not in ("stages", "stage")}

@@ -167,11 +167,11 @@ def rank(
 
 def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, float | None, float | None]:
     sets, methods = ranks.shape
-    if (ranks == ranks[:, :1]).all():  # all methods are equal everywhere
+    if (ranks == ranks[:, :1]).all():  # all methods are equal on every data set
         return 0.0, 1.0, None, None
     test = scipy.stats.friedmanchisquare(*ranks.T)
     chi, left = float(test.statistic), sets * (methods - 1)
-    if left - chi <= _SAME * left:  # the same order everywhere: F is infinite
+    if left - chi <= _SAME * left:  # the same order on every data set: F is infinite
         return chi, float(test.pvalue), None, None
     f = (sets - 1) * chi / (left - chi)
     return chi, float(test.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))

@@ -18,7 +18,7 @@ class Trials(NamedTuple):
 
     keys: list[str]  # searched keys
     table: pd.DataFrame  # all trials as texts, by column
-    best: dict[str, str]  # best complete trial, the first of equal ones
+    best: dict[str, str]  # best complete trial; the first one if several are equal
     objective: str
 
 

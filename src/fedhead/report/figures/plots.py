@@ -39,7 +39,7 @@ _MANY = 40  # clients or classes beyond which bubbles become a heat map
 def curves(entries: Sequence[Entry], metric: str = "accuracy", width: float = WIDTHS[2]) -> Figure:
     """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
 
-    Runs that did not finish are separate lines, thin and named as such.
+    Each unfinished run is a separate thin line, marked as unfinished in the legend.
 
     Args:
         entries: Methods by setting, see `fedhead.report.page.content.Content.methods`.
@@ -69,7 +69,7 @@ def _finish_curves(fig: Figure, ax: Axes, metric: str, named: Sequence[Line2D]) 
     ax.set(xlabel="round", ylabel=metric_label(metric))
     ax.grid()
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if named:  # below the curves, so that it never hides them, however long the labels are
+    if named:  # the legend is below, so that long labels never cover the curves
         legend_below(fig, named, [str(drawn.get_label()) for drawn in named])
 
 
@@ -79,9 +79,9 @@ def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapp
 
     Args:
         rounds: The rounds.
-        values: The metric in each.
-        name: Its name.
-        after: Its value after each stage.
+        values: Value of the metric in each round.
+        name: Name of the metric.
+        after: Value of the metric after each stage.
     """
     fig, ax = _blank(6.0, 3.4)
     fig.patch.set(facecolor="white", alpha=1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from uvicorn import Server
 
-# Starlette cuts a host at its first colon: "[" allows all IPv6 addresses, but no name of another site.
+# Starlette compares a host only up to its first colon: "[" allows every IPv6 address, but no host name.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "[")
 SECONDS = 2.0  # interval between updates of a page
 SHARE = 0.1  # largest share of time spent on building pages
@@ -36,7 +36,7 @@ class Watched:
 
     Args:
         paths: Run folders, or folders of present or future runs.
-        labels: The user's labels of methods, stages or rows, which may be of future runs.
+        labels: The user's labels of methods, stages or rows; they may belong to runs that do not exist yet.
     """
 
     def __init__(self, paths: Sequence[Path], labels: Mapping[str, str] | None = None):
@@ -72,7 +72,7 @@ class Watched:
         if known is None or known[0] != stamp:
             try:
                 run: Run | str = load_run(place)
-            except BadInput as error:  # damaged, or being written
+            except BadInput as error:  # the folder is damaged, or is being written
                 run = str(error)
             known = self._read[place] = stamp, run
         return known[1]
@@ -84,7 +84,7 @@ def _stamp(place: Path) -> Stamp:
     for file in sorted(files):
         try:
             status = file.stat()
-        except OSError:  # replaced concurrently
+        except OSError:  # another process replaced the file
             continue
         stamps.append((str(file), status.st_mtime_ns, status.st_size))
     return tuple(stamps)

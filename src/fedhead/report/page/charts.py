@@ -15,9 +15,9 @@ from fedhead.report.table import shorten
 
 DASHES = ("solid", "dash", "dashdot", "dot")  # same order as in the figures
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
-SCALE = "Cividis"  # of heat maps: perceptually uniform and color-blind safe
+SCALE = "Cividis"  # color scale of heat maps: perceptually uniform and color-blind safe
 HEIGHT = 330
-POINTS = 250  # limit per curve
+POINTS = 250  # maximum number of points per curve
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Style(NamedTuple):
 
 
 def style(number: int) -> Style:
-    """Return the style of the method with this number, as in the figures: colors repeat with other dashes."""
+    """Return the style of a method by its index, as in the figures: when colors repeat, the dashes differ."""
     return Style(COLORS[number % len(COLORS)], DASHES[number % len(DASHES)])
 
 
@@ -52,7 +52,7 @@ def text(words: str, longest: int = 60) -> str:
     ('a &lt; b', 'xxxx…xxxx')
     """
     escaped = escape(shorten(words, longest), quote=False)
-    return escaped.replace("$", "&#36;")  # between two $ Plotly would look for a formula
+    return escaped.replace("$", "&#36;")  # Plotly renders text between two $ as a formula
 
 
 def distinct(names: Sequence[str], longest: int = 16) -> list[str]:
@@ -80,7 +80,7 @@ def lines(
     key: str | None = None,
     unit: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the traces of a curve: its band, where it has one, and the line on top."""
+    """Return the traces of a curve: its band, if any, and the line above it."""
     key = key or name
     label = text(name)
     out: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def mark(
     name: str, x: float, values: Sequence[float], look: Style, symbol: str, key: str, unit: str = ""
 ) -> dict[str, Any]:
     """Return the mark of a stage: its mean, with an error bar over seeds."""
-    edge = 2 if "open" in symbol else 1  # of an open mark the edge is all there is to see
+    edge = 2 if "open" in symbol else 1  # an open mark consists only of its edge
     return {
         "type": "scatter",
         "mode": "markers",

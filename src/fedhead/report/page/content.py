@@ -32,7 +32,7 @@ class Entry:
         column: Setting.
         stage: Stage; "" for the end of the rounds.
         runs: Finished runs, one per seed and split.
-        unfinished: Interrupted, running or diverged runs, one per seed and split without a finished one.
+        unfinished: Interrupted, running or diverged runs, at most one for each seed and split without a finished run.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Content:
     @cached_property
     def parent(self) -> Path:
         """Deepest folder that contains all run folders."""
-        with suppress(ValueError):  # no paths, or absolute and relative ones
+        with suppress(ValueError):  # raised for no paths, or for absolute and relative paths together
             return Path(os.path.commonpath([path.parent for path in (*(run.path for run in self.runs), *self.broken)]))
         return Path()
 
@@ -89,7 +89,7 @@ class Content:
         entries: dict[tuple[str, str, str], Entry] = {}
         labels = [(self.arrangement.row(run.recipe), self.arrangement.column(run.recipe), run) for run in self.runs]
         several = len({column for _, column, _ in labels}) > 1
-        for method, column, run in sorted(labels, key=lambda label: not label[2].finished):  # stable: finished first
+        for method, column, run in sorted(labels, key=lambda label: not label[2].finished):  # finished runs first
             for stage in ("", *(((run.result or {}).get("stages") or {}) if run.finished else ())):
                 label = self.arrangement.row(run.recipe, stage)
                 new = Entry(f"{method}, {column}" if several else method, label, method, column, stage, [], [])
@@ -101,7 +101,7 @@ class Content:
 
     @cached_property
     def methods(self) -> list[Entry]:
-        """The entries after the rounds."""
+        """The entries without a stage: results at the end of the rounds."""
         return [entry for entry in self.entries if not entry.stage]
 
     @cached_property
@@ -170,7 +170,7 @@ def load(paths: Sequence[str | Path], labels: Mapping[str, str] | None = None) -
         labels: The user's labels of methods, stages or rows.
 
     Raises:
-        BadInput: If there is no run that can be read, and no study; if a label names no method, stage or row.
+        BadInput: If there are neither readable runs nor studies, or a label matches no method, stage or row.
     """
     studies = study_folders(paths)
     if studies:  # a search without `--final` has no run folder

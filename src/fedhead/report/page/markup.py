@@ -64,7 +64,7 @@ def table(id: str, content: Table, wordy: Iterable[str] = ()) -> str:
     """Return a sortable and filterable table that scrolls horizontally if necessary.
 
     Args:
-        id: Its identifier in the page.
+        id: Identifier of the table in the page.
         content: The table; the first cell of each row is its header.
         wordy: Headings of the columns whose texts are wrapped.
     """
@@ -96,9 +96,9 @@ def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: s
     """Return a chart, or several of which one is selected.
 
     Args:
-        id: Its identifier in the page.
+        id: Identifier of the chart in the page.
         group: The group of choices and legends that act on it.
-        charts: The charts by the name under which they are chosen.
+        charts: The charts, keyed by their name in the selector.
         label: Description for screen readers.
         title: A heading.
         caption: Text below the chart.

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML file that needs no network, on a screen, a phone or paper, light or dark."""
+"""The report: one self-contained HTML file that needs no network; for screens, phones and print, light and dark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
 # Keys that the header shows even at their defaults.
 MAIN = ("method", "model", "clients", "rounds", "local_epochs", "batch_size", "lr")
-# Content security policy: the page fetches nothing, except a board's page from its own server.
+# Content security policy: no requests, except those of a board's page to its own server.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -130,7 +130,7 @@ def page(content: Content, command: str = "", title: str = "", date: datetime | 
 
 
 def _shared(recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """Return the keys that all recipes share: the main ones, and those that are not at their defaults."""
+    """Return the keys with the same value in all recipes: the main ones, and those that differ from their defaults."""
     flat, default = [flat_recipe(recipe) for recipe in recipes], flat_recipe(Recipe())
     common = {key: flat[0][key] for key in flat[0] if key not in differing(flat)} if flat else {}
     return {

@@ -19,7 +19,7 @@ from fedhead.report.page.sections import (
 
 
 def every(content: Content) -> list[Section]:
-    """Return the sections of a page."""
+    """Return all sections of a page."""
     sections = [
         progress.section(content),
         results.section(content),

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, panels, words
 
-FOLDER = "analysis"  # below a run folder
-LARGEST = 250_000  # bytes; larger pictures are left out
+FOLDER = "analysis"  # subfolder of a run folder
+LARGEST = 250_000  # maximum size of a picture in bytes; larger ones are left out
 
 
 def section(content: Content) -> Section | None:

@@ -9,7 +9,7 @@ from fedhead.report.page.charts import Chart, axis, distinct, heat, text
 from fedhead.report.page.content import Content, Entry, class_names
 from fedhead.report.page.markup import Section, chart, choice, identifier, legend, panels
 
-NAMED = 40  # classes that a confusion matrix can show
+NAMED = 40  # maximum number of classes in a confusion matrix
 
 
 def section(content: Content) -> Section | None:

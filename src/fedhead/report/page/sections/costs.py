@@ -75,7 +75,7 @@ def _megabytes(rows: Sequence[Row]) -> float:
 
 
 def time_section(content: Content) -> Section | None:
-    """Return the seconds that went into preparation, rounds and stages."""
+    """Return the seconds spent on preparation, rounds and stages."""
     entries = [(entry, [_seconds(run) for run in entry.runs]) for entry in content.methods if entry.runs]
     if not entries:
         return None

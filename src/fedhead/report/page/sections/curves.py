@@ -42,7 +42,7 @@ def _panel(content: Content, column: str, metric: str) -> Chart | None:
         look = content.styles[entry.method]
         if entry.stage:
             found = [value for record in entry.records() if (value := _numbers(record).get(metric)) is not None]
-            # side by side: marks of equal height would hide each other
+            # place marks side by side, since marks of equal height would hide each other
             place = 1 + 0.015 * (1 + list(content.styles).index(entry.method))
             x = place * max(len(run.rows) for run in entry.runs)
             data += [mark(entry.label, x, found, look, content.symbols[entry.stage], entry.method)] if found else []

@@ -16,7 +16,7 @@ from fedhead.report.table import Cell, Table, number
 from fedhead.runs.read_runs import Run
 
 RECENT = 10  # rounds used to estimate the remaining time
-CLIENTS, ROUNDS = 200, 60  # limits of the map of clients
+CLIENTS, ROUNDS = 200, 60  # maximum numbers of clients and rounds in the map
 PATIENCE = 60.0  # seconds without a round after which a run with short rounds counts as stopped
 
 

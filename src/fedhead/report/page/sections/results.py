@@ -8,7 +8,7 @@ from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, blocks, choice, table
 from fedhead.report.table import Cell, Table
 
-BASELINES = 8  # most baselines in the selector
+BASELINES = 8  # maximum number of baselines in the selector
 
 
 def section(content: Content) -> Section | None:
