@@ -84,7 +84,7 @@ def figure(
     data: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a figure of the papers for your own runs, ready for print.
+    """Draw a figure as in the papers from your own runs, ready for print.
 
     Text has at least 7 pt. KIND is an analysis, as in `fedhead analyse`. If it draws several figures, the others are
     written beside OUT, such as OUT-means for cka.

@@ -100,7 +100,7 @@ def tune(
 
 
 def _final_accuracies(final: Row) -> str:
-    """Format the test accuracies of the last stage that has them, as for the trials' values."""
+    """Format the test accuracies after the last stage that has any."""
     rows = [final, *final["stages"].values()]
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in ("accuracy", "personal")}
     return ", ".join(f"{name} {known[-1]:.2f} %" for name, known in values.items() if known)

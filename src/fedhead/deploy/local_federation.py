@@ -222,7 +222,7 @@ class LocalFederation:
             processes.stop([self.link])
             status, deadline = ServerStatus.read(self._status), time.monotonic() + 10.0
             while status is not None and status.process.alive() and time.monotonic() < deadline:
-                time.sleep(0.1)  # the server exits after its SuperLink, and locks the run folder until then
+                time.sleep(0.1)  # wait for the server to exit and unlock the run folder
         self.nodes, self.link = [], None
         self._lock.close()
         self._server_log.close()

@@ -1,4 +1,4 @@
-"""Processes of a local federation: started in their own sessions, ended with the process that started them."""
+"""Processes of a local federation, each in its own session; they end when their parent process ends."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Return the environment of Flower's processes: offline, without telemetry, with this fedhead and this Python.
+    """Return the environment of Flower's processes: offline, without telemetry, with the current fedhead and Python.
 
     Args:
         home: Flower's home folder.

@@ -118,7 +118,7 @@ class Project:
 
     @property
     def app(self) -> Path:
-        """Folder that Flower bundles, separate because a bundle is sent to every site."""
+        """Folder that Flower sends to every site, so it contains no config and no keys."""
         return self.path / "app"
 
     @property

@@ -96,7 +96,7 @@ class ForwardExecutor(Executor):
         count = len(job.clients)
         program = replace(job.program, chunk=max(1, self.budget.samples // count))
 
-        def run(inputs: ClientInputs) -> Reply:  # one function, so that a shared model is not stacked
+        def run(inputs: ClientInputs) -> Reply:  # start and finish in one vmap, so that a shared model is never stacked
             return program.finish(program.start(inputs), inputs)
 
         reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())

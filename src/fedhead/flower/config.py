@@ -71,12 +71,12 @@ class ServerFile(_File, Timeouts):
     sites: tuple[SiteName, ...]  # names; the position of a site determines its batches
     out: str = "run"  # run folder
     set: tuple[str, ...] = ()  # key=value overrides of the recipe
-    # number or names; null: those of the recipe's data set
+    # number or names of the classes; null: those of the recipe's data set
     classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
-    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of a sample, (channels, height, width) for images
+    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample; of images: channels, height, width
     normalize: str | None = None  # a named normalization
     test: str | None = None  # the server's test samples: an .npz, a folder, a CSV, file.py:function, or recipe
-    public: str | None = None  # samples shared by all parties, in the same formats
+    public: str | None = None  # public samples that the server and all sites have, in the same formats
     data: str | None = None  # folder of the recipe's data set
     allow: tuple[str, ...] = ()  # modules and files outside fedhead that a site's model may use
     max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # memory limit for building a site's model
@@ -111,14 +111,14 @@ class SiteFile(_File, Policy):
     name: SiteName  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
     test: str | None = None  # the site's test samples, in the same formats
-    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its samples
+    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share to hold out
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
-    data_folder: str | None = None  # of the recipe's data set, with data: recipe
+    data_folder: str | None = None  # folder of the recipe's data set, if data is `recipe`
     min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
     state: str = "state"  # folder of persistent state
-    model: str | None = None  # architecture of the site …
-    model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
+    model: str | None = None  # architecture of the site, if it differs from the recipe's
+    model_parameters: dict[str, Any] = field(default_factory=dict)  # parameters of that architecture
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
 

@@ -1,4 +1,4 @@
-"""Values of a metric over the rounds, of one run or of several in their common rounds."""
+"""Values of a metric over the rounds of one run, or over the common rounds of several runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def values_by_round(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    """Return the values of a metric, or of any number that rounds record, by round."""
+    """Return the values of a metric, or of another number in the records, by round."""
     found = {r["round"]: r.get(metric, (r.get("metrics") or {}).get(metric)) for r in rows}
     return {number: value for number, value in found.items() if value is not None}
 

@@ -131,7 +131,7 @@ class CCVR(StatisticsStage):
 
     # -- models -----------------------------------------------------------------------------------
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
-        """Return the head's scores, on transformed features if testing transforms them."""
+        """Return the head's scores; with `tukey` real or both, on transformed features."""
         if self.tukey not in ("real", "both"):
             return out.logits
         return classify(task.model, w, tukey(out.z, self.power))

@@ -1,4 +1,4 @@
-"""Closed-form heads: one message per client gives the head of the pooled features of all clients."""
+"""Closed-form heads: one message per client gives the same head as the pooled features of all clients."""
 
 from __future__ import annotations
 

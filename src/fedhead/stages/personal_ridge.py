@@ -35,7 +35,7 @@ class PersonalRidge(PersonalHead):
         return Ridge(self.alpha, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
-        """Return the given penalty, or that of all clients' sums and several relative to the mean eigenvalue."""
+        """Return the candidate penalties: the given one, or the server's choice and the values of `PENALTIES`."""
         alpha, zero = chosen["alpha"], torch.zeros_like(chosen["alpha"])
         relative = PENALTIES if self.alpha is None else ()
         return [Tree(alpha=alpha, relative=zero), *(Tree(alpha=zero, relative=zero + value) for value in relative)]

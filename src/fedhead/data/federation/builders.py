@@ -112,7 +112,7 @@ def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str)
 def partition_rows(
     train: Samples, rule: Partition, classes: int, clients: int | None, objective: str, seed: int
 ) -> list[Rows]:
-    """Partition samples over clients; rules by class are refused for objectives without classes."""
+    """Partition samples over clients; raise `BadInput` if the partition needs classes and the objective has none."""
     has_classes = targets.objective_of(objective).has_classes
     require(
         has_classes or isinstance(rule, FromFunction | IID),

@@ -111,7 +111,7 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     elif tensor.dtype != torch.uint8:
         readings = ("features", "tokens") if len(shape) < 3 else ("features", "tokens", "nhw", "nhwc", "nchw")
     elif len(shape) == 3:
-        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # could be one image without a batch axis, or a sequence
+        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # may be a single image, or sequences of few values
         readings = ("nhw", "features", "tokens") if thin else ("nhw",)
     elif len(shape) == 4 and (shape[1] in CHANNELS) != (shape[3] in CHANNELS):
         readings = ("nchw",) if shape[1] in CHANNELS else ("nhwc",)
@@ -129,7 +129,7 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
 
 
 def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) -> str:
-    """Return the layout that gives samples of a known shape, which sites of a deployment receive.
+    """Return the layout that gives samples of a known shape, such as the shape that the server sends to a site.
 
     Args:
         x: The samples.

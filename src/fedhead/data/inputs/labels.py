@@ -40,7 +40,7 @@ class Classes:
 
     @classmethod
     def known(cls, y: NDArray[Any], names: Sequence[str] | None, count: int) -> Classes:
-        """Return the mapping for known classes, which sites of a deployment receive.
+        """Return the mapping for known classes, such as those that the server sends to a site.
 
         Words are class names. Integers are class names if all names are whole numbers, and class indices otherwise.
 

@@ -155,7 +155,7 @@ def _outcome(
     def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
         leaves = params.map(lambda t: t.detach().requires_grad_())
         tensors = list(leaves.values())
-        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # user code may draw from it
+        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # for user code that draws
             value, stats = loss(leaves, w, batch, key, inputs)
             grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
         kept = [t.detach().flatten() for t in stats.values()]

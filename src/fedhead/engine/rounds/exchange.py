@@ -117,7 +117,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
 
 
 def _merged(earlier: ReplySet, replies: ReplySet) -> ReplySet:
-    """Return all replies so far, still stacked if there are no earlier ones."""
+    """Merge replies with earlier ones; without earlier ones they are returned unchanged, so stacks stay stacked."""
     return ReplySet.of({**earlier, **replies}) if earlier else replies
 
 

@@ -164,7 +164,7 @@ def check_client_hooks(job: Job, trains: bool, refuse_draws: bool = True) -> Non
 
 
 def _may_draw(model: nn.Module) -> bool:
-    """Return whether a model has layers by users, or layers of torch that don't draw by key."""
+    """Return whether a model may draw from global generators: it has torch's random layers, or user-defined ones."""
     return any(
         isinstance(layer, _DRAWING) or not type(layer).__module__.startswith(("torch.", "fedhead."))
         for layer in model.modules()

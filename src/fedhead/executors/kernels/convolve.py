@@ -74,7 +74,7 @@ def stacked_input(grad: Tensor, weight: Tensor, height: int, width: int, stride:
 def stacked_weight(
     x: Tensor, grad: Tensor, height: int, width: int, biased: bool, stride: int, top: int, left: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of the filters of `stacked`, of the given size, and of its bias (or empty), in float32."""
+    """Compute the gradients of the filters and of the bias (empty if not `biased`) of `stacked`, in float32."""
     return launch_weight(x, grad, (height, width), biased, stride, top, left)
 
 

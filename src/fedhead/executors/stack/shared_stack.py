@@ -103,7 +103,7 @@ class SharedStack:
         """Wait for the other runs, then train with them; the caller holds the lock."""
         request = _Request(number, job)
         self._waiting.append(request)
-        self._waiting.sort(key=attrgetter("number"))  # graphs are captured for the first run, in every round
+        self._waiting.sort(key=attrgetter("number"))  # in every round the same run is first, as its CUDA graphs require
         self._train_if_all_wait()
         self._turn.wait_for(lambda: request.outcome is not None)
         if isinstance(request.outcome, BaseException):

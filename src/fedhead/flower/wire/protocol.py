@@ -61,13 +61,13 @@ class RunSpec:
     recipe: dict[str, Any]  # flat keys
     sites: list[str]  # names; the position is the client number, which determines the batches
     classes: Annotated[int, AtLeast(1)]
-    shape: list[Annotated[int, AtLeast(1)]]  # of a sample
-    names: list[str] | None = None  # of the classes
+    shape: list[Annotated[int, AtLeast(1)]]  # shape of one sample
+    names: list[str] | None = None  # names of the classes
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
     resize: Side | None = None  # height and width of a model's inputs
-    named: dict[str, Any] = field(default_factory=dict)  # instead of the above: `NamedInput`s by name
+    named: dict[str, Any] = field(default_factory=dict)  # of a model with several inputs: each `NamedInput`
     code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
     fedhead: str = field(default_factory=version)
 
@@ -120,8 +120,8 @@ class Request:
     algorithm: str = TRAIN
     # Last round in which this site's reply was accepted: its state after that round is valid.
     accepted: Count = 0
-    staged: bool = False  # test: whether its reply to this stage was accepted, so that the stage's state is valid
-    deliver: bool = False  # test: whether the site stores the model
+    staged: bool = False  # in a test: the site's reply to this stage was accepted, so its state is valid
+    deliver: bool = False  # in a test: the site shall store the tested model
     frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
 
 
@@ -134,17 +134,17 @@ class Response:
     experiment: str
     round: Count
     algorithm: str
-    problem: str | None = None  # error code (`site_errors.TEXTS`) …
-    reference: str = ""  # … and reference number in the site's log
+    problem: str | None = None  # error code, see `site_errors.TEXTS`
+    reference: str = ""  # reference number of the error in the site's log
     samples: Count = 0  # n_k
     tests: Count = 0  # number of test samples
-    left_out: list[Count] = field(default_factory=list)  # work: classes that are too small to be sent
-    model: dict[str, Any] = field(default_factory=dict)  # overridden recipe keys: the site's architecture
-    train_loss: Value | None = None  # work: mean loss of the local steps
-    loss: Value | None = None  # test: mean cross entropy on its test samples …
-    accuracy: Percent | None = None  # … accuracy in per cent …
-    steps: dict[str, Percent | None] = field(default_factory=dict)  # … accuracies at intermediate states of a stage …
-    metrics: dict[str, Value | None] = field(default_factory=dict)  # … and further metrics; null: no value
+    left_out: list[Count] = field(default_factory=list)  # after work: classes with too few samples to be sent
+    model: dict[str, Any] = field(default_factory=dict)  # recipe keys that the site overrides with its own architecture
+    train_loss: Value | None = None  # after work: mean loss of the local steps
+    loss: Value | None = None  # after a test: mean cross entropy on the site's test samples
+    accuracy: Percent | None = None  # after a test: accuracy in per cent
+    steps: dict[str, Percent | None] = field(default_factory=dict)  # accuracies after the steps of a stage
+    metrics: dict[str, Value | None] = field(default_factory=dict)  # further metrics; null: no value
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Collapse(NamedTuple):
     """Three metrics of neural collapse."""
 
     nc1: float  # variance within classes over that between them: 0 when features collapse to their prototypes
-    nc2: float  # mean square of pairwise prototype cosines minus −1/(C−1): 0 when prototypes form a simplex ETF
+    nc2: float  # mean of (cosine + 1/(C−1))² over pairs of prototypes: 0 when they form a simplex ETF
     nc3: float  # mean cosine of classifier vectors and centered prototypes: 1 when both are aligned
 
 
@@ -61,7 +61,7 @@ def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
 
 
 def simplex_error(means: Tensor, center: bool = False) -> float:
-    """Compute NC2: the mean square of the pairwise cosines minus −1/(C−1).
+    """Compute NC2: the mean of (cosine + 1/(C−1))² over pairs of classes.
 
     Args:
         means: Prototypes, [C, d].
@@ -120,7 +120,7 @@ def measure(simulation: Simulation) -> Collapse:
 
 
 class LocalView(NamedTuple):
-    """Local models after local training, of the clients with data."""
+    """Prototypes and classifiers of the clients' models after local training; clients without data are excluded."""
 
     clients: list[int]
     prototypes: Tensor  # [K, C, d], class means of each client's samples

@@ -24,7 +24,7 @@ class AnalysisOptions:
 
     Args:
         samples: Number of samples to use; None: the default of the analysis.
-        rounds: Rounds whose local models are analyzed, in addition to those after the last.
+        rounds: Rounds whose local models are analyzed, in addition to one more round after the last.
         seed: Seed of random draws.
         metric: Metric of learning curves.
         width: Width of the figures in inches.

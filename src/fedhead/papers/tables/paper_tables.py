@@ -159,7 +159,7 @@ class PaperTable(Table):
         return reduce(_as_in, concerning, cell) if concerning else None
 
     def cell(self, choices: Mapping[str, str], scale: Scale = "full") -> PaperCell:
-        """Return the unchanged cell of one choice per axis."""
+        """Return the cell of one choice per axis, without variants and overrides."""
         layers = [self.content, *self.layers(choices)]
         keys: dict[str, Any] = dict(self.content.get("base", {}))
         find = {k: str(self.content[k]) for k in ("paper", "table") if k in self.content}

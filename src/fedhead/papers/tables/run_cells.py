@@ -35,7 +35,7 @@ class Repetition:
     cell: PaperCell
     digest: str
     scale: Scale
-    recipe: Recipe  # with the cell's stage
+    recipe: Recipe  # recipe of the cell, including its stage
 
     @property
     def split(self) -> int:

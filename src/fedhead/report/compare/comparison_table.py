@@ -157,7 +157,7 @@ def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "
     recipe = next(m.recipe for m in measured if metric in m.values)
     try:
         goal = registry.find([metric], recipe.folders, recipe.objective or "multiclass")[metric].better
-    except BadInput:  # a Python function, or a removed metric
+    except BadInput:  # not in the registry: a Python function, or a removed metric
         goal = None
     return goal or "max", [] if goal else [f"nobody said which values of {metric} are good: high ones are taken"]
 

@@ -33,7 +33,7 @@ class SweepCell:
 
     name: str
     choices: Mapping[str, str]
-    runs: Mapping[Path, Recipe]  # by run folder, relative to the sweep's
+    runs: Mapping[Path, Recipe]  # recipes by run folder, relative to the folder of the sweep
 
 
 def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[SweepCell]:

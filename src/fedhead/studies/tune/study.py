@@ -258,7 +258,7 @@ class Study:
             try:
                 trial.report(value, round_)
             except optuna().exceptions.UpdateFinishedTrialError:
-                return True  # it counted as lost, as after a suspension, and was retried elsewhere
+                return True  # already marked as lost, as after a suspension, and was retried elsewhere
             return bool(trial.should_prune())
 
     def finish(self, job: TrialJob, result: Outcome) -> None:
@@ -273,7 +273,7 @@ class Study:
         """Record the outcome of a trial in Optuna."""
         states = optuna().trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[outcome.state]
-        with self._storage(), suppress(optuna().exceptions.UpdateFinishedTrialError):  # it counted as lost
+        with self._storage(), suppress(optuna().exceptions.UpdateFinishedTrialError):  # already marked as lost
             trial.set_user_attr(REASON, outcome.reason)
             trial.set_user_attr(RETRYABLE, outcome.retryable)
             self._study.tell(trial, outcome.value, state=state)

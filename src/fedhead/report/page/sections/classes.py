@@ -13,7 +13,7 @@ NAMED = 40  # maximum number of classes in a confusion matrix
 
 
 def section(content: Content) -> Section | None:
-    """Return the accuracies by class, one choice per setting."""
+    """Return the accuracies by class, with a selector of the setting."""
     charts: dict[str, Chart] = {}
     for column in content.columns:
         means = [(entry, values) for entry in content.of(column) if (values := _means(entry)) is not None]
@@ -66,7 +66,7 @@ def _chart(content: Content, means: list[tuple[Entry, NDArray[np.float64]]]) -> 
 
 
 def confusion_section(content: Content) -> Section | None:
-    """Return the confusion after the rounds and after each stage, one choice per method and setting."""
+    """Return the confusion after the rounds and after each stage, with a selector of method and setting."""
     names: dict[str, str] = {}
     charts: dict[str, dict[str, Chart]] = {}
     for entry in content.entries:

@@ -13,7 +13,7 @@ from fedhead.report.table import Cell, Table, number
 
 
 def section(content: Content) -> Section | None:
-    """Return the distribution over clients of every method, one choice per setting."""
+    """Return the distribution over clients of every method, with a selector of the setting."""
     charts: dict[str, Chart] = {}
     tables: dict[str, str] = {}
     for i, column in enumerate(content.columns):
