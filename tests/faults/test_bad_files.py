@@ -1,4 +1,4 @@
-"""Files that are no files, and values far out of range: one line, exit code 2, and 3 for what the machine lacks."""
+"""Paths that are not regular files, and values far out of range: one line, exit code 2, and 3 for a machine failure."""
 
 from __future__ import annotations
 
