@@ -177,7 +177,7 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
 
 @pytest.mark.slow
 def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> None:
-    recipe = Recipe(rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
+    recipe = Recipe(dataset="digits", rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
     clipped = recipe.override(["uploads=[clip(0.2), half]"])
     assert build_experiment(clipped).uploads == (Clip(0.2), Float16Upload())
     assert Recipe.from_yaml(clipped.to_yaml()) == clipped

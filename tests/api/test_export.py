@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -192,3 +194,35 @@ def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(found.export(tmp_path / "model.onnx")))
     (scores,) = session.run(None, x)
     np.testing.assert_allclose(scores, found.scores(x), atol=1e-5)
+
+
+def clinic(rows: int = 40, seed: int = 0) -> pd.DataFrame:
+    """A table of numbers and words with gaps."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(
+        {"age": rng.normal(60, 9, rows), "sex": rng.choice(["f", "m"], rows), "dose": rng.normal(size=rows)}
+    )
+    table.loc[rng.random(rows) < 0.2, "age"] = np.nan
+    table.loc[rng.random(rows) < 0.1, "sex"] = None
+    return table.assign(label=rng.choice(["ill", "well"], rows))
+
+
+def test_a_table_is_predicted_and_exported_with_its_columns_and_gaps(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
+    pytest.importorskip("onnxscript", reason="an optional extra")
+    made = fh.Federation.from_clients([clinic(), clinic(seed=1)], missing="mean", normalize="standard")
+    fh.run(made, "mlp(hidden=[4])", rounds=1, executor="loop", device="cpu", out=tmp_path / "run")
+    loaded, rows = fh.load(tmp_path / "run"), clinic(seed=2)
+    session = onnxruntime.InferenceSession(str(loaded.export(tmp_path / "model.onnx", normalize=True)))
+    held = session.get_modelmeta().custom_metadata_map
+    assert json.loads(held["columns"]) == ["age", "sex=f", "sex=m", "sex missing", "dose"]
+    assert json.loads(held["classes"]) == ["ill", "well"]
+    assert made.columns is not None
+    (scores,) = session.run(None, {"x": made.columns.encode(rows)})
+    assert np.isnan(made.columns.encode(rows)).any()
+    np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
+    assert loaded.predict(rows.drop(columns="label")).shape == (40,)
+    made.save(tmp_path / "made.npz")
+    assert fh.Federation.load(tmp_path / "made.npz").columns == made.columns
+    with pytest.raises(BadInput, match="x has no column 'dose'"):
+        loaded.predict(rows.drop(columns="dose"))

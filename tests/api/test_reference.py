@@ -28,7 +28,9 @@ def test_every_key_has_a_meaning_and_an_example_that_changes_it(entry: Entry) ->
     assert entry.meaning
     assert entry.allowed
     assert entry.example.startswith(f"{entry.name}=")
-    assert getattr(Recipe().override([entry.example]), entry.name) != getattr(Recipe(), entry.name)
+    assert getattr(Recipe(dataset="digits").override([entry.example]), entry.name) != getattr(
+        Recipe(dataset="digits"), entry.name
+    )
 
 
 listing = functools.cache(list_components)

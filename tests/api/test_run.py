@@ -180,7 +180,7 @@ def test_a_word_of_another_library_is_answered_with_ours(name: str, near: str) -
     with pytest.raises(BadInput, match=rf"unknown argument of run '{name}': did you mean '{near}'\? See help\("):
         fedhead.run(None, "mlp", **{name: 3})  # type: ignore[arg-type]  # refused before it is used
     with pytest.raises(BadInput, match=rf"unknown key '{name}': did you mean '{near}'\? See fedhead ls keys"):
-        Recipe().override([f"{name}=3"])
+        Recipe(dataset="digits").override([f"{name}=3"])
 
 
 def test_a_federation_answers_words_of_other_libraries() -> None:

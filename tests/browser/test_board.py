@@ -30,8 +30,8 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def test_the_board_shows_a_run_while_it_goes_on(visit: Callable[..., Opened], address: str, tmp_path: Path) -> None:
-    make_run(tmp_path / "done", Recipe(rounds=6, stages=("ccvr",)), samples=300)
-    going = make_run(tmp_path / "going", Recipe(rounds=6, method="fedprox"), done=2, samples=300)
+    make_run(tmp_path / "done", Recipe(dataset="digits", rounds=6, stages=("ccvr",)), samples=300)
+    going = make_run(tmp_path / "going", Recipe(dataset="digits", rounds=6, method="fedprox"), done=2, samples=300)
     opened = visit(address)
     tab = opened.tab
     tab.locator("#curve-0").scroll_into_view_if_needed()

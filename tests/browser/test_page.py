@@ -172,10 +172,12 @@ def test_every_control_is_reached_by_the_keyboard(visit: Visit, report: Path) ->
 def test_awful_words_and_many_clients_hold(visit: Visit, tmp_path: Path) -> None:
     awful = "<img src=x onerror=alert(1)> & $a$ %{x} " + "w" * 200 + " שלום"
     names = ["<b>cat</b>", "a & b", "$x^2$", "100 %", "שלום", "x" * 200, "مرحبا", "7", "8", "9"]
-    make_run(tmp_path / "a", Recipe(rounds=4, stages=("ccvr",)), names=names)
-    make_run(tmp_path / "b", Recipe(rounds=4, method_parameters={"note": awful}), names=names, best=85)
-    make_run(tmp_path / "c", Recipe(rounds=2, clients=1000), classes=300, samples=20000)
-    make_run(tmp_path / "d", Recipe(rounds=9, method="moon"), done=3, names=names)
+    make_run(tmp_path / "a", Recipe(dataset="digits", rounds=4, stages=("ccvr",)), names=names)
+    make_run(
+        tmp_path / "b", Recipe(dataset="digits", rounds=4, method_parameters={"note": awful}), names=names, best=85
+    )
+    make_run(tmp_path / "c", Recipe(dataset="digits", rounds=2, clients=1000), classes=300, samples=20000)
+    make_run(tmp_path / "d", Recipe(dataset="digits", rounds=9, method="moon"), done=3, names=names)
     file = report_page.write([tmp_path], tmp_path / "report.html")
     for width in (390, 1280):
         opened = visit(file.as_uri(), width)
@@ -195,7 +197,7 @@ def long_names(tmp_path: Path) -> Path:
     """The page about runs with long names, a wide table and 20 classes."""
     for mu in (0.022881136684755242, 0.3):
         for clients in range(10, 22):
-            recipe = Recipe(rounds=2, method="fedprox", method_parameters={"mu": mu}, clients=clients)
+            recipe = Recipe(dataset="digits", rounds=2, method="fedprox", method_parameters={"mu": mu}, clients=clients)
             make_run(tmp_path / f"a_long_name_of_a_folder/{mu}/{clients}", recipe, classes=20, samples=300)
     return report_page.write([tmp_path], tmp_path / "report.html")
 

@@ -258,7 +258,9 @@ def test_a_thousand_clients_are_merged_in_seconds_and_in_the_memory_of_two() -> 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("standalone") / "run"
-    recipe = Recipe(rounds=2, local_epochs=2, lr=0.05, batch_size=32, model_parameters={"hidden": [16]})
+    recipe = Recipe(
+        dataset="digits", rounds=2, local_epochs=2, lr=0.05, batch_size=32, model_parameters={"hidden": [16]}
+    )
     execute(recipe, path, Compute(device="cpu", executor="loop"))
     return path
 
@@ -362,7 +364,7 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
 ) -> None:
     out = tmp_path / "calibrated.safetensors"
     for head, code in (("normalized", 0), ("etf", 2)):
-        recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
+        recipe = Recipe(dataset="digits", rounds=1, model_parameters={"hidden": [16], "head": head})
         execute(recipe, tmp_path / head, Compute(device="cpu", executor="loop"))
         few = ["--stage", "ccvr(samples=20, epochs=1)"]
         assert call(["calibrate", str(tmp_path / head), "--out", str(out), *few]) == code

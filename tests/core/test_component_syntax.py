@@ -112,6 +112,8 @@ def test_ranges_are_checked() -> None:
 
 def test_a_recipes_heads_are_found_wherever_they_are_written() -> None:
     recipe = Recipe(
-        model=("mlp( head = a.py:A(1) )", "mlp(hidden=[8], head=b.py:B)"), model_parameters={"head": "c.py:C"}
+        dataset="digits",
+        model=("mlp( head = a.py:A(1) )", "mlp(hidden=[8], head=b.py:B)"),
+        model_parameters={"head": "c.py:C"},
     )
     assert [name for registry, name in named(recipe) if registry.kind == "head"] == ["c.py:C", "a.py:A", "b.py:B"]

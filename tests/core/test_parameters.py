@@ -89,7 +89,7 @@ def test_a_models_parameters_are_named_as_the_caller_wrote_them() -> None:
     with pytest.raises(BadInput, match=r"^model mlp: hidden: 0 is out of range, it must be at least 1$"):
         fh.build("mlp", (4,), 2, hidden=[3, 0])
     with pytest.raises(BadInput, match=r"^model\.hidden: 0 is out of range, it must be at least 1$"):
-        build_experiment(Recipe(model_parameters={"hidden": [3, 0]}))
+        build_experiment(Recipe(dataset="digits", model_parameters={"hidden": [3, 0]}))
 
 
 @given(low=numbers, value=numbers)

@@ -117,7 +117,7 @@ def test_recipes_say_what_does_not_go_together() -> None:
     ]:
         with pytest.raises(fh.BadInput, match=message):
             recipe_data.inputs(Recipe.from_flat(keys))
-    assert build_experiment(Recipe(objective="multiclass")).models[0].classes == 10
+    assert build_experiment(Recipe(dataset="digits", objective="multiclass")).models[0].classes == 10
 
 
 def test_a_run_in_a_folder_goes_on_with_its_objective(tmp_path: Path) -> None:

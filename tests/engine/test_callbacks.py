@@ -304,4 +304,4 @@ def test_what_sites_can_t_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match="validation: sites take no validation samples apart, it is for simulations only"
     ):
-        run_spec(file, recipe=Recipe(validation=0.1))
+        run_spec(file, recipe=Recipe(dataset="digits", validation=0.1))

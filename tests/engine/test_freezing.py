@@ -107,15 +107,15 @@ def test_fh_run_holds_what_was_frozen_after_the_build() -> None:
     ],
 )
 def test_recipes_freeze_by_part_name_or_pattern(names: tuple[str, ...], frozen: set[str]) -> None:
-    recipe = Recipe(model="mlp", model_parameters={"hidden": [8]}, freeze=names)
+    recipe = Recipe(dataset="digits", model="mlp", model_parameters={"hidden": [8]}, freeze=names)
     assert build_experiment(recipe).models[0].frozen == frozen
 
 
 def test_recipes_refuse_to_freeze_nothing_or_everything() -> None:
     with pytest.raises(BadInput, match=r"unknown name in freeze 'extractr': did you mean 'extractor'\?"):
-        build_experiment(Recipe(freeze=("extractr",)))
+        build_experiment(Recipe(dataset="digits", freeze=("extractr",)))
     with pytest.raises(BadInput, match=r"freeze: all parameters are frozen"):
-        build_experiment(Recipe(freeze=("extractor", "classifier")))
+        build_experiment(Recipe(dataset="digits", freeze=("extractor", "classifier")))
 
 
 def test_a_recipe_that_freezes_all_that_a_phase_trains_leaves_no_folder(

@@ -78,7 +78,7 @@ def test_what_is_no_regular_file_is_not_opened(name: str, special: Callable[[Pat
     file, read = READERS[name]
     path = tmp_path / file
     if path.parent != tmp_path:
-        RunFolder.create(path.parent, Recipe())
+        RunFolder.create(path.parent, Recipe(dataset="digits"))
         path.unlink(missing_ok=True)
     special(path)
     if special is circle and name in MAY_BE_ABSENT:  # a link to nothing is a file that is not there yet
@@ -185,7 +185,7 @@ def test_what_the_header_of_an_array_claims_is_not_allocated(header: bytes, tmp_
     with pytest.raises(BadInput, match=r"data\.npz"):
         Federation.load(tmp_path / "data.npz")
     with pytest.raises(BadInput, match=r"partition\.npz"):
-        RunFolder(tmp_path, Recipe()).split()
+        RunFolder(tmp_path, Recipe(dataset="digits")).split()
 
 
 def test_a_gzip_file_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

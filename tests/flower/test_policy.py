@@ -77,9 +77,9 @@ def test_what_the_policy_names_is_carried_out(tmp_path: Path) -> None:
     keys = "methods: [fedavg]\nstages: [ccvr]\nmodels: [mlp]\n"
     assert hello(project(tmp_path, keys=keys)).problem is None
     policy = Policy(models=("mlp",))
-    policy.check(Recipe(model="protocnn(channels=18)"), {"model": "resnet20"})  # the site has its own
+    policy.check(Recipe(dataset="digits", model="protocnn(channels=18)"), {"model": "resnet20"})  # the site has its own
     with pytest.raises(SiteProblem, match="protocnn"):
-        policy.check(Recipe(model=("mlp", "protocnn(channels=18)")), {})
+        policy.check(Recipe(dataset="digits", model=("mlp", "protocnn(channels=18)")), {})
 
 
 def test_a_stage_that_another_one_begins_with_needs_to_be_allowed_too() -> None:

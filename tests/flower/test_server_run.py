@@ -28,6 +28,7 @@ from fedhead.metrics.records import Row
 from fedhead.recipes.experiment import build_experiment, prepare
 from fedhead.recipes.recipe import load
 from fedhead.runs import checkpoint
+from fedhead.runs.reopen import reopen
 from fedhead.runs.run import execute
 from fedhead.testing.inprocess import InProcess
 
@@ -230,3 +231,19 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
         measured = load_result(tmp_path / "own" / "run").evaluate(held["x"], held["y"])
     assert measured["accuracy"] == found["accuracy"]
     assert not (tmp_path / "own" / "run" / "partition.npz").exists()
+    assert (found["dataset"], found["partition"]) == ("own", "natural")  # the deployment's title, not the recipe's data
+    assert load_result(tmp_path / "own" / "run").record.class_names == ["cat", "dog"]
+    assert serve(made.server(), InProcess({}), resume=True, log=lambda line: None) == found
+    with pytest.raises(BadInput, match="its own federation, which its folder does not hold: give the same"):
+        reopen(tmp_path / "own" / "run")  # nothing is calibrated on the digits of the recipe
+    made.server_file.write_text(made.server_file.read_text().replace("rounds=2", "subset=9"))
+    with pytest.raises(BadInput, match="subset: 9 is not done with the sites' own data: leave it out"):
+        made.server().recipe_of_run()
+
+
+def test_the_recipes_normalization_is_that_of_the_servers_test(tmp_path: Path) -> None:
+    """The server normalizes its test samples as the sites do their own, also by means over all clients."""
+    made, grid = project(tmp_path, "normalize=standard", "rounds=1")
+    found = serve(made.server(), grid, log=lambda line: None)
+    expected = execute(made.server().recipe_of_run(), tmp_path / "sim", Compute(executor="loop", device="cpu"))
+    assert found["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)

@@ -162,7 +162,7 @@ def test_texts_and_ones_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=message):
             LOGGER_PART.build([text])
-    RunLoggers(Recipe(), None, []).close()
+    RunLoggers(Recipe(dataset="digits"), None, []).close()
 
 
 # -- TensorBoard ------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_what_a_logger_does_to_its_record_does_not_change_the_run(monkeypatch: p
     rows: list[dict[str, Any]] = [{"round": 1, "metrics": {"f1": 0.5}}]
     result: Any = {"accuracy": 1.0}
     monkeypatch.setattr("fedhead.runs.run_loggers.final_metrics", lambda *_: result)
-    group = RunLoggers(Recipe(), None, [Greedy(), Greedy()])
+    group = RunLoggers(Recipe(dataset="digits"), None, [Greedy(), Greedy()])
     group.round(rows[0], Snapshot(1, Tree(), {}, []))
     group.end(result)
     assert rows == [{"round": 1, "metrics": {"f1": 0.5}}]

@@ -96,9 +96,9 @@ def test_personalization_without_local_test_sets_is_refused_before_training(loca
 
 
 def test_recipes_choose_the_head_that_a_method_needs() -> None:
-    (model,) = build_experiment(Recipe(method="fedetf")).models
+    (model,) = build_experiment(Recipe(dataset="digits", method="fedetf")).models
     assert model.head == "etf"
-    (model,) = build_experiment(Recipe(method="fednh")).models
+    (model,) = build_experiment(Recipe(dataset="digits", method="fednh")).models
     assert model.head == "prototype"
     result = fh.run(federation(), "mlp", "fedetf", rounds=1)
     assert result.trained.clients.task.model.head == "etf"
@@ -111,11 +111,11 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
 def test_a_recipe_that_can_t_be_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(BadInput, match="fedetf needs a model with the etf head"):
-        build_experiment(Recipe(method="fedetf", model_parameters={"head": "linear"}))
+        build_experiment(Recipe(dataset="digits", method="fedetf", model_parameters={"head": "linear"}))
     with pytest.raises(BadInput, match="finetune_etf needs a model with the etf head"):
-        build_experiment(Recipe(method="fedavg", stages=("finetune_etf",)))
+        build_experiment(Recipe(dataset="digits", method="fedavg", stages=("finetune_etf",)))
     with pytest.raises(BadInput, match=r"client_test=0\.3"):
-        execute(Recipe(method="fedetf", stages=("finetune",)), out)
+        execute(Recipe(dataset="digits", method="fedetf", stages=("finetune",)), out)
     assert not out.exists()
 
 
@@ -124,7 +124,7 @@ def test_parameters_out_of_range_are_refused() -> None:
         with pytest.raises(BadInput, match=r"^Fed\w+: \w+: .* is out of range"):
             make()
     with pytest.raises(BadInput, match=r"method.absent"):
-        build.algorithms(Recipe(method="fedetf", method_parameters={"absent": "two"}))
+        build.algorithms(Recipe(dataset="digits", method="fedetf", method_parameters={"absent": "two"}))
 
 
 @pytest.mark.slow

@@ -128,7 +128,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     """A FedAvg and a FedETF run of two rounds on digits, as their folders keep them."""
     out = tmp_path_factory.mktemp("runs")
     for name in ("fedavg", "fedetf"):
-        recipe = Recipe(method=name, rounds=2, clients=4, lr=0.05, subset=300, model_parameters={"hidden": (16,)})
+        recipe = Recipe(
+            dataset="digits", method=name, rounds=2, clients=4, lr=0.05, subset=300, model_parameters={"hidden": (16,)}
+        )
         execute(recipe, out / name, Compute(executor="loop", device="cpu"))
     return [reopen(out / name, device="cpu") for name in ("fedavg", "fedetf")]
 

@@ -43,4 +43,6 @@ def test_a_list_of_calls_is_recorded_alike_whether_quoted_or_not(comma: str) -> 
     plain = '["early_stopping(metric=loss, patience=3)", "best_model"]'
     assert [list(one.overrides) for one in found] == [[f"callbacks={plain}"]] * 2
     assert digest(found[0]) == digest(found[1]) == digest(cell.override({"callbacks": json.loads(plain)}))
-    assert Recipe(callbacks=(call,)) == Recipe(callbacks=("early_stopping(metric=loss, patience=3)",))
+    assert Recipe(dataset="digits", callbacks=(call,)) == Recipe(
+        dataset="digits", callbacks=("early_stopping(metric=loss, patience=3)",)
+    )

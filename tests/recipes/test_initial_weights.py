@@ -90,9 +90,9 @@ def test_weights_that_do_not_fit_are_named(change: Any, says: str) -> None:
 
 
 def test_a_recipe_says_where_its_weights_are() -> None:
-    assert Recipe().weights is None
+    assert Recipe(dataset="digits").weights is None
     with pytest.raises(BadInput, match=r"nowhere.pt is not there"):
-        build_experiment(Recipe(weights="nowhere.pt"))
+        build_experiment(Recipe(dataset="digits", weights="nowhere.pt"))
 
 
 def test_a_state_dict_of_the_extractor_alone_leaves_the_classifier(tmp_path: Path) -> None:

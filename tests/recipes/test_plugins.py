@@ -344,7 +344,7 @@ def test_an_unknown_executor_begins_no_folder(tmp_path: Path, capsys: pytest.Cap
 
 def test_the_same_stage_twice_is_refused() -> None:
     with pytest.raises(BadInput, match="stages: ccvr is given twice"):
-        build.algorithms(Recipe(stages=("ccvr", "ccvr")))
+        build.algorithms(Recipe(dataset="digits", stages=("ccvr", "ccvr")))
     federation = fh.Federation.load("digits", clients=2, subset=60)
     with pytest.raises(BadInput, match="stages: ccvr is given twice"):
         fh.run(federation, "mlp", rounds=1, stages=[fh.CCVR(samples=10), fh.CCVR(samples=20)])

@@ -210,9 +210,15 @@ def test_yaml_is_plain_yaml_to_other_readers() -> None:
     assert other["lr"] == 1e-5
 
 
+def test_there_is_no_default_data_set() -> None:
+    for use in (recipe_data.federation, recipe_data.inputs):
+        with pytest.raises(BadInput, match=r"dataset: the recipe names no data set: add dataset=NAME"):
+            use(Recipe(rounds=1))
+
+
 def test_seeds_may_share_one_split() -> None:
-    shared = [recipe_data.federation(Recipe(seed=seed, partition_seed=5)) for seed in (0, 1)]
-    own = [recipe_data.federation(Recipe(seed=seed)) for seed in (0, 1)]
+    shared = [recipe_data.federation(Recipe(dataset="digits", seed=seed, partition_seed=5)) for seed in (0, 1)]
+    own = [recipe_data.federation(Recipe(dataset="digits", seed=seed)) for seed in (0, 1)]
     assert all((a == b).all() for a, b in zip(shared[0].rows, shared[1].rows, strict=True))
     assert [len(rows) for rows in own[0].rows] != [len(rows) for rows in own[1].rows]
 

@@ -25,7 +25,14 @@ import fedhead as fh
 class Mine(fh.FedAvg):
     mu: float = 0.1
 """
-RECIPE = "method: mine.py:Mine\nsubset: 100\nclients: 2\nrounds: 1\nmodel: mlp(hidden=[4])\npartition: iid\n"
+RECIPE = """dataset: digits
+method: mine.py:Mine
+subset: 100
+clients: 2
+rounds: 1
+model: mlp(hidden=[4])
+partition: iid
+"""
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def test_nothing_is_written_where_nothing_is_needed(tmp_path: Path, monkeypatch:
     monkeypatch.chdir("/")
     assert [file_of(name) for name in ("fedavg", "package.module:Name", "a/mine.py:Mine")] == [None, None, "a/mine.py"]
     assert to_write(["mine.py", f"{tmp_path}/mine.py", "nowhere.py"], [tmp_path], tmp_path) == []
-    assert "folders" not in Recipe().to_yaml()
+    assert "folders" not in Recipe(dataset="digits").to_yaml()
 
 
 def test_folders_are_a_list_of_paths(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_clipping_bounds_the_corrected_step_of_scaffold(executor: Callable[[], E
     """However large the control variate of the server is, no model moves further than its steps allow."""
     draw = torch.Generator().manual_seed(0)
     own = [(torch.randn(10, 5, generator=draw).numpy(), torch.arange(10).numpy() % 3) for _ in range(3)]
-    local = experiment_build.local(Recipe(lr=0.1, batch_size=4, clip_norm=0.01))
+    local = experiment_build.local(Recipe(dataset="digits", lr=0.1, batch_size=4, clip_norm=0.01))
     federation = fh.Federation.from_clients(own, test=0.2)
     settings: dict[str, Any] = {"rounds": 1, "local": local, "dtype": torch.float64}
     simulation = make_simulation(federation, [build("mlp", (5,), 3, hidden=[4])], fh.Scaffold(), **settings)

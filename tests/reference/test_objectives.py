@@ -166,7 +166,7 @@ def test_settings_that_an_objective_has_not_are_refused() -> None:
 
 def test_balanced_labels_count_negatives_per_positive() -> None:
     federation = _federation("multilabel")
-    local = experiment_build.local(Recipe(class_weights="balanced"))
+    local = experiment_build.local(Recipe(dataset="digits", class_weights="balanced"))
     simulation = make_simulation(federation, [build("mlp", (5,), 3)], FedAvg(), rounds=1, local=local)
     positive = federation.train.y.double().mean(0)
     torch.testing.assert_close(simulation.task.objective.weights, (1 - positive) / positive)

@@ -55,7 +55,7 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
     assert status == 200
     assert "no run yet" in html
     assert 'data-live="2000"' in html
-    folder = make_run(tmp_path / "run", Recipe(rounds=4), done=3, samples=100)
+    folder = make_run(tmp_path / "run", Recipe(dataset="digits", rounds=4), done=3, samples=100)
     found = sections(port)
     assert 'value="3"' in found["progress"]
     assert "running" in found["progress"]
@@ -87,7 +87,7 @@ def test_only_this_machine_is_answered(port: int) -> None:
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "run", Recipe(rounds=2), samples=100)
+    make_run(tmp_path / "run", Recipe(dataset="digits", rounds=2), samples=100)
     watched = board.Watched([tmp_path])
     first = watched.page().sections
     monkeypatch.setattr(board, "load_run", lambda place: pytest.fail("it was read again"))

@@ -20,7 +20,7 @@ from fedhead.runs.run_folder import RunFolder
 
 def write_run(path: Path, accuracy: float, finished: bool = True, **keys: Any) -> None:
     """A run folder as a short run leaves it; the split follows from the seed."""
-    recipe = Recipe.from_flat({"rounds": 1, **keys})
+    recipe = Recipe.from_flat({"dataset": "digits", "rounds": 1, **keys})
     folder = RunFolder.create(path, recipe)
     federation = Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4, seed=recipe.seed)
     folder.save_split(federation)

@@ -25,7 +25,7 @@ AWFUL = ["<script>alert(1)</script>", "a & b", "5 $ of 100 %", "x_1^2 # {y} \\ ~
 
 
 def one(value: float, seed: int = 0, split: str = "s", stage: str = "", **keys: Any) -> Measured:
-    recipe = Recipe.from_flat({"seed": seed, **keys, **({"stages": [stage]} if stage else {})})
+    recipe = Recipe.from_flat({"dataset": "digits", "seed": seed, **keys, **({"stages": [stage]} if stage else {})})
     return Measured(f"runs/{len(keys)}-{seed}", recipe, stage, Replicate(seed, split), {"accuracy": value, "loss": 1.0})
 
 
@@ -252,7 +252,7 @@ def test_baselines_that_are_not_there_or_not_one() -> None:
 def test_a_metric_that_some_or_all_runs_lack() -> None:
     with pytest.raises(BadInput, match="did you mean 'accuracy'"):
         compare([one(1.0)], metric="acuracy")
-    lacking = Measured("runs/x", Recipe(method="moon"), "", Replicate(0, "s"), {"loss": 1.0})
+    lacking = Measured("runs/x", Recipe(dataset="digits", method="moon"), "", Replicate(0, "s"), {"loss": 1.0})
     found = compare([one(1.0), lacking], metric="accuracy")
     assert (found.pivot.rows, found.notes[0]) == (("fedavg",), "runs/x has no accuracy and does not count")
 
@@ -298,7 +298,7 @@ def test_values_of_records_are_those_of_the_kept_round_and_totals() -> None:
         {"round": 3, "accuracy": 60.0, "seconds": 1.0, "bytes_up": 5, "metrics": {"f1": None}},
     ]
     stages = {"ccvr": {"accuracy": 85.0, "personal": None, "metrics": {"f1": 0.9}}}
-    end, after = of_records("x", Recipe(rounds=3, last_rounds=2), Replicate(0, None), rows, stages)
+    end, after = of_records("x", Recipe(dataset="digits", rounds=3, last_rounds=2), Replicate(0, None), rows, stages)
     assert end.values == {"accuracy": 80.0, "accuracy_mean": 65.0, "f1": 0.8, "seconds": 3.0, "bytes_up": 15.0}
     assert after.values == {"accuracy": 85.0, "f1": 0.9}
 

@@ -173,7 +173,7 @@ def test_files_have_the_columns_width_and_embedded_fonts(tmp_path: Path) -> None
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for method, seed in (("fedavg", 0), ("fedprox", 0)):
-        recipe = Recipe(method=method, seed=seed, rounds=2)
+        recipe = Recipe(dataset="digits", method=method, seed=seed, rounds=2)
         folder = RunFolder.create(tmp_path / "runs" / f"{method}-{seed}", recipe)
         folder.save_split(Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4))
         with folder.locked():

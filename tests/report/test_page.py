@@ -79,9 +79,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         for alpha in (0.1, 0.5):
             for method, stages in (("fedavg", ("ccvr",)), ("fedprox", ())):
-                recipe = Recipe(method=method, partition=f"dirichlet({alpha})", seed=seed, rounds=3, stages=stages)
+                recipe = Recipe(
+                    dataset="digits", method=method, partition=f"dirichlet({alpha})", seed=seed, rounds=3, stages=stages
+                )
                 make_run(folder / f"{method}-{alpha}-{seed}", recipe, best=80 + 10 * alpha + seed, samples=300)
-    make_run(folder / "half", Recipe(method="moon", partition="dirichlet(0.1)", rounds=3), done=2, samples=300)
+    make_run(
+        folder / "half",
+        Recipe(dataset="digits", method="moon", partition="dirichlet(0.1)", rounds=3),
+        done=2,
+        samples=300,
+    )
     return folder
 
 
@@ -132,7 +139,9 @@ def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, fo
 
 def test_classes_have_their_mean_over_the_seeds_in_which_they_were_tested(tmp_path: Path) -> None:
     for seed, per_class in enumerate([[60.0, None, 10.0], [70.0, None, None]]):
-        folder = make_run(tmp_path / str(seed), Recipe(seed=seed, rounds=1), samples=100, finish=False)
+        folder = make_run(
+            tmp_path / str(seed), Recipe(dataset="digits", seed=seed, rounds=1), samples=100, finish=False
+        )
         folder.finish({**FINAL, "accuracy": 50.0, "per_class": per_class})
     (chart,) = read(tmp_path).charts["class-accuracy"].values()
     (trace,) = chart["data"]
@@ -151,7 +160,9 @@ def test_traffic_and_time_are_means_over_seeds(found: Reader) -> None:
 def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path: Path) -> None:
     for method, accuracy in (("fedavg", 50.0), ("fedprox", 60.0)):
         for seed in (0, 1):
-            folder = make_run(tmp_path / f"{method}{seed}", Recipe(method=method, seed=seed, rounds=1), finish=False)
+            folder = make_run(
+                tmp_path / f"{method}{seed}", Recipe(dataset="digits", method=method, seed=seed, rounds=1), finish=False
+            )
             row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
             (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
             folder.finish({**FINAL, "accuracy": accuracy})
@@ -174,10 +185,10 @@ def test_sections_are_there_where_their_data_are(tmp_path: Path) -> None:
     def sections(path: Path) -> list[str]:
         return [section.id for section in page.page(content.load([path])).sections]
 
-    made = make_run(tmp_path / "whole", Recipe(rounds=2), samples=100)
+    made = make_run(tmp_path / "whole", Recipe(dataset="digits", rounds=2), samples=100)
     every = ["results", "curves", "partitions", "classes", "confusion", "clients", "traffic", "time", "runs"]
     assert sections(made.path) == every
-    folder = RunFolder.create(tmp_path / "bare", Recipe(rounds=1))
+    folder = RunFolder.create(tmp_path / "bare", Recipe(dataset="digits", rounds=1))
     assert sections(folder.path) == ["runs"]
     with folder.locked():
         folder.record({"round": 1, "train_loss": 2.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
@@ -209,7 +220,7 @@ def test_the_head_has_title_date_command_and_what_all_runs_share(
 
 def test_one_setting_is_named_above_and_in_no_column(tmp_path: Path) -> None:
     for method in ("fedavg", "fedprox"):
-        make_run(tmp_path / method, Recipe(method=method, rounds=2), samples=100)
+        make_run(tmp_path / method, Recipe(dataset="digits", method=method, rounds=2), samples=100)
     html = page.page(content.load([tmp_path])).html()
     found = Reader(html)
     assert found.tables["results-0"][0] == ["method", "accuracy (%)"]
@@ -219,14 +230,14 @@ def test_one_setting_is_named_above_and_in_no_column(tmp_path: Path) -> None:
 
 
 def test_confusion_cells_have_their_share_as_text(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", Recipe(rounds=1), samples=100, finish=False)
+    folder = make_run(tmp_path / "run", Recipe(dataset="digits", rounds=1), samples=100, finish=False)
     folder.finish({**FINAL, "accuracy": 50.0, "confusion": [[1, 2], [0, 4]]})
     (chart,) = read(tmp_path).charts["confusion-0"].values()
     assert chart["data"][0]["text"] == [["33", "67"], ["", "100"]]
 
 
 def test_analyses_enter_the_page(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", Recipe(rounds=2), samples=100).path
+    path = make_run(tmp_path / "run", Recipe(dataset="digits", rounds=2), samples=100).path
     (path / "analysis").mkdir()
     (path / "analysis" / "embed.png").write_bytes(b"png")
     assert "img" in read(path).tags
@@ -234,9 +245,9 @@ def test_analyses_enter_the_page(tmp_path: Path) -> None:
 
 def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     awful = "<script>alert(1)</script> & $x$ %{y} " + "y" * 200 + " שלום"
-    recipe = Recipe(rounds=2, method_parameters={"note": awful}, clients=3)
+    recipe = Recipe(dataset="digits", rounds=2, method_parameters={"note": awful}, clients=3)
     make_run(tmp_path / "run", recipe, names=AWFUL, samples=200)
-    make_run(tmp_path / "other", Recipe(rounds=2, clients=3), names=AWFUL, samples=200)
+    make_run(tmp_path / "other", Recipe(dataset="digits", rounds=2, clients=3), names=AWFUL, samples=200)
     html = page.page(content.load([tmp_path])).html()
     assert "<script>alert" not in html
     assert "<b>owl" not in html
@@ -251,7 +262,9 @@ def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_clients_and_classes(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", Recipe(rounds=1, clients=1000, stages=("ccvr",)), classes=300, samples=6000)
+    make_run(
+        tmp_path / "run", Recipe(dataset="digits", rounds=1, clients=1000, stages=("ccvr",)), classes=300, samples=6000
+    )
     html = page.page(content.load([tmp_path])).html()
     assert len(html) < 2_500_000
     found = Reader(html)
@@ -267,7 +280,7 @@ def test_many_clients_and_classes(tmp_path: Path) -> None:
 
 
 def test_a_partition_is_a_map_of_its_counts(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", Recipe(rounds=1, clients=4), samples=300).path
+    path = make_run(tmp_path / "run", Recipe(dataset="digits", rounds=1, clients=4), samples=300).path
     split = RunFolder.open(path).split()
     assert split is not None
     (heat,) = read(path).charts["partition"]["p0"]["data"]
@@ -275,10 +288,10 @@ def test_a_partition_is_a_map_of_its_counts(tmp_path: Path) -> None:
 
 
 def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path / "good", Recipe(rounds=2), samples=100)
-    damaged = make_run(tmp_path / "damaged", Recipe(rounds=2, seed=1), samples=100).path
+    make_run(tmp_path / "good", Recipe(dataset="digits", rounds=2), samples=100)
+    damaged = make_run(tmp_path / "damaged", Recipe(dataset="digits", rounds=2, seed=1), samples=100).path
     (damaged / "metrics.jsonl").write_text("nonsense\n")
-    newer = make_run(tmp_path / "newer", Recipe(rounds=2, seed=2), samples=100).path
+    newer = make_run(tmp_path / "newer", Recipe(dataset="digits", rounds=2, seed=2), samples=100).path
     (newer / "config.yaml").write_text((newer / "config.yaml").read_text() + "from_the_future: 3\n")
     assert set(find_runs([tmp_path]).broken) == {damaged, newer}
     rows = {Path(row[0]).name: row for row in read(tmp_path).tables["runs-table"][1:]}
@@ -305,7 +318,7 @@ def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsy
 def test_an_edited_result_is_one_line_with_the_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: list[str], value: Any
 ) -> None:
-    recipe = Recipe(rounds=2, stages=("ccvr",))
+    recipe = Recipe(dataset="digits", rounds=2, stages=("ccvr",))
     file = make_run(tmp_path / "run", recipe, samples=100).path / "result.json"
     result = json.loads(file.read_text())
     place = result
@@ -330,10 +343,13 @@ def test_control_characters_of_a_run_folder_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(
-        tmp_path / "a\x1b[31mrun", Recipe(rounds=2, method_parameters={"note": "\x1b]0;owned\x07"}), done=1, samples=100
+        tmp_path / "a\x1b[31mrun",
+        Recipe(dataset="digits", rounds=2, method_parameters={"note": "\x1b]0;owned\x07"}),
+        done=1,
+        samples=100,
     )
-    make_run(tmp_path / "b", Recipe(rounds=2, method_parameters={"note": "\x9b31m"}), samples=100)
-    make_run(tmp_path / "c", Recipe(rounds=2), samples=100)
+    make_run(tmp_path / "b", Recipe(dataset="digits", rounds=2, method_parameters={"note": "\x9b31m"}), samples=100)
+    make_run(tmp_path / "c", Recipe(dataset="digits", rounds=2), samples=100)
     for command in (["report", str(tmp_path), "--out", str(tmp_path / "r.html")], ["compare", str(tmp_path)]):
         assert call(command) == 0
     said = capsys.readouterr()
@@ -342,7 +358,7 @@ def test_control_characters_of_a_run_folder_do_not_reach_the_terminal(
 
 
 def test_a_stage_from_a_file_has_the_name_of_its_record(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", Recipe(rounds=1, stages=("ccvr",)), samples=100).path
+    path = make_run(tmp_path / "run", Recipe(dataset="digits", rounds=1, stages=("ccvr",)), samples=100).path
     for name in ("config.yaml", "result.json"):
         new = "mine.py:Mine" if name == "config.yaml" else "mine"
         (path / name).write_text((path / name).read_text().replace("ccvr", new))
@@ -351,7 +367,7 @@ def test_a_stage_from_a_file_has_the_name_of_its_record(tmp_path: Path) -> None:
 
 def test_a_run_that_was_kept_twice_counts_once(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        make_run(tmp_path / name, Recipe(rounds=2), samples=100)
+        make_run(tmp_path / name, Recipe(dataset="digits", rounds=2), samples=100)
     found = content.load([tmp_path])
     assert [len(entry.runs) for entry in found.entries] == [1]
     assert found.notes[0].endswith("with the same result, only the first counts")
@@ -361,7 +377,7 @@ def test_settings_that_labels_leave_out_have_a_table(tmp_path: Path) -> None:
     for alpha in (0.1, 0.5):
         for method in ("fedavg", "fedprox"):
             lr = alpha if method == "fedavg" else 2 * alpha  # chosen for each method and partition
-            recipe = Recipe(rounds=1, method=method, partition=f"dirichlet({alpha})", lr=lr)
+            recipe = Recipe(dataset="digits", rounds=1, method=method, partition=f"dirichlet({alpha})", lr=lr)
             make_run(tmp_path / f"{method}{alpha}", recipe, samples=100)
     head, *rows = read(tmp_path).tables["settings"]
     assert head == ["method", "setting", "lr"]
@@ -392,7 +408,7 @@ def test_notebooks_show_results_inline(tmp_path: Path) -> None:
     assert [row[0] for row in found.tables["results-0"]] == ["method", "fedavg", "fedavg + ccvr"]
     assert found.tables["results-0"][1][1] == f"{result.accuracy:.2f}"
     assert "partition" in found.charts
-    make_run(tmp_path / "runs" / "one", Recipe(rounds=2), samples=100)
+    make_run(tmp_path / "runs" / "one", Recipe(dataset="digits", rounds=2), samples=100)
     assert "results" in [section.id for section in fh.load_all(str(tmp_path / "runs" / "*")).show().page.sections]
 
 
@@ -409,7 +425,7 @@ def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pyt
     found = Reader((tmp_path / "a.html").read_text())
     assert found.tables["tuning-table"][1] == ["study", "value", "52", "lr=0.01, method=fedavg", "4", "1", "0"]
     assert f'alt="slices, {study}" src="data:image/png;base64,cG5n"' in (tmp_path / "a.html").read_text()
-    make_run(tmp_path / "final", Recipe(rounds=2))
+    make_run(tmp_path / "final", Recipe(dataset="digits", rounds=2))
     (study / "trials.csv").write_text(rows[0] + "\n")
     both = page.page(content.load([tmp_path])).html()
     assert "no trial is complete yet" in both

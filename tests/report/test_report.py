@@ -43,7 +43,7 @@ def write_run(
 def runs(tmp_path: Path) -> Path:
     for (method, seed), accuracies in ACCURACIES.items():
         stages = ("ccvr",) if method == "fedavg" else ()
-        recipe = Recipe(method=method, seed=seed, rounds=2, stages=stages)
+        recipe = Recipe(dataset="digits", method=method, seed=seed, rounds=2, stages=stages)
         write_run(tmp_path / "runs" / f"{method}-{seed}", recipe, accuracies, dict.fromkeys(stages, 90.0 + seed))
     return tmp_path / "runs"
 
@@ -67,7 +67,7 @@ def test_values_are_of_the_last_round_over_seeds_and_of_the_stages_after_it(runs
 
 
 def test_values_are_of_the_round_that_was_kept(tmp_path: Path) -> None:
-    write_run(tmp_path / "best", Recipe(rounds=3), [50.0, 80.0, 60.0], {})
+    write_run(tmp_path / "best", Recipe(dataset="digits", rounds=3), [50.0, 80.0, 60.0], {})
     (run,) = find_runs([tmp_path / "best"]).runs
     assert run.last("accuracy") == 60.0
     run.rows[1]["kept"] = True
@@ -95,7 +95,9 @@ def test_bubbles_have_areas_in_proportion_to_samples() -> None:
 
 def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
     for seed, accuracies in enumerate(([90.0, 92.0], [88.0, 90.0], [10.0])):
-        write_run(tmp_path / f"s{seed}", Recipe(rounds=2, seed=seed), accuracies, {} if seed < 2 else None)
+        write_run(
+            tmp_path / f"s{seed}", Recipe(dataset="digits", rounds=2, seed=seed), accuracies, {} if seed < 2 else None
+        )
     content = loaded(tmp_path)
     assert table(content) == {"fedavg": "91.00 ± 1.41"}
     [note] = content.notes
@@ -109,7 +111,7 @@ def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
 
 def test_one_seed_in_three_folders_that_were_stopped_is_no_result(tmp_path: Path) -> None:
     for i, rounds in enumerate((6, 1, 2)):
-        write_run(tmp_path / f"run{i}", Recipe(rounds=9), [90.0 + i] * rounds)
+        write_run(tmp_path / f"run{i}", Recipe(dataset="digits", rounds=9), [90.0 + i] * rounds)
     content = loaded(tmp_path)
     assert content.metrics == {}
     assert [(entry.runs, len(entry.unfinished)) for entry in content.methods] == [([], 1)]
@@ -118,7 +120,7 @@ def test_one_seed_in_three_folders_that_were_stopped_is_no_result(tmp_path: Path
 @pytest.mark.parametrize(("last", "says"), [(92.0, "the same result"), (95.0, "another result (92 and 95)")])
 def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path, last: float, says: str) -> None:
     for i, accuracy in enumerate((92.0, last)):
-        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, accuracy], {})
+        write_run(tmp_path / f"run{i}", Recipe(dataset="digits", rounds=2), [90.0, accuracy], {})
     content = loaded(tmp_path)
     assert table(content) == {"fedavg": "92.00"}
     [note] = content.notes
@@ -127,12 +129,12 @@ def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path, last: float, says
 
 
 def test_a_folder_named_twice_is_one_run(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
+    write_run(tmp_path / "run", Recipe(dataset="digits", rounds=1), [90.0], {})
     assert len(find_runs([tmp_path, tmp_path / "run"]).runs) == 1
 
 
 def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", Recipe(rounds=9), [90.0])
+    write_run(tmp_path / "run", Recipe(dataset="digits", rounds=9), [90.0])
     with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
         raise Diverged("client 3, round 2: 'own/w' is not finite any more")
     assert "run does not count: diverged (client 3" in loaded(tmp_path).notes[0]
@@ -140,7 +142,7 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
 
 
 def test_empty_folders_are_passed_over(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
+    write_run(tmp_path / "run", Recipe(dataset="digits", rounds=1), [90.0], {})
     (tmp_path / "none").mkdir()
     assert len(find_runs([tmp_path / "run", tmp_path / "none"]).runs) == 1
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
@@ -161,8 +163,8 @@ def unlike(tmp_path: Path) -> Path:
     """Runs of many settings, as `fedhead report runs/*` meets them."""
     mixed = ("digitscnn(channels=8)", "mlp(hidden=[64])", "digitscnn(channels=4, features=48)")
     common = {"rounds": 2, "clients": 12, "lr": 0.002, "optimizer": "adam", "local_epochs": 1, "model": mixed}
-    write_run(tmp_path / "iid", Recipe(partition="iid", rounds=2), [1.0, 2.0], {})
-    write_run(tmp_path / "skewed", Recipe(rounds=2, lr=0.5), [1.0, 2.0], {})
+    write_run(tmp_path / "iid", Recipe(dataset="digits", partition="iid", rounds=2), [1.0, 2.0], {})
+    write_run(tmp_path / "skewed", Recipe(dataset="digits", rounds=2, lr=0.5), [1.0, 2.0], {})
     write_run(tmp_path / "mixed", Recipe(method="local", **common), [1.0, 2.0], {})  # type: ignore[arg-type] # of many kinds
     return tmp_path
 
@@ -171,10 +173,15 @@ def test_a_sweep_over_stages_has_one_row_per_stage_and_one_for_what_was_trained(
     after = {"ccvr": 70.0, "ridge": 80.0}
     for stages in ((), ("ccvr",), ("ccvr", "ridge"), ("ridge",)):
         for seed in (0, 1):
-            recipe = Recipe(rounds=1, stages=stages, seed=seed, loggers=("csv",) * (not stages))
+            recipe = Recipe(dataset="digits", rounds=1, stages=stages, seed=seed, loggers=("csv",) * (not stages))
             place = tmp_path / f"{'+'.join(stages) or 'none'}-{seed}"
             write_run(place, recipe, [50.0 + seed], {name: after[name] + seed for name in stages})
-    write_run(tmp_path / "prox", Recipe(method="fedprox", method_parameters={"mu": 0.1}, rounds=1), [60.0], {})
+    write_run(
+        tmp_path / "prox",
+        Recipe(dataset="digits", method="fedprox", method_parameters={"mu": 0.1}, rounds=1),
+        [60.0],
+        {},
+    )
     content = loaded(tmp_path)
     means = {row: text.partition(" ")[0] for row, text in table(content).items()}
     assert means == {"fedavg": "50.50", "fedavg + ccvr": "70.50", "fedavg + ridge": "80.50", "fedprox": "60.00"}

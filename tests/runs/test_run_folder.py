@@ -34,7 +34,7 @@ from fedhead.runs.run_folder_schema import (
 )
 from fedhead.runs.run_writer import RunWriter
 
-RECIPE = Recipe(rounds=5)
+RECIPE = Recipe(dataset="digits", rounds=5)
 
 
 def state(number: float) -> Tree:
@@ -210,9 +210,9 @@ def test_taken_folders_are_refused_and_left_alone(tmp_path: Path) -> None:
 def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
     path = with_rounds(tmp_path / "run", 2, 1).path
     with pytest.raises(BadInput, match=r"lr was 0\.01 and is now 0\.5"):
-        RunFolder.open(path).check_continued_by(Recipe(rounds=5, lr=0.5))
+        RunFolder.open(path).check_continued_by(Recipe(dataset="digits", rounds=5, lr=0.5))
     with pytest.raises(BadInput, match=r"method\.mu was None and is now 1"):
-        RunFolder.open(path).check_continued_by(Recipe(rounds=5, method_parameters={"mu": 1}))
+        RunFolder.open(path).check_continued_by(Recipe(dataset="digits", rounds=5, method_parameters={"mu": 1}))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, which not even root can write to")
@@ -309,7 +309,7 @@ def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("left", [".metrics.jsonl.x1", ".tmpA1b2C3", ".stages.safetensors.y.safetensors"])
 def test_drafts_that_a_kill_left_are_removed_and_nothing_else(tmp_path: Path, left: str) -> None:
-    folder = RunFolder.create(tmp_path / "run", Recipe())
+    folder = RunFolder.create(tmp_path / "run", Recipe(dataset="digits"))
     for name in (left, ".keep"):
         (folder.path / name).touch()
     with folder.locked():

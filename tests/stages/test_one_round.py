@@ -103,7 +103,7 @@ def test_the_command_line_runs_stages_without_rounds(
     assert call(["run", "digits", "rounds=0"]) == 2
     assert "rounds: 0 trains nothing, and there is no stage either" in capsys.readouterr().err
     with pytest.raises(BadInput, match="rounds: -1 is out of range"):
-        Recipe(rounds=-1)
+        Recipe(dataset="digits", rounds=-1)
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ TABLE = """# A table of four cells
 paper: own
 table: 1
 seeds: {full: 1}
-base: {method: "own.py:Raises", rounds: 1, clients: 3, subset: 120}
+base: {dataset: digits, method: "own.py:Raises", rounds: 1, clients: 3, subset: 120}
 axes:
   a: {one: {set: {method.a: 1}}, two: {set: {method.a: 2}}, three: {set: {method.a: 3}}, four: {set: {method.a: 4}}}
 """

@@ -377,7 +377,7 @@ def test_a_killed_study_resumes_and_two_workers_share_one(tmp_path: Path) -> Non
     ],
 )
 def test_a_changed_study_file_is_refused_in_one_line(tmp_path: Path, statement: str) -> None:
-    recipe, space = Recipe(), Dimension("lr", "log", (0.01, 1))
+    recipe, space = Recipe(dataset="digits"), Dimension("lr", "log", (0.01, 1))
     join(tmp_path, recipe, space).close()
     study = load_study(tmp_path)
     trial = study.ask()

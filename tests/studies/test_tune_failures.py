@@ -127,7 +127,9 @@ def test_the_same_command_tries_again_what_failed_by_an_error(
 @pytest.mark.slow
 def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_path: Path) -> None:
     def join() -> Study:
-        search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
+        search = TrialTraining.make(
+            Recipe(dataset="digits"), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute()
+        )
         return Study(tmp_path, search, trials=3, budget=TimeBudget(), sampler="random", pruner="none")
 
     one = join()
@@ -150,7 +152,7 @@ def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_pa
 
 
 def test_a_trial_that_was_taken_for_lost_ends_without_an_error(tmp_path: Path) -> None:
-    search = TrialTraining.make(Recipe(), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
+    search = TrialTraining.make(Recipe(dataset="digits"), [Dimension("lr", "log", (0.01, 1))], "loss", 0.15, Compute())
     study = Study(tmp_path, search, trials=2, budget=TimeBudget(), sampler="random", pruner="none")
     job = study.next()
     assert job is not None

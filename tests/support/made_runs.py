@@ -105,7 +105,13 @@ def make_sweep(folder: Path, rounds: int = 40, seeds: int = 3) -> Path:
             for seed in range(seeds):
                 stages = ("ccvr",) if method in ("fedavg", "fedprox") else ()
                 recipe = Recipe(
-                    method=method, partition=f"dirichlet({alpha})", seed=seed, rounds=rounds, stages=stages, clients=10
+                    dataset="digits",
+                    method=method,
+                    partition=f"dirichlet({alpha})",
+                    seed=seed,
+                    rounds=rounds,
+                    stages=stages,
+                    clients=10,
                 )
                 make_run(folder / f"{method}-{alpha}-{seed}", recipe, best=level + more + seed / 2)
     return folder

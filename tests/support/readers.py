@@ -14,7 +14,14 @@ from mutations import MEMORY, mutate_value
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
 
-RECIPE = Recipe(rounds=3, clients=3, model_parameters={"hidden": [8]}, method="fedprox", method_parameters={"mu": 0.1})
+RECIPE = Recipe(
+    dataset="digits",
+    rounds=3,
+    clients=3,
+    model_parameters={"hidden": [8]},
+    method="fedprox",
+    method_parameters={"mu": 0.1},
+)
 ROW = {
     "round": 1,
     "lr": 0.05,

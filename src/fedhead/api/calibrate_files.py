@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedhead.api.calibrate import calibrate, calibrate_weights
 from fedhead.api.load import load as load_result
+from fedhead.api.trained import TrainedState
 from fedhead.calibration.collect import statistics_of
 from fedhead.calibration.files import load_statistics, merge_files, save_statistics
 from fedhead.calibration.statistics import Statistics
@@ -28,7 +29,7 @@ from fedhead.data.inputs import labels
 from fedhead.data.inputs.arrays import Samples, stored_layout
 from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
-from fedhead.data.sources import datasets, sample_file
+from fedhead.data.sources import sample_file
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.models import MODELS, load
@@ -38,7 +39,6 @@ from fedhead.models.wrap import split
 from fedhead.papers.analyses.client_models import train_statistics
 from fedhead.recipes.initial_weights import read_file
 from fedhead.runs.reopen import reopen
-from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.writable import check_writable
 
 
@@ -90,7 +90,8 @@ def calibrate_file(
     else:
         total = train_statistics(reopen(checkpoint).simulation)
     if is_run:  # its architecture is known, so any kind of head is handled
-        new = dict(weights(calibrate(_run_model(checkpoint), sites or total, stage, seed=seed)))
+        global_model = _run_model(checkpoint, load_result(checkpoint, device="cpu").trained)
+        new = dict(weights(calibrate(global_model, sites or total, stage, seed=seed)))
     else:
         new = calibrate_weights(read_file(checkpoint), classifier, sites or total, stage, seed=seed)
     with atomic(out) as draft:
@@ -147,9 +148,8 @@ def check_out(out: Path) -> None:
     require(not out.is_dir(), f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
 
 
-def _run_model(run: Path) -> SplitModel:
-    """Load the global model of a run folder."""
-    trained = load_result(run, device="cpu").trained
+def _run_model(run: Path, trained: TrainedState) -> SplitModel:
+    """Return the global model of a run."""
     method = trained.clients.method
     require(set(PARTS) <= set(method.shared), f"{run}: {method.name} leaves no global model to calibrate")
     model = copy.deepcopy(trained.clients.task.model)
@@ -174,14 +174,14 @@ def load_model_and_data(
         The model, the samples, and the transform from samples to model inputs.
     """
     require(site.exists(), f"{site} is not there: give an .npz file with x and y, or a folder of images")
-    recipe = RunFolder.open(checkpoint).recipe if checkpoint.is_dir() else None
-    entry = datasets.get(recipe.dataset) if recipe is not None and recipe.dataset in datasets.DATASETS else None
-    federation = _site(site, None if entry is None else entry.names)
-    transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
-    if recipe is not None:
-        trained = _run_model(checkpoint)
-        if normalize is None and entry is not None:
-            transform = entry.transform.replace(None, recipe.normalize)
+    run = load_result(checkpoint, device="cpu").trained if checkpoint.is_dir() else None
+    known = None if run is None else run.clients.federation
+    federation = _site(site, None if known is None else known.names)
+    transform = federation.transform if known is None else known.transform
+    if normalize is not None:
+        transform = Transform.named(normalize=normalize)
+    if run is not None:
+        trained = _run_model(checkpoint, run)
     else:
         trained = _architecture(model, classifier, read_file(checkpoint), federation)
     largest = int(federation.train.y.max())

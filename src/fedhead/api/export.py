@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from fedhead.api.trained import StateAfter
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line, require
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs.missing_values import fill_inputs, unfill_inputs
 from fedhead.models.split_model import SplitModel, load
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
@@ -33,11 +36,11 @@ _LARGE = 1_500_000_000  # bytes of weights above which ONNX needs a second file
 
 
 class Network(nn.Module):
-    """Exported network, from inputs to scores, with optional normalization.
+    """Exported network, from inputs to scores, with optional preprocessing.
 
     Args:
         model: Model with trained weights.
-        transform: Normalization of inputs; None: inputs are already normalized.
+        transform: Imputation and normalization of inputs; None: both are done before.
         names: Names of multiple inputs.
     """
 
@@ -69,7 +72,15 @@ def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -
         elif path.suffix == ".pt2":
             _save_program(network, inputs, expected, draft, path)
         else:
-            _save_onnx(network, inputs, expected, draft, path)
+            _save_onnx(network, inputs, expected, draft, path, _metadata(state.clients.federation, normalize))
+
+
+def _metadata(federation: Federation, normalize: bool) -> dict[str, str]:
+    """Return the names of the classes and of a table's columns, as JSON texts."""
+    names = {"classes": federation.names, "columns": None if federation.columns is None else federation.columns.names}
+    if not normalize and federation.missing:
+        names["columns"] = None  # the indicators follow
+    return {key: json.dumps(list(values), ensure_ascii=False) for key, values in names.items() if values is not None}
 
 
 def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Network, tuple[Tensor, ...], Tensor]:
@@ -80,13 +91,20 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     federation = clients.federation
     model = copy.deepcopy(state.architecture(client)).cpu()
     load(model, state.weights(client).to("cpu").part("extractor", "projection", "classifier"))
-    stored = _samples(federation)
+    rows = unfill_inputs(_samples(federation), federation.missing)
+    for name, gaps in federation.missing.items():  # the check covers a row with gaps
+        (rows[name] if isinstance(rows, dict) else rows)[0, list(gaps.indicated)] = torch.nan
+    stored = fill_inputs(rows, federation.missing)
     expected = state.scores(stored, client).cpu()
-    x: Any = stored if normalize else federation.transform(stored)
+    x: Any = rows if normalize else federation.transform(stored)
     names = tuple(x) if isinstance(x, Mapping) else ()
     tensors = tuple(x.values()) if isinstance(x, Mapping) else (x,)
     inputs = tuple(t.float() if t.is_floating_point() else t for t in tensors)
-    network = Network(model.eval(), federation.transform if normalize else None, names).eval()
+
+    def preprocess(x: Any) -> Any:
+        return federation.transform(fill_inputs(x, federation.missing))
+
+    network = Network(model.eval(), preprocess if normalize else None, names).eval()
     with torch.no_grad():
         worst = _distance(network(*inputs), expected)
     require(
@@ -128,23 +146,31 @@ def _save_program(network: Network, inputs: tuple[Tensor, ...], expected: Tensor
         _check(path, lambda *x: read(*x), inputs, expected)
 
 
-def _save_onnx(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
+def _save_onnx(
+    network: Network,
+    inputs: tuple[Tensor, ...],
+    expected: Tensor,
+    draft: Path,
+    path: Path,
+    metadata: Mapping[str, str],
+) -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     require(not missing, f"{path}: this needs {' and '.join(missing)}: install them with pip install 'fedhead[export]'")
     weights = sum(t.nbytes for t in network.state_dict().values())
     with _tracing(path, "ONNX", ".pt2 or .safetensors"):
-        torch.onnx.export(
+        program = torch.onnx.export(
             network,
             inputs,
-            draft,
             dynamo=True,
             verbose=False,
             input_names=list(network.names) or ["x"],
             output_names=["scores"],
             dynamic_shapes=_dynamic(inputs),
             opset_version=OPSET,
-            external_data=weights > _LARGE,
         )
+        assert program is not None, "of the dynamo exporter"
+        program.model.metadata_props.update(metadata)
+        program.save(str(draft), external_data=weights > _LARGE)
     if importlib.util.find_spec("onnxruntime") is None:
         return
     import onnxruntime

@@ -286,8 +286,9 @@ class Result(RecordedResult):
         Args:
             path: Output file; its suffix selects the format: .onnx (needs `fedhead[export]`), .pt2 (`torch.export`),
                 both with any batch size, or .safetensors (the state dict of `module`).
-            normalize: Whether the exported model takes stored samples (images as bytes) and normalizes them; otherwise
-                it takes normalized ones, like `module`.
+            normalize: Whether the exported model takes samples as they are (images as bytes, rows of a table with NaN
+                for missing values) and fills and normalizes them; otherwise it takes normalized ones, like `module`.
+                An .onnx file names the columns of its rows, and the classes, in its metadata.
             client: Client whose personal model is exported; None: the global model.
             stage: Stage after which the model is taken, such as "ccvr"; None: after the last round.
 

@@ -172,7 +172,9 @@ def model_inputs(data: Federation, x: Any) -> Inputs:
     Raises:
         BadInput: If the shape or dtype differs, or missing values can't be filled.
     """
-    if is_frame(x) and not all(kind.kind in "iufb" for kind in x.dtypes):
+    if is_frame(x) and data.columns is not None:
+        x = data.columns.encode(x, "x")
+    elif is_frame(x) and not all(kind.kind in "iufb" for kind in x.dtypes):
         raise BadInput(
             "x is a data frame with columns that are no numbers: give "
             "fedhead.TableColumns.find([training_frame], columns).encode(x)"

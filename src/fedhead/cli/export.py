@@ -20,7 +20,9 @@ def export(
     client: Annotated[
         int | None, AtLeast(0), Option("Client whose personal model is taken. [default: the global model]")
     ] = None,
-    normalize: Annotated[bool, Option("Include the normalization: the exported model takes images as bytes.")] = False,
+    normalize: Annotated[
+        bool, Option("Include the preprocessing: the model takes images as bytes, table rows with NaN.")
+    ] = False,
     data: DataFolder = None,
 ) -> None:
     """Export the trained model of a run to a file for other programs.

@@ -92,7 +92,7 @@ class Project:
             quorum=max(1, (len(sites) + 1) // 2),
         )
         project.server_file.write_text(text, encoding="utf-8")
-        paths = [str(Path(loaded.dataset).resolve())] if not data and is_path(loaded.dataset) else []
+        paths = [str(Path(str(loaded.dataset)).resolve())] if not data and is_path(loaded.dataset) else []
         for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
             text = _filled(
                 "site.yaml",

@@ -23,6 +23,8 @@ from fedhead.recipes.yaml_text import read_yaml
 SiteName = Annotated[
     str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
 ]
+# recipe keys that have no effect on the sites' own data
+NOT_AT_SITES = ("missing", "subset", "size", "test", "public", "public_samples", "partition_seed")
 RECIPE_DATA = "recipe"  # instead of a path: the site's shard of the recipe's data set
 
 
@@ -74,7 +76,6 @@ class ServerFile(_File, Timeouts):
     # number or names of the classes; null: those of the recipe's data set
     classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
     shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample; of images: channels, height, width
-    normalize: str | None = None  # a named normalization
     test: str | None = None  # the server's test samples: an .npz, a folder, a CSV, file.py:function, or recipe
     public: str | None = None  # public samples that the server and all sites have, in the same formats
     data: str | None = None  # folder of the recipe's data set
@@ -94,14 +95,28 @@ class ServerFile(_File, Timeouts):
         except BadInput as error:
             raise BadInput(f"set: {error}") from error
 
+    @property
+    def own_data(self) -> str | None:
+        """Title of the sites' own data, which is the deployment's; None if they share the recipe's data set."""
+        return None if self.classes is None and self.shape is None else self.path.parent.name
+
     def recipe_of_run(self) -> Recipe:
-        """Return the recipe with one client per site."""
+        """Return the recipe with one client per site, and with the title of the sites' own data as its data set.
+
+        Raises:
+            BadInput: If the recipe asks for something that is not done with such data.
+        """
         beside = self.at(self.recipe)
         recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
         recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
         if recipe.seeds:
             raise BadInput("seeds: a deployment is one run; set a single seed")
-        return recipe
+        if self.own_data is None:
+            return recipe
+        for key in NOT_AT_SITES:
+            if getattr(recipe, key) is not None:
+                raise BadInput(f"{key}: {getattr(recipe, key)} is not done with the sites' own data: leave it out")
+        return dataclasses.replace(recipe, dataset=self.own_data, partition="natural")
 
 
 @dataclass(frozen=True)

@@ -115,14 +115,15 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
     names: Sequence[str] | None
     if recipe.objective in (None, "multiclass") and file.classes == 1:
         raise BadInput(f"{file.path}: classes is 1, there must be at least 2 to tell apart")
-    if file.classes is None and file.shape is None:
-        if recipe_data.is_path(recipe.dataset) or isinstance(datasets.get(recipe.dataset, recipe.folders).shape, dict):
+    if file.own_data is None:
+        dataset = recipe_data.named_dataset(recipe)
+        entry = None if recipe_data.is_path(dataset) else datasets.get(dataset, recipe.folders)
+        if entry is None or isinstance(entry.shape, dict) or recipe.normalize == "standard":
             whole = recipe_data.federation(recipe, file.data)
             x, classes, names, transform = whole.train.x, whole.classes, whole.names, whole.transform
         else:
-            entry = datasets.get(recipe.dataset, recipe.folders)
             x, classes, names = torch.zeros(1, *entry.shape), entry.classes, entry.names
-            transform = entry.transform.replace(recipe.augment, resize=recipe.resize)
+            transform = entry.transform.replace(recipe.augment, recipe.normalize, resize=recipe.resize)
     elif file.classes is None or file.shape is None:
         raise BadInput(f"{file.path}: give both 'classes' and 'shape', or neither")
     else:
@@ -131,9 +132,7 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
         names = None if isinstance(file.classes, int) else file.classes
         images = len(file.shape) == 3
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
-        transform = transform.replace(resize=recipe.resize)
-    if file.normalize is not None:
-        transform = transform.replace(normalize=file.normalize)
+        transform = transform.replace(normalize=recipe.normalize, resize=recipe.resize)
     return RunSpec(
         experiment=experiment or secrets.token_hex(8),
         recipe=recipe.flat(),

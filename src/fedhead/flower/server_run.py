@@ -84,7 +84,9 @@ class ServerWriter(RunWriter):
 
     def __init__(self, file: ServerFile, resume: bool):
         compute = Compute(allow_changed_code=file.allow_changed_code)
-        super().__init__(file.recipe_of_run(), file.at(file.out), resume=resume, compute=compute)
+        # The recipe can't describe the data of the sites, as it can't describe that of `fedhead.run`.
+        objects = None if file.own_data is None else {"federation": f"{file.own_data} at {len(file.sites)} sites"}
+        super().__init__(file.recipe_of_run(), file.at(file.out), resume=resume, compute=compute, objects=objects)
         self._sites = len(file.sites)
 
     def state(self, server: Tree, clients: Mapping[int, Any]) -> Tree:

@@ -17,13 +17,14 @@ from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.input_spec import NamedInput, spec_inputs
 from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.experiment.experiment import InputSpec
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-    """Return shape, dtype, classes and normalization of a federation's samples as JSON values."""
+    """Return shape, dtype, columns, classes and preprocessing of a federation's samples as JSON values."""
     x = federation.train.x
     return {
         **spec_inputs(x, federation.transform),
@@ -32,6 +33,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         "objective": federation.objective,
         "names": None if federation.names is None else list(federation.names),
         **({"missing": {name: asdict(gap) for name, gap in federation.missing.items()}} if federation.missing else {}),
+        **({} if federation.columns is None else {"columns": federation.columns.to_json()}),
     }
 
 
@@ -54,7 +56,14 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
         for name, rule in record.get("missing", {}).items()
     }
     return Federation(
-        data, nothing, classes, transform=transform, names=record["names"], objective=objective, missing=missing
+        data,
+        nothing,
+        classes,
+        transform=transform,
+        names=record["names"],
+        objective=objective,
+        missing=missing,
+        columns=TableColumns.from_json(record.get("columns")),
     )
 
 

@@ -45,7 +45,8 @@ class Recipe:
     0.1
     """
 
-    dataset: str = "digits"  # name of a data set, or path of an .npz file or image folder, e.g. dataset=scans.npz
+    # name of a data set, or path of an .npz file or image folder; there is no default, e.g. dataset=scans.npz
+    dataset: str | None = None
     # type of the labels; null: multiclass, e.g. objective=multilabel
     objective: Literal["multiclass", "binary", "multilabel", "regression"] | None = None
     partition: str = "dirichlet(0.1)"  # distribution of the samples over clients, e.g. partition=skewed(2)

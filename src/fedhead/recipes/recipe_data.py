@@ -30,11 +30,12 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
     Raises:
         BadInput: If the data can't be found, read or partitioned.
     """
-    is_file = is_path(recipe.dataset)
+    dataset = named_dataset(recipe)
+    is_file = is_path(dataset)
     if is_file and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
     result = Federation.load(
-        recipe.dataset if is_file else datasets.get(recipe.dataset, recipe.folders),
+        dataset if is_file else datasets.get(dataset, recipe.folders),
         parse_partition(recipe.partition, recipe.folders),
         recipe.clients,
         recipe.seed if recipe.partition_seed is None else recipe.partition_seed,
@@ -50,6 +51,13 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
         **_reading(recipe),
     )
     return with_validation(result, recipe)
+
+
+def named_dataset(recipe: Recipe) -> str:
+    """Return the data set that a recipe names; raise `BadInput` if it names none."""
+    if recipe.dataset is None:
+        raise BadInput("dataset: the recipe names no data set: add dataset=NAME (fedhead ls datasets), or a path")
+    return recipe.dataset
 
 
 def search_federation(
@@ -108,32 +116,34 @@ def inputs(recipe: Recipe) -> InputSpec:
     Raises:
         BadInput: If they are incompatible.
     """
-    if is_path(recipe.dataset):
+    dataset = named_dataset(recipe)
+    if is_path(dataset):
         return InputSpec.of(federation(recipe))
     client_test_sets.parse(recipe.client_test)  # raises an error
     rule = parse_partition(recipe.partition, recipe.folders)
-    entry = datasets.get(recipe.dataset, recipe.folders)
+    entry = datasets.get(dataset, recipe.folders)
     if isinstance(rule, partition.Natural):
-        raise BadInput(f"partition: {rule} is for data that names its clients, {recipe.dataset} does not")
+        raise BadInput(f"partition: {rule} is for data that names its clients, {dataset} does not")
     objective = recipe.objective or "multiclass"
     datasets.check_objective(entry, objective)
     if given := [name for name in _reading(recipe) if name != "objective"]:
-        raise BadInput(f"{given[0]}: this is for files and folders, {recipe.dataset} is a registered data set")
+        raise BadInput(f"{given[0]}: this is for files and folders, {dataset} is a registered data set")
     if isinstance(rule, partition.Skewed):
         rule.check(entry.classes, recipe.clients)
     available = entry.sizes[0] if entry.sizes else None
     if available is not None and (recipe.subset or 0) > available:
-        raise BadInput(f"subset: {recipe.subset} is more than the {available} training samples of {recipe.dataset}")
+        raise BadInput(f"subset: {recipe.subset} is more than the {available} training samples of {dataset}")
     samples = recipe.subset or available
     if samples is not None and recipe.clients > samples:
         raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
-    transform = entry.transform.replace(recipe.augment, recipe.normalize, resize=recipe.resize)
+    fitted = recipe.normalize == "standard"  # to the clients' samples
+    transform = entry.transform.replace(recipe.augment, None if fitted else recipe.normalize, resize=recipe.resize)
     check_kind(transform, entry.shape)
     public = None if recipe.public is None else datasets.get(recipe.public, recipe.folders)
     if public is not None and public.shape != entry.shape:
         raise BadInput(
             f"public: samples of {public.name} have shape {public.shape}, client 0 and all "
-            f"others hold {recipe.dataset} of {entry.shape}: select a data set of the same shape"
+            f"others hold {dataset} of {entry.shape}: select a data set of the same shape"
         )
     shape: Any = transform.output_shape(entry.shape)
     return InputSpec(shape, entry.classes, objective=objective)

@@ -124,8 +124,8 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
     if given is None:
         if stored:
             raise BadInput(
-                f"{run} was begun in Python with its own {', '.join(stored)}: resume it there with the same, "
-                f"fedhead.run(…, out={str(run)!r}, resume=True)"
+                f"{run} was begun with its own {', '.join(stored)}, which no recipe holds: resume it as it was begun, "
+                f"fedhead.run(…, out={str(run)!r}, resume=True), or fedhead deploy up --resume for real sites"
             )
         return
     if not stored:
@@ -156,7 +156,7 @@ def need(run: Any, stored: Collection[str], needed: Collection[str], given: Coll
             for keyword in (name.split(" ")[0] for name in missing)
         )
         call = ", ".join(f"{keyword}=…" for keyword in keywords)
-        reason = f"{run} was begun in Python with its own {', '.join(missing)}"
+        reason = f"{run} was begun with its own {', '.join(missing)}, which its folder does not hold"
         raise BadInput(f"{reason}: give the same, fedhead.load({str(run)!r}, {call})")
 
 

@@ -57,6 +57,7 @@ class Federation(FederationData):
         partition: Name of the partition in records.
         objective: Objective of the labels: "multiclass", "binary", "multilabel" or "regression".
         missing: Fill values of each table's missing values, keyed by the input's name ("" for a single input).
+        columns: Columns of a table and their encoding, if they have names.
 
     Raises:
         BadInput: If the fields are inconsistent.
@@ -230,7 +231,8 @@ class Federation(FederationData):
             test_data = (test_part.x, test_part.y)
             if test_part.groups is not None:
                 given["test_groups"] = test_part.groups
-        return cls.from_arrays(part.x, part.y, rule, clients, test_data, **{**given, **settings})
+        federation = cls.from_arrays(part.x, part.y, rule, clients, test_data, **{**given, **settings})
+        return replace(federation, columns=reader.table)
 
     @classmethod
     def from_clients(
@@ -293,7 +295,7 @@ class Federation(FederationData):
             {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
         )
         train, rows = concatenate(converted.parts), builders.consecutive_rows([len(part.y) for part in parts.values()])
-        fields: dict[str, Any] = {"test": converted.test}
+        fields: dict[str, Any] = {"test": converted.test, "columns": reader.table}
         if isinstance(clients, Mapping):
             fields["client_names"] = tuple(named)
         if tests:
@@ -414,7 +416,7 @@ class Federation(FederationData):
         given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
         given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
         fed = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
-        return fed if contents.public is None else replace(fed, public=contents.public)
+        return replace(fed, public=contents.public or fed.public, columns=contents.columns)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.

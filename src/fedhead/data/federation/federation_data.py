@@ -19,6 +19,7 @@ from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.partitions.allocation import Rows, stratified
 from fedhead.data.partitions.client_test_sets import SHARE, ClientTest, Fraction, parse
 from fedhead.data.transforms.augment import Transform
@@ -46,6 +47,7 @@ class FederationData:
     partition: str = "natural"
     objective: str = "multiclass"
     missing: Mapping[str, MissingValues] = field(default_factory=dict)
+    columns: TableColumns | None = None
 
     def __repr__(self) -> str:
         """Return a summary of sizes."""

@@ -18,6 +18,7 @@ from fedhead.data.inputs import arrays, labels, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.input_spec import describe_transform, read_transform
 from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
 from fedhead.data.transforms.named_transforms import NamedTransforms
@@ -67,12 +68,13 @@ def _entries(key: str, value: Any) -> dict[str, Any]:
 
 
 def _preparation(federation: FederationData) -> str:
-    """Serialize the transform and the fill values of missing values to JSON."""
+    """Serialize the transform, the fill values of missing values and the columns to JSON."""
     transform = federation.transform
     named = transform.parts if isinstance(transform, NamedTransforms) else {"": transform}
     transforms = {name: describe_transform(part) for name, part in named.items()}
     missing = {name: asdict(filled) for name, filled in federation.missing.items()}
-    return json.dumps({"transforms": transforms, "missing": missing})
+    columns = None if federation.columns is None else federation.columns.to_json()
+    return json.dumps({"transforms": transforms, "missing": missing, "columns": columns})
 
 
 def restore(contents: Contents) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def restore(contents: Contents) -> dict[str, Any]:
                 name: MissingValues(tuple(entries["mean"]), tuple(entries["indicated"]))
                 for name, entries in preparation["missing"].items()
             },
+            "columns": TableColumns.from_json(preparation["columns"]),
         }
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{contents.where}: not a federation that fedhead wrote ({error})") from None

@@ -86,6 +86,22 @@ class TableColumns:
                 logger.info("column %s becomes %d columns, one per category", name, len(values))
         return cls(kinds, missing)
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any] | None) -> TableColumns | None:
+        """Return the columns from the result of `to_json`; None without columns."""
+        if record is None:
+            return None
+        kinds = {name: None if values is None else tuple(values) for name, values in record["categories"].items()}
+        return cls(kinds, bool(record["missing"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the columns as JSON values."""
+        kinds = {
+            name: None if values is None else [v.item() if isinstance(v, np.generic) else v for v in values]
+            for name, values in self.categories.items()
+        }
+        return {"categories": kinds, "missing": self.missing}
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the features: COLUMN, or COLUMN=CATEGORY."""

@@ -20,6 +20,7 @@ from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.named_inputs import LayoutLike
 from fedhead.data.inputs.npz_files import read_npz
+from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.sources import dataset_cache, image_folders, images
 from fedhead.data.transforms.named_transforms import AnyTransform
@@ -52,6 +53,12 @@ class Contents:
     def objective(self) -> str:
         """Objective stated in the file; multiclass by default."""
         return str(self.arrays.get("objective", "multiclass"))
+
+    @property
+    def columns(self) -> TableColumns | None:
+        """Named columns of a table; None for other samples."""
+        names = names_of(self.arrays, "column_names")
+        return None if names is None or getattr(self.x, "ndim", 0) != 2 else TableColumns(dict.fromkeys(names))
 
     def labels(self, named: bool) -> Any:
         """Return y; with `named`, as class names if the file has them."""

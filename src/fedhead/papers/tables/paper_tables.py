@@ -46,7 +46,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhead.core.system.errors import BadInput, unknown
-from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.yaml_text import read_yaml
 from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
@@ -175,7 +174,7 @@ class PaperTable(Table):
         else:
             seeds = last_of(layers[1:], "seeds", seeds)
         stage = last_of(layers, "stage", None)
-        labels = self._labels(choices, str(keys.get("dataset", Recipe.dataset)), scale)
+        labels = self._labels(choices, str(keys["dataset"]), scale)
         kept, parameters = split_stage(keys, stage)
         return PaperCell(
             name=" ".join(labels.values()),

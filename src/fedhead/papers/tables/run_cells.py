@@ -155,7 +155,7 @@ def folder(out: Path, recipe: Recipe) -> Path:
     """Return the run folder of a recipe, shared by cells with the same run; it depends on defaults too."""
     keys = {k: v for k, v in all_settings(recipe).items() if k != "seed"}
     code = digest_json(keys, 4)
-    parts = "-".join([recipe.dataset, recipe.partition, recipe.method, *recipe.stages])
+    parts = "-".join([str(recipe.dataset), recipe.partition, recipe.method, *recipe.stages])
     text = re.sub(r"[^a-z0-9.]+", "-", parts.lower())
     return out / "runs" / f"{text.strip('-')}-{code}" / f"seed-{recipe.seed}"
 

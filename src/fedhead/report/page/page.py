@@ -105,7 +105,7 @@ def page(content: Content, command: str = "", title: str = "", date: datetime | 
         date: Time of the page; None: now.
     """
     recipes = [run.recipe for run in content.runs]
-    data = ", ".join(sorted({r.dataset for r in recipes}))
+    data = ", ".join(sorted({str(r.dataset) for r in recipes}))
     partitions = sorted({brief(r.partition) for r in recipes}, key=natural)
     title = title or " · ".join(filter(None, [data, ", ".join(partitions[:4]) + (" …" if len(partitions) > 4 else "")]))
     finished = sum(run.finished for run in content.runs)
