@@ -232,7 +232,8 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
     assert measured["accuracy"] == found["accuracy"]
     assert not (tmp_path / "own" / "run" / "partition.npz").exists()
     assert (found["dataset"], found["partition"]) == ("own", "natural")  # the deployment's title, not the recipe's data
-    assert load_result(tmp_path / "own" / "run").record.class_names == ["cat", "dog"]
+    assert load_result(tmp_path / "own" / "run").record.class_names == ("cat", "dog")
+    assert load_result(tmp_path / "own" / "run").record.client_names == ("north", "south")
     assert serve(made.server(), InProcess({}), resume=True, log=lambda line: None) == found
     with pytest.raises(BadInput, match="its own federation, which its folder does not hold: give the same"):
         reopen(tmp_path / "own" / "run")  # nothing is calibrated on the digits of the recipe

@@ -94,7 +94,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     rows = unfill_inputs(_samples(federation), federation.missing)
     for name, gaps in federation.missing.items():  # the check covers a row with gaps
         (rows[name] if isinstance(rows, dict) else rows)[0, list(gaps.indicated)] = torch.nan
-    stored = fill_inputs(rows, federation.missing)
+    stored: Any = fill_inputs(rows, federation.missing)
     expected = state.scores(stored, client).cpu()
     x: Any = rows if normalize else federation.transform(stored)
     names = tuple(x) if isinstance(x, Mapping) else ()
@@ -102,7 +102,8 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     inputs = tuple(t.float() if t.is_floating_point() else t for t in tensors)
 
     def preprocess(x: Any) -> Any:
-        return federation.transform(fill_inputs(x, federation.missing))
+        filled: Any = fill_inputs(x, federation.missing)
+        return federation.transform(filled)
 
     network = Network(model.eval(), preprocess if normalize else None, names).eval()
     with torch.no_grad():

@@ -133,9 +133,15 @@ def read_run(folder: RunFolder) -> Run:
     if result is not None and len(rows) < (trained := result.get("trained_rounds", folder.recipe.rounds)):
         recorded = f"{len(rows)} of {trained} rounds"
         raise damaged(f"{folder.path / METRICS} holds {recorded}, though the run is finished: it was cut or deleted")
-    split = folder.split()
-    about_data = () if split is None else split[:4]
-    return Run(folder.path, folder.recipe, rows, result, folder.environment(), folder.diverged, *about_data)
+    split, environment = folder.split(), folder.environment()
+    if split is not None:
+        return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, *split[:4])
+    names = {  # of a run at real sites, whose split the server does not know
+        "class_names": environment.get("inputs", {}).get("names"),
+        "client_names": environment.get("sites"),
+    }
+    known = {name: tuple(values) for name, values in names.items() if values is not None}
+    return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, **known)
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
