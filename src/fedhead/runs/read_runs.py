@@ -134,14 +134,11 @@ def read_run(folder: RunFolder) -> Run:
         recorded = f"{len(rows)} of {trained} rounds"
         raise damaged(f"{folder.path / METRICS} holds {recorded}, though the run is finished: it was cut or deleted")
     split, environment = folder.split(), folder.environment()
-    if split is not None:
-        return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, *split[:4])
-    names = {  # of a run at real sites, whose split the server does not know
-        "class_names": environment.get("inputs", {}).get("names"),
-        "client_names": environment.get("sites"),
-    }
-    known = {name: tuple(values) for name, values in names.items() if values is not None}
-    return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, **known)
+    about_data: tuple[Any, ...] = () if split is None else split[:4]
+    if split is None and "sites" in environment:  # the server of real sites does not know their split
+        names = environment.get("inputs", {}).get("names")
+        about_data = (None, None if names is None else tuple(names), tuple(environment["sites"]))
+    return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, *about_data)
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
