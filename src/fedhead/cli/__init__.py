@@ -21,6 +21,7 @@ from fedhead.cli import compare as compare
 from fedhead.cli import demo as demo
 from fedhead.cli import deploy as deploy
 from fedhead.cli import export as export
+from fedhead.cli import ledger as ledger
 from fedhead.cli import ls as ls
 from fedhead.cli import new as new
 from fedhead.cli import oneshot as oneshot

@@ -100,6 +100,7 @@ class Project:
                 data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),
+                public="# " if data or paths else "",
             )
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)

@@ -17,6 +17,7 @@ from fedhead.core.system.special_files import read_text
 from fedhead.flower.server.dry_run import MODEL_MB
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.site.policy import Policy
+from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe, assignment, load
 from fedhead.recipes.yaml_text import read_yaml
 
@@ -131,11 +132,22 @@ class SiteFile(_File, Policy):
     public: str | None = None
     data_folder: str | None = None  # folder of the recipe's data set, if data is `recipe`
     min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
+    releases: Annotated[int, AtLeast(0)] | None = field(default=3, kw_only=True)
+    wide_features: bool = field(default=False, kw_only=True)
     state: str = "state"  # folder of persistent state
     model: str | None = None  # architecture of the site, if it differs from the recipe's
     model_parameters: dict[str, Any] = field(default_factory=dict)  # parameters of that architecture
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
+
+    def check_client_test(self, recipe: Recipe) -> None:
+        """Check that the recipe requests no other test samples of a site with its own data than site.yaml has."""
+        if recipe.client_test is not None and self.test is None and recipe.client_test != self.client_test:
+            raise SiteProblem(
+                "policy",
+                f"the recipe's client_test is {recipe.client_test}, this site's is {self.client_test}: each site "
+                "decides about its own samples; set it in site.yaml, or leave it out of the recipe",
+            )
 
     def own_model(self) -> dict[str, Any]:
         """Return the recipe keys that the site overrides."""

@@ -22,12 +22,14 @@ from fedhead.engine.clients.clients import Clients
 from fedhead.engine.experiment.experiment import Experiment, InputSpec
 from fedhead.executors import select
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile
+from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site import site_data as own_data
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.site.site_store import first_draw
 from fedhead.flower.wire.protocol import RunSpec, to_json
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.models.split_model import SplitModel
@@ -51,7 +53,7 @@ def site_of(path: str) -> Site:
     def site_run(spec: RunSpec, number: int) -> SiteRun:
         raise SiteProblem("settings", reason)
 
-    return Site(Path(path).parent.name, site_run, Path(path).parent)
+    return Site(Path(path).parent.name, site_run, Path(path).parent / "state")
 
 
 def site(file: SiteFile) -> Site:
@@ -77,7 +79,8 @@ def site(file: SiteFile) -> Site:
             file.data,
             base=file.path.parent,
             test=file.test,
-            client_test=recipe.client_test if file.client_test is None and file.test is None else file.client_test,
+            client_test=file.client_test,
+            drawn=None if file.client_test is None else first_draw(file.at(file.state), file.name, recipe.seed, number),
             size=file.size,
             public=file.public,
         )
@@ -86,6 +89,8 @@ def site(file: SiteFile) -> Site:
         recipe = spec.recipe_of_run([file.path.parent])
         if file.data == RECIPE_DATA:
             file.check_data(recipe, file.path.parent)
+        else:
+            file.check_client_test(recipe)
         with coded("code"):
             _check_code(recipe, spec, file)
         with coded("data"):
@@ -185,7 +190,7 @@ def transport(
 
     dry_run = DryRun(spec, experiment, models, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
-    return FlowerTransport(grid, spec, dry_run, file, pool, log, keys)
+    return FlowerTransport(grid, spec, dry_run, file, pool, log, keys, Ledger(file.at(file.out) / LEDGER))
 
 
 # -- code outside fedhead ---------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedhead.core.system.process import ProcessIdentity, exit_with
+from fedhead.flower.site.server_identity import server_identity
 
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 0.5
@@ -31,12 +32,12 @@ def main(site: str, path: str, parent: int) -> None:
         listener.settimeout(LOOK_SECONDS)
         exit_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would receive the response
         try:
-            _serve(listener, site)
+            _serve(listener, site, server_identity(parent))
         finally:
             place.unlink(missing_ok=True)
 
 
-def _serve(listener: socket.socket, site: str) -> None:
+def _serve(listener: socket.socket, site: str, server: str) -> None:
     from fedhead.core.system.malloc import tune_malloc
     from fedhead.flower.factory import site_of
     from fedhead.flower.site.client_handler import respond
@@ -55,7 +56,7 @@ def _serve(listener: socket.socket, site: str) -> None:
             if handler is None or changed_at != read_at:
                 handler = site_of(site)
                 read_at = changed_at
-            connection.send(respond(content, handler))
+            connection.send(respond(content, handler, server=server))
         asked_at = time.monotonic()
 
 

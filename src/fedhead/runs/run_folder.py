@@ -10,6 +10,7 @@
     stages.safetensors      the server's state after each stage
     diverged.json           the reason of a diverged run, whose numbers became non-finite
     result.json             the final results of a finished run
+    ledger.jsonl            of a deployed run: one line per request to a site
 
 A run that is killed at any moment resumes from its checkpoint. The metrics of later rounds are removed; repeating these
 rounds gives the same numbers.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -30,6 +30,8 @@ from fedhead.engine.clients.server import initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
+from fedhead.flower import ledger
+from fedhead.flower.ledger import Ledger
 from fedhead.flower.server import messaging
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
@@ -77,6 +79,7 @@ class FlowerTransport(Transport):
         test: Test samples of the server.
         log: Called with each message for the operator.
         keys: Public keys by site; a node with another key is refused. Empty: no authentication.
+        ledger: Counterpart of the sites' ledgers.
     """
 
     name = "flower"
@@ -92,6 +95,7 @@ class FlowerTransport(Transport):
         test: Pool | None = None,
         log: Callable[[str], None] = print,
         keys: Mapping[str, bytes] | None = None,
+        ledger: Ledger | None = None,
     ):
         self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
         self.nodes = NodeRegistry(list(spec.sites), keys or {})
@@ -100,7 +104,7 @@ class FlowerTransport(Transport):
         self.states = SiteStates()
         self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # reported by sites
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
-        self._log = log
+        self._log, self._ledger = log, ledger
         self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
     @property
@@ -180,7 +184,7 @@ class FlowerTransport(Transport):
             known = self.nodes.refuse(node, failure, keys.get(node))
             self.log(f"node {node} is left out: {known.line}")
 
-        for node, reply in messaging.ask(self.grid, self.poll, outgoing, self.timeouts.join_seconds).items():
+        for node, reply in self._send(outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):
                 refuse(node, reply)
             elif reply[0].site not in self.spec.sites:
@@ -286,7 +290,7 @@ class FlowerTransport(Transport):
         """Send requests to sites; return the valid answers, and the reasons of missing or invalid ones."""
         answers, refused = dict[int, Answer](), dict[int, str]()
         seconds = self.timeouts.round_seconds + GRACE
-        for k, answer in messaging.ask(self.grid, self.poll, outgoing, seconds).items():
+        for k, answer in self._send(outgoing, seconds).items():
             if isinstance(answer, Failure):
                 refused[k] = answer.reason
                 if answer.problem == "frozen":
@@ -296,6 +300,13 @@ class FlowerTransport(Transport):
             else:
                 answers[k] = answer
         return answers, refused
+
+    def _send(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
+        """Send requests, wait for the answers, and record both in the ledger."""
+        answers = messaging.ask(self.grid, self.poll, outgoing, seconds)
+        if self._ledger is not None:
+            self._ledger.append(*(_ledger_entry(message, answers[key]) for key, message in outgoing.items()))
+        return answers
 
     def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
         """Return why a response does not match its request; None if it does.
@@ -334,6 +345,13 @@ class FlowerTransport(Transport):
         if match is None:
             raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
         return match
+
+
+def _ledger_entry(message: Outgoing, answer: Answer | Failure) -> dict[str, Any]:
+    asked = {"node": message.node, **ledger.describe_request(message.request, message.trees)}
+    if isinstance(answer, Failure):
+        return {"site": answer.site, **asked, "decision": f"failed: {answer.reason}"}
+    return {"site": answer[0].site, **asked, "decision": "received", **ledger.describe_response(*answer)}
 
 
 def _where(label: str, round: int) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from fedhead.flower import ledger
 from fedhead.flower.site.site import Site
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Response, read_request, to_json, version
-from fedhead.flower.wire.site_errors import coded, record
+from fedhead.flower.wire.site_errors import SiteProblem, coded, record
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 
-def respond(content: RecordDict, site: Site, watchdog: bool = True) -> RecordDict:
-    """Return the site's reply to a message's content.
+def respond(content: RecordDict, site: Site, watchdog: bool = True, server: str = "") -> RecordDict:
+    """Return the site's reply to a message's content, after it is recorded in the site's ledger.
 
     Errors are written to the site's log; the server receives only a code and a reference number.
 
@@ -25,20 +26,38 @@ def respond(content: RecordDict, site: Site, watchdog: bool = True) -> RecordDic
         content: Content of the message.
         site: Site that replies.
         watchdog: Whether to end this process at the server's deadline.
+        server: Identity of the server for the ledger.
     """
     header: dict[str, object] = {}
+    entry: dict[str, object] = {"site": site.name, "server": server}
     try:
         with coded("request"):
             header, trees = wire.unpack(content)
             request = read_request(header)
+            entry |= ledger.describe_request(request, trees)
         with _within(site.policy.seconds(request.seconds if watchdog else None)), site.policy.within_memory():
-            response, send, commit = site.handle(request, trees)
-            packed = wire.pack(to_json(response), send)
-            if commit is not None:
-                commit()
-            return packed
+            handled = site.handle(request, trees)
+            packed = wire.pack(to_json(handled.response), handled.trees)
+            if handled.commit is not None:
+                handled.commit()
+        sent = ledger.describe_response(handled.response, handled.trees)
+        _record(site, entry | {"decision": "sent"} | sent | ({"release": handled.release} if handled.release else {}))
+        return packed
     except Exception as error:  # the run continues; the server receives a code
-        return _problem(site.name, header, *record(site.name, error))
+        code, reference = record(site.name, error)
+        with suppress(SiteProblem):  # nothing of the data is sent, so the site can say that its disk is full
+            _record(site, entry | {"decision": f"refused: {code}", "reference": reference})
+        return _problem(site.name, header, code, reference)
+
+
+def _record(site: Site, entry: Mapping[str, object]) -> None:
+    """Write a line of the ledger; nothing leaves the site unrecorded."""
+    try:
+        site.ledger.append(entry)
+    except OSError as error:
+        raise SiteProblem(
+            "disk", f"{site.ledger.path} can't be written: {error.strerror}; make room or set another 'state' folder"
+        ) from error
 
 
 def _problem(name: str, header: dict[str, object], code: str, reference: str) -> RecordDict:

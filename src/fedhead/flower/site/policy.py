@@ -31,6 +31,8 @@ class Policy:
     paths: tuple[str, ...] = ()  # permitted paths of the recipe's data set, with data: recipe
     allow: tuple[str, ...] = ()  # permitted modules and files outside fedhead
     min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are excluded from statistics and prototypes
+    releases: Annotated[int, AtLeast(0)] | None = None  # how often statistics may be sent; null: unlimited
+    wide_features: bool = True  # permit statistics of features that are as many as the values of a sample, or more
     max_seconds: Annotated[float, Above(0)] | None = None  # time limit of a request
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
     report_train_loss: bool = True  # send the mean training loss of each round
@@ -58,6 +60,36 @@ class Policy:
         earlier = [first for stage in stages if (first := stage.prerequisite()) is not None]
         if self.stages is not None:
             _check_names([stage.name for stage in earlier], self.stages, "stage")
+
+    def check_features(self, stages: Sequence[str], features: int, values: int) -> None:
+        """Check that statistics of a model's features can't contain whole samples.
+
+        The server chooses the weights: if there are as many features as values, it can make the features the values.
+
+        Args:
+            stages: Names of the run's stages that send statistics.
+            features: Number of the model's features.
+            values: Number of values of a sample.
+        """
+        if stages and not self.wide_features and features >= values:
+            raise SiteProblem(
+                "policy",
+                f"stage {stages[0]}: the model has {features} features and a sample {values} values, so its "
+                "statistics may reveal samples: use a model with fewer features, or set wide_features in site.yaml",
+            )
+
+    def check_releases(self, count: int) -> None:
+        """Check that statistics may be sent once more.
+
+        Args:
+            count: Earlier releases of statistics.
+        """
+        if self.releases is not None and count >= self.releases:
+            raise SiteProblem(
+                "policy",
+                f"statistics of this site's samples were sent {count} times, 'releases' in site.yaml permits "
+                f"{self.releases}: see fedhead ledger, and raise it if you agreed to this run",
+            )
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:
         """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.

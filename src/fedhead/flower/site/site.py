@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import unknown
-from fedhead.core.tree.digest import digest_of
+from fedhead.core.tree.digest import digest_json, digest_of
+from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
@@ -25,9 +26,10 @@ from fedhead.engine.policies import reply_check
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.loop import Loop
+from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.site.policy import Policy
 from fedhead.flower.site.site_store import SiteStore
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, to_json, version
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.metrics.registry import NO_METRICS, Metric
 
@@ -39,15 +41,27 @@ class SiteRun:
     clients: Clients
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
+    @property
+    def algorithms(self) -> dict[str, Algorithm]:
+        """Algorithms of all exchanges, by their labels on the wire."""
+        return exchanges(self.clients.method, self.clients.experiment.stages)
+
     def algorithm(self, name: str) -> Algorithm:
         """Return the algorithm of an exchange, given its label on the wire."""
-        algorithms = exchanges(self.clients.method, self.clients.experiment.stages)
-        if name not in algorithms:
-            raise unknown("algorithm", name, algorithms)
-        return algorithms[name]
+        if name not in self.algorithms:
+            raise unknown("algorithm", name, self.algorithms)
+        return self.algorithms[name]
 
 
-Commit = Callable[[], object] | None  # stores the state once the response is packed
+class Handled(NamedTuple):
+    """Reply of a site before it is packed."""
+
+    response: Response
+    trees: Mapping[str, Tree] = MappingProxyType({})
+    commit: Callable[[], object] | None = None  # stores the state once the response is packed
+    release: str = ""  # digest of the request, the samples and the weights, if statistics are sent
+
+
 FROZEN = "frozen"  # file of the frozen parameters
 
 
@@ -61,14 +75,20 @@ class Site:
     model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of the site's architecture
     policy: Policy = field(default_factory=Policy)  # limits of the server's requests
 
-    def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
-        """Execute a request; return the response, its trees, and a function that stores the state after packing."""
+    @property
+    def ledger(self) -> Ledger:
+        """Ledger of the site's requests."""
+        return Ledger(self.state / LEDGER)
+
+    def handle(self, request: Request, trees: Mapping[str, Tree]) -> Handled:
+        """Execute a request; the state is stored by the caller, once the reply is packed."""
         with coded("name"):
             k = request.spec.number(self.name)
         with coded("setup"):
             self.policy.check(request.spec.recipe_of_run(), self.model)
             site_run = self.site_run(request.spec, k)
             self.policy.check_earlier(site_run.clients.experiment.stages)
+            self._check_statistics(request, site_run, k)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
         if not len(rows):
@@ -87,12 +107,12 @@ class Site:
             model=dict(self.model),
         )
         if request.kind == "hello":
-            return response, {}, None
+            return Handled(response)
         return self._work(request, trees, site_run, response, k)
 
     def _work(
         self, request: Request, trees: Mapping[str, Tree], site_run: SiteRun, response: Response, k: int
-    ) -> tuple[Response, dict[str, Tree], Commit]:
+    ) -> Handled:
         clients = site_run.clients
         with coded("request"):
             algorithm = site_run.algorithm(request.algorithm)
@@ -107,6 +127,7 @@ class Site:
         if request.kind == "test":
             metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
             return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
+        release = self._release(request, downlink, clients, k) if _sends_statistics(algorithm) else ""
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
@@ -127,9 +148,36 @@ class Site:
             left_out=clients.small_classes(algorithm, k),
             train_loss=None if loss is None else _finite(float(loss)),
         )
-        if response.left_out:
-            print(f"site {self.name}: classes left out of {request.algorithm}: {response.left_out}", file=sys.stderr)
-        return response, {"send": reply.send}, commit
+        return Handled(response, {"send": reply.send}, commit, release)
+
+    def _releases(self) -> dict[str, str]:
+        """Return the runs of earlier releases of statistics, by their digests."""
+        entries = (entry for entry in self.ledger.entries() if entry["site"] == self.name)
+        return {entry["release"]: entry["run"] for entry in entries if entry.get("release")}
+
+    def _check_statistics(self, request: Request, site_run: SiteRun, k: int) -> None:
+        """Check a run's statistics before its first round, so that no training is lost."""
+        names = [name for name, algorithm in site_run.algorithms.items() if _sends_statistics(algorithm)]
+        values = sum(t[0].numel() for t in tensors_of(request.spec.blank()))
+        self.policy.check_features(names, site_run.clients.task_of(k).model.features, values)
+        if names and request.kind == "hello":
+            others = [run for run in self._releases().values() if run != request.spec.experiment]
+            self.policy.check_releases(len(others))
+
+    def _release(self, request: Request, downlink: Downlink, clients: Clients, k: int) -> str:
+        """Return the digest of a release of statistics; one that was sent before is permitted again.
+
+        It covers everything that the sums depend on, except the kind of statistics: all stages of a run that start from
+        the same weights are one release.
+        """
+        asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen=""))
+        samples = clients.federation.train.take(clients.federation.rows[k])
+        tensors = {str(i): t for i, t in enumerate((*tensors_of(samples.x), samples.y))}
+        trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k])]
+        release, earlier = digest_json([asked, *trees, digest_of(tensors, 16)], 16), self._releases()
+        if release not in earlier:
+            self.policy.check_releases(len(earlier))
+        return release
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
         """Return the stored client state after the round or stage that the request names."""
@@ -146,6 +194,11 @@ class Site:
                 f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
             )
         return initial if state is None else state
+
+
+def _sends_statistics(algorithm: Algorithm) -> bool:
+    """Return whether an exchange sends statistics of the samples, and not once per round as a method does."""
+    return isinstance(algorithm, Stage) and bool(algorithm.class_rows)
 
 
 def _with_frozen(broadcast: Tree, digest: str, store: SiteStore) -> Tree:
@@ -174,7 +227,7 @@ def _test(
     response: Response,
     store: SiteStore,
     k: int,
-) -> tuple[Response, dict[str, Tree], Commit]:
+) -> Handled:
     """Test the site's model on its test samples, and store the model if requested."""
     if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
@@ -191,11 +244,11 @@ def _test(
             metrics={name: _finite(value) for name, value in tested.measured.values.items()},
         )
     if not request.deliver:
-        return response, {}, None
+        return Handled(response)
     (job,) = clients.work(algorithm, downlink, states, request.round)
     with torch.no_grad():
         model = algorithm.personal_model(job.program.client(job.inputs(0)))
-    return response, {}, partial(store.save, f"model-{request.algorithm}", model)
+    return Handled(response, {}, partial(store.save, f"model-{request.algorithm}", model))
 
 
 def _finite(value: float | None) -> float | None:

@@ -34,13 +34,14 @@ def federation(
     base: Path,
     test: str | None = None,
     client_test: float | str | None = None,
+    drawn: tuple[int, int] | None = None,
     size: int | None = None,
     public: str | None = None,
 ) -> Federation:
     """Return a federation with the samples of one site only, under its client number.
 
     `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
-    of the site's samples.
+    of the site's samples, drawn with the seed and client number of `drawn`; None: those of the run.
     """
     train, test_samples = load(data, spec, base, size)
     if test is not None:
@@ -64,7 +65,10 @@ def federation(
     if test_samples is not None:
         local = _alone(np.arange(len(test_samples.y), dtype=np.int64), number, len(spec.sites))
         return replace(result, test=test_samples, client_test=local, client_test_from="test")
-    return result.with_client_test(client_test, int(spec.recipe["seed"]))
+    seed, place = drawn or (int(spec.recipe["seed"]), number)
+    split = replace(result, rows=_alone(rows[number], place, place + 1)).with_client_test(client_test, seed)
+    own_test = None if split.client_test is None else _alone(split.client_test[place], number, len(spec.sites))
+    return replace(split, rows=_alone(split.rows[place], number, len(spec.sites)), client_test=own_test)
 
 
 def share(whole: Federation, number: int) -> Federation:

@@ -7,12 +7,36 @@ server repeats, has no effect.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
 from fedhead.flower.wire.site_errors import SiteProblem
+
+
+def first_draw(root: Path, site: str, seed: int, number: int) -> tuple[int, int]:
+    """Return the seed and client number of a site's first run, which draw its test samples in all later runs too.
+
+    So no server can change the training samples of a site. The first run equals a simulation with the same seed.
+    """
+    path = root / f"draw-{site}.json"
+    if not path.exists():
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with atomic(path) as draft:
+                draft.write_text(json.dumps([seed, number]))
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    first_seed, first_number = json.loads(path.read_text())
+    return int(first_seed), int(first_number)
+
+
+def _unwritable(path: Path, error: OSError) -> SiteProblem:
+    reason = f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
+    return SiteProblem("disk", reason)
 
 
 class SiteStore:
@@ -41,6 +65,4 @@ class SiteStore:
             self.path.mkdir(parents=True, exist_ok=True)
             save_tree(path, tree)
         except OSError as error:
-            raise SiteProblem(
-                "disk", f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
-            ) from error
+            raise _unwritable(path, error) from error

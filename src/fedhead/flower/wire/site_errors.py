@@ -21,7 +21,7 @@ TEXTS = {
     "name": "its name is not among the server's sites",
     "settings": "its site.yaml can't be read",
     "code": "the run names code that its site.yaml does not allow, or that differs from the server's",
-    "policy": "its site.yaml does not allow this run's method, stages, model or data set",
+    "policy": "its site.yaml does not allow this run's method, stages, model, data set or statistics",
     "memory": "it has not enough memory for the request, or may not have more",
     "data": "its data can't be used for this run",
     "no-samples": "it holds no training samples",
@@ -29,7 +29,7 @@ TEXTS = {
     "tensors": "the server's tensors don't fit its model",
     "state": "its stored state can't be read",
     "frozen": "it has lost the frozen parameters, which are sent again with the next request",
-    "disk": "it can't write its state",
+    "disk": "it can't write its state or its ledger",
     "diverged": "its numbers are not finite any more; a smaller learning rate (lr) is the usual fix",
     "error": "an unexpected error",
 }

@@ -1,0 +1,119 @@
+"""Ledger of a deployment: one line of JSON per request, at each site and, as its counterpart, at the server.
+
+A site's ledger is `ledger.jsonl` in its `state` folder, the server's in the run folder. Both describe requests and
+replies by the same functions, so that they can be compared line by line.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.digest import digest_of
+
+if TYPE_CHECKING:
+    from fedhead.core.tree.tree import Tree
+    from fedhead.flower.wire.protocol import Request, Response
+
+LEDGER = "ledger.jsonl"
+ROTATE_BYTES = 16 * 2**20  # a longer file is renamed before the next line
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Append-only file of JSON lines; rotated files are `ledger-0001.jsonl` and so on, and are never deleted.
+
+    Args:
+        path: Current file.
+    """
+
+    path: Path
+
+    @classmethod
+    def find(cls, path: Path) -> Ledger:
+        """Return the ledger at a path: a ledger file, a run folder, or the folder of a site or of its state.
+
+        Raises:
+            BadInput: If there is none.
+        """
+        for place in (path, path / LEDGER, path / "state" / LEDGER):
+            if place.is_file():
+                return cls(place)
+        raise BadInput(f"{path} has no {LEDGER}: give a site's folder, its 'state' folder, or a server's run folder")
+
+    def append(self, *entries: Mapping[str, Any]) -> None:
+        """Append one line per entry and flush them to disk; on an error the file stays as it was.
+
+        Raises:
+            OSError: If the file can't be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > ROTATE_BYTES:
+            self.path.rename(self.path.with_name(f"{self.path.stem}-{len(self._rotated()) + 1:04}.jsonl"))
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        lines = "".join(json.dumps({"time": now, **entry}) + "\n" for entry in entries).encode()
+        with self.path.open("a+b", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":  # cut off by the end of a process
+                lines = b"\n" + lines
+            try:
+                if file.write(lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(file)
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield all entries, from the oldest file on; a line that a killed process has cut off is skipped."""
+        for path in (*self._rotated(), self.path):
+            if not path.exists():
+                continue
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        continue
+
+    def _rotated(self) -> list[Path]:
+        return sorted(self.path.parent.glob(f"{self.path.stem}-*.jsonl"))
+
+
+def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
+    """Return the entries about a request: its run, round and kind, the recipe's keys, and the server's tensors."""
+    recipe = {key: value for key, value in request.spec.recipe.items() if value not in (None, [])}
+    return {
+        "run": request.spec.experiment,
+        "round": request.round,
+        "kind": request.kind,
+        "algorithm": request.algorithm,
+        "recipe": recipe,
+        "asked": describe_trees(trees),
+    }
+
+
+def describe_response(response: Response, trees: Mapping[str, Tree]) -> dict[str, Any]:
+    """Return the entries about a reply: its tensors, and its numbers that are set."""
+    names = {field.name for field in fields(response)} - {"site", "fedhead", "experiment", "round", "algorithm"}
+    numbers = {name: value for name in sorted(names) if (value := getattr(response, name)) not in (None, "", [], {})}
+    return {"sent": describe_trees(trees), "numbers": numbers}
+
+
+def describe_trees(trees: Mapping[str, Tree]) -> dict[str, Any]:
+    """Return shapes of tensors, bytes and a digest of each tree."""
+    return {
+        name: {
+            "bytes": tree.nbytes,
+            "digest": digest_of(tree.leaves(), 16),
+            "tensors": {leaf: list(t.shape) for leaf, t in tree.leaves().items()},
+        }
+        for name, tree in trees.items()
+    }

@@ -1,0 +1,117 @@
+"""Ledgers: every request is recorded at the site and at the server, alike, before anything leaves the site."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulations import make_world, run
+from small import federation, network
+from small_sites import SETTINGS
+
+from fedhead.cli import call
+from fedhead.deploy.project import Project
+from fedhead.flower import factory, ledger
+from fedhead.flower.ledger import Ledger
+from fedhead.flower.server_run import serve
+from fedhead.flower.site.client_handler import respond
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Request, to_json
+from fedhead.methods import METHODS
+from fedhead.testing.inprocess import InProcess, through_bytes
+
+WORDS = ["subset=120", "rounds=2", "stages=[ccvr]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1", "client_test=0.2"]
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    return list(Ledger.find(path).entries())
+
+
+def test_the_servers_ledger_is_the_counterpart_of_the_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Project.init(tmp_path / "demo", "digits", ["north", "south"], WORDS)
+    nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
+    serve(made.server(), InProcess(nodes), log=lambda line: None)
+    recorded = entries(made.path / "run")
+    for name in ("north", "south"):
+        own = entries(made.path / "sites" / name)
+        counterpart = [entry for entry in recorded if entry["site"] == name]
+        exchanges = [(entry["kind"], entry["algorithm"], entry["round"]) for entry in own]
+        assert exchanges[:3] == [("hello", "train", 0), ("work", "train", 1), ("test", "train", 1)]
+        assert ("work", "ccvr", 3) in exchanges
+        for mine, theirs in zip(own, counterpart, strict=True):
+            assert (mine.pop("decision"), theirs.pop("decision")) == ("sent", "received")
+            for odd in ("time", "server", "node", "release"):
+                mine.pop(odd, None), theirs.pop(odd, None)
+            assert mine == theirs
+            assert mine["recipe"]["method"] == "fedavg"
+            if mine["kind"] == "work":
+                assert mine["numbers"]["samples"] > 0
+                assert mine["sent"]["send"]["bytes"] > 0
+                assert mine["asked"]["broadcast"]["tensors"]["model/classifier.bias"] == [10]
+    capsys.readouterr()
+    assert call(["ledger", str(made.path / "sites" / "north")]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 1 + len(entries(made.path / "sites" / "north"))
+    assert "work ccvr" in out
+    assert call(["ledger", str(tmp_path)]) == 2
+    assert "has no ledger.jsonl: give a site's folder" in capsys.readouterr().err
+
+
+def test_refused_and_unreadable_requests_are_recorded(tmp_path: Path) -> None:
+    made = Project.init(tmp_path / "demo", "digits", ["north"], WORDS)
+    folder = made.path / "sites" / "north"
+    with (folder / "site.yaml").open("a") as yaml:
+        yaml.write("methods: [fedprox]\n")
+    site, request = factory.site_of(str(folder / "site.yaml")), Request("hello", factory.run_spec(made.server()), 60.0)
+    for header in (to_json(request), {"kind": "shell"}):
+        respond(through_bytes(wire.pack(header, {})), site, watchdog=False, server="link:443 insecure")
+    policy, unreadable = entries(folder)
+    assert (policy["decision"], policy["kind"], policy["server"]) == ("refused: policy", "hello", "link:443 insecure")
+    assert policy["reference"]
+    assert unreadable["decision"] == "refused: version"
+    assert "sent" not in policy
+
+
+def test_with_a_full_disk_at_the_ledger_training_stops_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(federation(), {"own": network("group")}, METHODS["scaffold"](), SETTINGS, tmp_path)
+    grid, said = world.grid(), list[str]()
+    real, full = Ledger.append, world.site(1).name
+
+    def append(self: Ledger, *lines: dict[str, Any]) -> None:
+        if any(line["site"] == full and line.get("round", 0) >= 2 for line in lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, *lines)
+
+    monkeypatch.setattr(Ledger, "append", append)
+    rows = run(world.transport(grid, said)).rows
+    assert "failed" not in rows[0]
+    for row in rows[1:]:
+        assert row["failed"].keys() == {full}
+        assert "can't write its state or its ledger (disk, reference" in row["failed"][full]
+    assert {e["round"] for e in entries(tmp_path / "state") if e["site"] == full and e["kind"] == "work"} == {1}
+
+
+def test_lines_are_appended_whole_and_files_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Ledger(tmp_path / "state" / "ledger.jsonl")
+    book.append({"a": 1}, {"a": 2})
+    with book.path.open("a") as file:
+        file.write('{"a": 3, "cut')  # the process was killed
+    book.append({"a": 4})
+    assert [entry["a"] for entry in book.entries()] == [1, 2, 4]
+    before = book.path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            book.append({"a": 5})
+    assert book.path.read_bytes() == before
+    monkeypatch.setattr(ledger, "ROTATE_BYTES", 10)
+    book.append({"a": 6})
+    book.append({"a": 7})
+    names = sorted(path.name for path in book.path.parent.iterdir())
+    assert names == ["ledger-0001.jsonl", "ledger-0002.jsonl", "ledger.jsonl"]
+    assert [entry["a"] for entry in book.entries()] == [1, 2, 4, 6, 7]
+    assert json.loads(book.path.read_text())["time"].endswith("+00:00")
