@@ -3,33 +3,27 @@
 All batches have the same size, so the last one of an epoch is padded with rows of weight 0. A loss that takes a plain
 mean over the batch includes the padding and silently trains a different model. So does a model that mixes rows.
 BatchNorm layers ignore padding (`models.batch_norm`), but user code may not. Therefore each phase's loss is tested on a
-few rows before training: replacing the padding by other samples must not change its value or gradient. The test runs
-first in evaluation mode, where rows should be independent (else the model is at fault). It then runs in training mode,
-where the running statistics must not change either.
+few rows before training: replacing the padding by other samples must not change its value, its gradient or the running
+statistics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.client import Client, ClientInputs
-from fedhead.algorithm.phase import Phase
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import global_generators
-from fedhead.core.training.batch import Batch, Output
-from fedhead.core.tree.inputs import Inputs, map_inputs
-from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.training.batch import Batch
+from fedhead.core.tree.inputs import map_inputs
 from fedhead.executors.client.client_round import PhaseRun, phase_runs
 from fedhead.executors.client.job import Job
-from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
+from fedhead.executors.client.program import Vectorizer, loss_name
 
 ROWS = 4  # number of samples, and of padding rows, to test a loss with
 TOLERANCE = 1e-4  # relative; equal inputs give equal values up to rounding
 TOLERANCE_BF16 = 1e-2
+_OUTCOMES = ("its value changes", "its gradient changes", "the model's running statistics change")
 
 
 class PaddingCheck:
@@ -101,81 +95,23 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     indices = (batch.rows[len(real) :].unsqueeze(1) == rows).int().argmax(1)
     others = torch.cat([batch.rows[: len(real)], rows[(indices + 1) % len(rows)]])
     changed_batch = pool.batch(others, batch.weight, batch.key if pool.transform.augment else None)
-    probe = _EvaluationProgram(program.algorithm, program.task, program.pool, program.public, bf16=program.bf16)
-    name = loss_name(step.phase)
-    if changed := _changed(probe, phase_run, batch, changed_batch, key):
-        if _mixes_rows(probe, phase_run, batch, changed_batch, len(real)):
+    tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
+    outcomes = _outcome(phase_run, batch, key), _outcome(phase_run, changed_batch, key)
+    for changed, a, b in zip(_OUTCOMES, *outcomes, strict=True):
+        if (a - b).norm() > tolerance * a.norm().clamp_min(1e-3):
             raise BadInput(
-                f"the model mixes the rows of its batch, also in evaluation mode, so that {name} depends on padding "
-                f"rows, and a prediction on the samples beside it: use layers with running statistics "
-                f"(nn.BatchNorm2d), or none over the batch (nn.GroupNorm)"
+                f"{loss_name(step.phase)}: {changed} with the padding rows of a batch, whose weight is 0: use "
+                "batch.weight, as fh.losses.cross_entropy does, or return one value per sample; a model that mixes the "
+                "rows of its batch needs nn.BatchNorm, which leaves padding rows out, or none, as nn.GroupNorm"
             )
-        raise BadInput(
-            f"{name}: {changed} with the padding rows of a batch, "
-            f"whose weight is 0: use batch.weight, as fh.losses.cross_entropy does, or return one value per sample"
-        )
-    if changed := _changed(program, phase_run, batch, changed_batch, key):
-        raise BadInput(
-            f"{name}: {changed} with the padding rows of a batch as soon as the model is in training mode, so the "
-            f"model mixes the rows of its batch: use nn.BatchNorm, which leaves padding rows out, or let each row be "
-            f"computed from its own sample"
-        )
 
 
-def _changed(program: ClientProgram, phase_run: PhaseRun, batch: Batch, other: Batch, key: Tensor) -> str | None:
-    """Return a description of what differs between two batches: loss, gradient or running statistics; or None."""
+def _outcome(phase_run: PhaseRun, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, gradient and running statistics of a batch, each flattened."""
     step, _, carry, w, inputs = phase_run
-    outcome = _outcome(program, step.phase, carry.params, w)
-    names = ("its value changes", "its gradient changes", "the model's running statistics change")
-    for name, a, b in zip(names, outcome(batch, key, inputs), outcome(other, key, inputs), strict=True):
-        if _differ(a, b, program.bf16):
-            return name
-    return None
-
-
-def _mixes_rows(program: ClientProgram, phase_run: PhaseRun, batch: Batch, other: Batch, samples: int) -> bool:
-    """Return whether outputs for the first rows differ between two batches, which share these samples."""
-    step, _, carry, w, inputs = phase_run
-    client, trained = program.client(inputs, data=step.phase.data), w.replace(carry.params)
-    with torch.no_grad(), global_generators.seeded(0, batch.weight.device):
-        a, b = (client.apply(trained, x).logits[:samples] for x in (batch.x, other.x))
-    return _differ(a, b, program.bf16)
-
-
-def _differ(a: Tensor, b: Tensor, bf16: bool) -> bool:
-    return bool((a - b).norm() > (TOLERANCE_BF16 if bf16 else TOLERANCE) * a.norm().clamp_min(1e-3))
-
-
-def _outcome(
-    program: ClientProgram, phase: Phase, params: Tree, w: Weights
-) -> Callable[[Batch, Tensor, ClientInputs], tuple[Tensor, Tensor, Tensor]]:
-    """Return a function from a batch to loss, gradient and running statistics, each flattened."""
-    loss = program.loss(phase)
-
-    def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
-        leaves = params.map(lambda t: t.detach().requires_grad_())
-        tensors = list(leaves.values())
-        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # for user code that draws
-            value, stats = loss(leaves, w, batch, key, inputs)
-            grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
-        kept = [t.detach().flatten() for t in stats.values()]
-        return value.detach(), torch.cat([g.flatten() for g in grads]), torch.cat(kept) if kept else value.new_zeros(0)
-
-    return run
-
-
-class _EvaluationClient(Client):
-    """Client whose model is in evaluation mode."""
-
-    def apply(self, w: Weights, x: Inputs, train: bool = True, weight: Tensor | None = None) -> Output:
-        """Apply the model without batch statistics and dropout."""
-        return super().apply(w, x, train=False)
-
-
-class _EvaluationProgram(ClientProgram):
-    def client(
-        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
-    ) -> Client:
-        """Return the client of these tensors, in evaluation mode."""
-        arguments: tuple[Any, ...] = (self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public)
-        return _EvaluationClient(*arguments)
+    leaves = carry.params.map(lambda t: t.detach().requires_grad_())
+    with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # for user code that draws
+        value, stats = step.program.loss(step.phase)(leaves, w, batch, key, inputs)
+        grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    kept = [t.detach().flatten() for t in stats.values()]
+    return value.detach(), torch.cat([g.flatten() for g in grads]), torch.cat(kept) if kept else value.new_zeros(0)
