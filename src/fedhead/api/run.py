@@ -43,8 +43,8 @@ from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
 from fedhead.recipes import initial_weights
 from fedhead.recipes.experiment import build_experiment
-from fedhead.recipes.parts import LOGGER_PART
-from fedhead.recipes.recipe import Recipe
+from fedhead.recipes.parts import COMPONENT_KINDS, LOGGER_PART
+from fedhead.recipes.recipe import KEYS, Recipe
 from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.progress import Progress
 from fedhead.runs.python_components import described
@@ -53,6 +53,9 @@ from fedhead.runs.run import run_in_folder, threads_for
 from fedhead.runs.run_loggers import RunLoggers
 from fedhead.runs.run_writer import RunWriter
 from fedhead.samplers.base import Sampler
+
+_COMPONENTS = {"metrics", *(part.key for part in COMPONENT_KINDS)}
+_NUMBERS = {*KEYS} - _COMPONENTS - {"model", "weights", "loggers", "optimizer", "cache_features"}
 
 
 @known_arguments
@@ -197,51 +200,20 @@ def run(
         BadInput: An argument is invalid, or arguments are incompatible; raised before training.
         Diverged: Numbers became non-finite.
     """
+    arguments = dict(locals())  # named like recipe keys
     _check_arguments(federation, model, metrics, out, resume)
     numbers = Recipe(  # checks the ranges
         dataset=federation.title,
         partition=federation.partition,
         clients=len(federation),
         objective=None if federation.objective == "multiclass" else federation.objective,  # type: ignore[arg-type]
-        rounds=rounds,
-        local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
-        local_steps=local_steps,  # type: ignore[arg-type]  # a list becomes a tuple
-        batch_size=batch_size,
+        **{key: value for key, value in arguments.items() if key in _NUMBERS},
         optimizer=optimizer if isinstance(optimizer, str) else "sgd",  # type: ignore[arg-type]  # checked there
-        lr=lr,
-        momentum=momentum,
-        betas=betas,
-        weight_decay=weight_decay,
-        lr_decay=lr_decay,
-        lr_schedule=lr_schedule,
-        warmup_rounds=warmup_rounds,
-        clip_norm=clip_norm,
-        nesterov=nesterov,
-        label_smoothing=label_smoothing,
-        class_weights=class_weights,  # type: ignore[arg-type]  # checked there
-        drop_last=drop_last,
-        persistent_optimizer=persistent_optimizer,
-        participation=participation,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        last_rounds=last_rounds,
-        validation=validation,
-        freeze=freeze,  # type: ignore[arg-type]  # a list becomes a tuple
         cache_features=MEMORY if cache_features is True else os.fspath(cache_features) if cache_features else None,
     )
     federation = with_validation(federation, numbers)
-    given = {
-        "method": method,
-        "stages": stages,
-        "uploads": uploads,
-        "aggregator": aggregator,
-        "outliers": outliers,
-        "sampler": sampler,
-        "stragglers": stragglers,
-        "callbacks": callbacks,
-        "metrics": metrics,
-        "optimizer": None if isinstance(optimizer, str) else _check_optimizer(optimizer, numbers),
-    }
+    given = {key: arguments[key] for key in _COMPONENTS}
+    given["optimizer"] = None if isinstance(optimizer, str) else _check_optimizer(optimizer, numbers)
 
     def make_models(head: str | None) -> Sequence[SplitModel]:
         models = _models(federation, model, head, numbers.seed, assign)
