@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -59,18 +58,6 @@ def test_replies_take_means_of_stacked_trees_and_tensors() -> None:
     assert "_trees" not in vars(replies.sent)  # they were not taken apart
     assert torch.equal(replies.sum("tau"), single.sum("tau"))
     assert replies.sent is replies.sent
-
-
-def test_a_rule_may_change_the_single_replies_before_it_takes_a_mean() -> None:
-    def changed(sent: Sequence[Tree]) -> Replies:
-        replies = Replies([0, 1, 5], [2.0, 3.0, 1.0], sent)
-        for each in replies.sent:
-            each["tau"] = each["tau"] * 0.5
-        return replies
-
-    trees = StackedTrees(stacked(3), range(3))
-    single = [tree.replace() for tree in trees]
-    assert torch.equal(changed(StackedTrees(trees.stacked, range(3))).mean("tau"), changed(single).mean("tau"))
 
 
 def test_replies_of_a_stack_are_copied_and_pickled() -> None:

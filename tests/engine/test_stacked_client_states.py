@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import weakref
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,9 +16,6 @@ from fedhead.core.tree.tree_rows import StackedTrees
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.stacked_client_states import StackedClientStates
-from fedhead.executors.client.base import Executor
-from fedhead.executors.client.job import Job
-from fedhead.executors.loop import Loop
 from fedhead.executors.stack.stack import Stack
 
 
@@ -97,72 +91,6 @@ def test_rounds_of_all_clients_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
     assert taken_apart
 
 
-class Halving(Executor):
-    """Changes what clients hold and keep."""
-
-    def train_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
-        for job in jobs:
-            for state in job.states:
-                state["control"] = state["control"] * 0.5
-        found = super().train_all(jobs)
-        for replies in found:
-            for reply in replies:
-                reply.keep["control"] = reply.keep["control"] * 0.5
-        return found
-
-
-class HalvingStack(Halving, Stack):
-    """A user's own stack."""
-
-
-class HalvingLoop(Halving, Loop):
-    """A user's own loop."""
-
-
-def test_what_an_own_executor_changes_counts() -> None:
-    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
-    fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
-    plain, halved = (fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=one) for one in (Stack(), HalvingStack()))
-    loop = fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=HalvingLoop())
-    for k, state in loop.states.items():
-        for name, value in state["control"].leaves().items():
-            torch.testing.assert_close(halved.states[k]["control"].leaves()[name], value)
-    assert any(
-        not torch.allclose(halved.states[k]["control"].leaves()[name], value)
-        for k, state in plain.states.items()
-        for name, value in state["control"].leaves().items()
-    )
-
-
-def test_a_state_that_was_asked_for_may_be_changed_and_a_snapshot_s_changes_nothing() -> None:
-    states = ClientStates(lambda client: Tree(m=torch.zeros(())))
-    states.keep([1, 2, 3], stack(0.0))
-    snapshot = states.kept.copy()
-    snapshot[1]["m"] = torch.tensor(9.0)
-    assert float(states[1]["m"]) == 2.0
-    states[2]["m"] = torch.tensor(8.0)
-    assert [float(state["m"]) for state in states.of([1, 2, 3])] == [2.0, 8.0, 1.0]
-    assert values(snapshot) == {1: 9.0, 2: 0.0, 3: 1.0}
-
-
-def test_what_a_callback_replaces_in_a_snapshot_changes_no_run() -> None:
-    def reset(now: Snapshot) -> None:
-        for state in now.clients.values():
-            state["control"] = state["control"].zeros()
-            state["seen"] = torch.ones(())
-
-    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
-    fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
-    for executor in ("loop", "stack"):
-        for share in (1.0, 0.5):
-            settings = {"rounds": 3, "participation": share, "executor": executor, "batch_size": 8}
-            plain, watched = (fh.run(fed, "mlp", fh.Scaffold(), on_round=call, **settings) for call in (None, reset))
-            assert all("seen" not in state for state in watched.states.values())
-            for k, state in plain.states.items():
-                for name, value in state.leaves().items():
-                    assert torch.equal(watched.states[k].leaves()[name], value)
-
-
 class KeepsReceived(fh.FedAvg):
     """All its clients keep the same tensors."""
 
@@ -183,13 +111,3 @@ def test_what_all_clients_keep_alike_is_of_each_its_own(count: int) -> None:
     for state, old in zip(others, before, strict=True):
         for name, value in old.leaves().items():
             assert torch.equal(state.leaves()[name], value)
-
-
-def test_a_pickled_copy_holds_its_own_states_alone() -> None:
-    states = StackedClientStates()
-    states.keep([1, 2], StackedTrees(Tree(m=torch.arange(1000.0).reshape(100, 10)), [7, 3]))
-    data = pickle.dumps(states)
-    assert len(data) < 2000
-    assert {k: state["m"].tolist()[0] for k, state in pickle.loads(data).items()} == {1: 70.0, 2: 30.0}
-    assert {k: state["m"].tolist()[0] for k, state in copy.deepcopy(states).items()} == {1: 70.0, 2: 30.0}
-    assert states.stacked([1, 2]) is not None, "and takes nothing apart"

@@ -115,8 +115,6 @@ def _as_tree(value: Tree | Tensor) -> Tree:
 class StackedTrees(TreeRows):
     """Trees of one schema, stored stacked and unstacked lazily.
 
-    Callers may replace entries of the unstacked trees, so once unstacked, these are used instead of the stack.
-
     Args:
         stacked: Tree of tensors with a leading axis.
         rows: Row of each tree along that axis.
@@ -138,11 +136,6 @@ class StackedTrees(TreeRows):
         trees = unstack(self.stacked, count)
         return [trees[row] for row in self.rows]
 
-    @property
-    def is_whole(self) -> bool:
-        """True until the trees are unstacked."""
-        return "_trees" not in vars(self)
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -156,20 +149,16 @@ class StackedTrees(TreeRows):
 
     def under(self, name: str) -> TreeRows:
         """Return one entry of every tree, as rows of one stack."""
-        if not self.is_whole:
-            return super().under(name)
         if name not in self.stacked:
             raise KeyError(0)
         return StackedTrees(_as_tree(self.stacked[name]), self.rows)
 
     def holds_tensor(self, name: str) -> bool:
         """Return whether an entry is a tensor, not a tree."""
-        return isinstance(self.stacked[name], Tensor) if self.is_whole else super().holds_tensor(name)
+        return isinstance(self.stacked[name], Tensor)
 
     def mean(self, weights: Sequence[float]) -> Tree:
         """Return the weighted mean."""
-        if not self.is_whole:
-            return super().mean(weights)
         average, select, count = _row_average(weights), self._selector(), len(self.rows)
         in_order = list(self.rows) == list(range(count))
         return self.stacked.map(lambda t: average(t.contiguous() if in_order and len(t) == count else select(t)))

@@ -51,7 +51,7 @@ class ClientStates:
             kept: New state of each client.
         """
         replaces_all = self.shares_stacks and self._kept.keys() <= set(clients)
-        if replaces_all and isinstance(kept, StackedTrees) and kept.is_whole:
+        if replaces_all and isinstance(kept, StackedTrees):
             self._kept.keep(clients, kept)
             return
         for client, state in zip(clients, kept, strict=True):

@@ -75,7 +75,7 @@ class HostStates(ClientStates):
             clients: Client numbers.
             kept: New state of each client.
         """
-        if isinstance(kept, StackedTrees) and kept.is_whole and next(kept.stacked.tensors(), None) is not None:
+        if isinstance(kept, StackedTrees) and next(kept.stacked.tensors(), None) is not None:
             self._keep_packed(clients, pack_rows(kept))
         else:
             super().keep(clients, kept)

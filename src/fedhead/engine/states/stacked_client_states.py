@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
 
 from fedhead.core.tree.packing import PackedTree
 from fedhead.core.tree.tree import Tree
@@ -24,7 +23,6 @@ class StackedClientStates(MutableMapping[int, Tree]):
         self._states: dict[int, Tree | PackedTree | int] = dict(states or {})  # a state, or its index in the stack
         self._stack: StackedTrees | None = None
         self._in_stack = 0  # number of states in the stack
-        self._shared: set[int] = set()  # clients whose tree is shared with the original of this copy
 
     def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
         """Replace all states by a stack; its memory is freed when the last of its states is replaced.
@@ -35,7 +33,6 @@ class StackedClientStates(MutableMapping[int, Tree]):
         """
         self._states.update(zip(clients, range(len(clients)), strict=True))
         self._stack, self._in_stack = rows, len(clients)
-        self._shared.clear()
 
     def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
         """Return the states of clients as one stack, or None if some are not in the stack.
@@ -47,33 +44,19 @@ class StackedClientStates(MutableMapping[int, Tree]):
         return self._stack.take(indices) if self._stack is not None and len(indices) == len(clients) else None
 
     def copy(self) -> StackedClientStates:
-        """Return a copy whose states and entries can be replaced independently.
-
-        Tensors are shared: an in-place write changes both.
-        """
+        """Return a copy whose states can be replaced independently; the trees are shared."""
         other = StackedClientStates()
-        other._states, other._in_stack = dict(self._states), self._in_stack
-        other._shared = {client for client, state in self._states.items() if not isinstance(state, int)}
-        if self._stack is not None:
-            other._stack = self._stack.take(range(len(self._stack)))  # with its own cache of unstacked trees
+        other._states, other._stack, other._in_stack = dict(self._states), self._stack, self._in_stack
         return other
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StackedClientStates, ({k: state.clone() for k, state in self.copy().items()},)
 
     def __getitem__(self, client: int) -> Tree:
         stored = self._states[client]
-        if isinstance(stored, Tree):
-            if client in self._shared:
-                self[client] = stored = stored.copy()
-            return stored
         if isinstance(stored, PackedTree):
-            self[client] = state = stored.tree()
-            return state
+            self._states[client] = stored = stored.tree()
+        if isinstance(stored, Tree):
+            return stored
         assert self._stack is not None, "a state has an index in it"
-        state = self._stack[stored]
-        self[client] = state  # detach it from the stack, since the caller may change it
-        return state
+        return self._stack[stored]
 
     def __setitem__(self, client: int, state: Tree | PackedTree) -> None:
         self._leave(client)
@@ -93,8 +76,7 @@ class StackedClientStates(MutableMapping[int, Tree]):
         return client in self._states
 
     def _leave(self, client: int) -> None:
-        """Remove a client's state from the stack and from the shared set."""
-        self._shared.discard(client)
+        """Remove a client's state from the stack."""
         self._in_stack -= isinstance(self._states.get(client), int)
         if not self._in_stack:
             self._stack = None

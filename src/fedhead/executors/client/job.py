@@ -113,7 +113,7 @@ class Job:
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients with a client axis."""
-        if isinstance(self.states, StackedTrees) and self.states.is_whole:
+        if isinstance(self.states, StackedTrees):
             states = self.states.copied_rows()
         else:
             states = self._stack([self._on_device(state) for state in self.states], "holds")

@@ -33,12 +33,6 @@ def reproduce(
     table: PaperTable,
     out: Path,
     *,
-    scale: Scale = "full",
-    pick: Sequence[str] = (),
-    seeds: int | Sequence[int] | None = None,
-    splits: int | Sequence[int] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    variants: Sequence[str] = (),
     results: Path | None = None,
     minutes: float | None = None,
     compute: Compute | None = None,
@@ -46,6 +40,7 @@ def reproduce(
     claims: Claims | None = None,
     engine: Engine | None = None,
     log: Log = lambda _: None,
+    **selection: Any,
 ) -> TableResult:
     """Run the missing runs of a table and write table.json and table.csv into the folder `out`.
 
@@ -55,12 +50,6 @@ def reproduce(
     Args:
         table: Table.
         out: Folder of the runs.
-        scale: "full", or "small" for a version that runs in minutes on a CPU.
-        pick: Selection of cells, see `PaperTable.cells`; empty: all.
-        seeds: Number or list of seeds; None: all seeds of the paper.
-        splits: Number of partitions, with seeds from 0, or list of their seeds; None: the table's default.
-        overrides: Recipe keys that override those of the table.
-        variants: Names of variants; if given, their cells are measured instead of the table's.
         results: Folder whose CSV files store results; stored results are not measured again.
         minutes: Time after which no run is started.
         compute: Device, executor, precision and data folder.
@@ -68,6 +57,7 @@ def reproduce(
         claims: Claims shared with other processes; None: only this process runs the table.
         engine: Engine that runs the trainings; None: sequentially in this process.
         log: Called with a line for each run that starts.
+        **selection: Scale, cells, seeds and changes, see `plan`.
 
     Returns:
         The results of the selected cells so far, with failures.
@@ -78,16 +68,8 @@ def reproduce(
     compute, engine = compute or Compute(), engine or LocalEngine()
     budget = TimeBudget(minutes)
     engine.device(compute)
-    cells, planned = plan(
-        table,
-        scale=scale,
-        pick=pick,
-        seeds=seeds,
-        splits=splits,
-        overrides=overrides,
-        variants=variants,
-        compute=compute,
-    )
+    cells, planned = plan(table, compute=compute, **selection)
+    scale = cells[0].scale
     context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed: an interrupted table has values for every cell
     stored = _found(planned, context.results)
@@ -121,7 +103,7 @@ def reproduce(
             ],
             left=left,
             failures={**failures, **context.claims.failures()},
-            file=table_result.file_name(variants, overrides or {}),
+            file=table_result.file_name(selection.get("variants", ()), selection.get("overrides") or {}),
         )
         table_result.write(out, result)
     if shard is not None and missing:
@@ -158,7 +140,17 @@ def plan(
     variants: Sequence[str] = (),
     compute: Compute | None = None,
 ) -> tuple[list[PaperCell], list[Repetition]]:
-    """Return the cells of `reproduce` with the same arguments, and their repetitions per seed and split.
+    """Return the selected cells of a table, and their repetitions per seed and split.
+
+    Args:
+        table: Table.
+        scale: "full", or "small" for a version that runs in minutes on a CPU.
+        pick: Selection of cells, see `PaperTable.cells`; empty: all.
+        seeds: Number or list of seeds; None: all seeds of the paper.
+        splits: Number of partitions, with seeds from 0, or list of their seeds; None: the table's default.
+        overrides: Recipe keys that override those of the table.
+        variants: Names of variants; if given, their cells are measured instead of the table's.
+        compute: Device, executor, precision and data folder.
 
     Raises:
         BadInput: For every error that `reproduce` raises before its first run.
