@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from small_sites import SETTINGS
 
 from fedhead.cli import call
 from fedhead.deploy.project import Project
+from fedhead.engine.rounds.observer import Snapshot
 from fedhead.flower import factory, ledger
 from fedhead.flower.ledger import Ledger
 from fedhead.flower.server_run import serve
@@ -76,23 +81,22 @@ def test_refused_and_unreadable_requests_are_recorded(tmp_path: Path) -> None:
     assert "sent" not in policy
 
 
-def test_with_a_full_disk_at_the_ledger_training_stops_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_full_disk_at_the_ledger_training_stops_there(tmp_path: Path) -> None:
     world = make_world(federation(), {"own": network("group")}, METHODS["scaffold"](), SETTINGS, tmp_path)
-    grid, said = world.grid(), list[str]()
-    real, full = Ledger.append, world.site(1).name
+    grid, full = world.grid(), tmp_path / "site-1" / "ledger.jsonl"
+    grid.nodes[101] = replace(grid.nodes[101], state=full.parent)
 
-    def append(self: Ledger, *lines: dict[str, Any]) -> None:
-        if any(line["site"] == full and line.get("round", 0) >= 2 for line in lines):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(self, *lines)
+    def fill_disk(snapshot: Snapshot) -> None:
+        if not full.is_symlink():
+            full.rename(tmp_path / "before.jsonl")
+            full.symlink_to("/dev/full")
 
-    monkeypatch.setattr(Ledger, "append", append)
-    rows = run(world.transport(grid, said)).rows
+    rows = run(world.transport(grid), on_round=fill_disk).rows
     assert "failed" not in rows[0]
     for row in rows[1:]:
-        assert row["failed"].keys() == {full}
-        assert "can't write its state or its ledger (disk, reference" in row["failed"][full]
-    assert {e["round"] for e in entries(tmp_path / "state") if e["site"] == full and e["kind"] == "work"} == {1}
+        assert row["failed"].keys() == {"site-1"}
+        assert "can't write its state or its ledger (disk, reference" in row["failed"]["site-1"]
+    assert {entry["round"] for entry in entries(tmp_path / "before.jsonl") if entry["kind"] == "work"} == {1}
 
 
 def test_lines_are_appended_whole_and_files_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,4 +118,34 @@ def test_lines_are_appended_whole_and_files_rotated(tmp_path: Path, monkeypatch:
     names = sorted(path.name for path in book.path.parent.iterdir())
     assert names == ["ledger-0001.jsonl", "ledger-0002.jsonl", "ledger.jsonl"]
     assert [entry["a"] for entry in book.entries()] == [1, 2, 4, 6, 7]
+    (book.path.parent / "ledger-0001.jsonl").unlink()  # archived elsewhere: no other file is overwritten
+    book.append({"a": 8})
+    assert [entry["a"] for entry in book.entries()] == [6, 7, 8]
     assert json.loads(book.path.read_text())["time"].endswith("+00:00")
+
+
+NODE = """
+import subprocess, sys
+code = "import os; from fedhead.flower.site.server_identity import server_identity as f; print(f(os.getppid()))"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_the_server_is_the_link_and_the_authority_that_the_node_trusts(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_bytes(b"authority")
+    expected = {
+        (
+            "--superlink",
+            "link:443",
+            "--root-certificates",
+            "ca.crt",
+        ): f"link:443 sha256:{sha256(b'authority').hexdigest()}",
+        ("--superlink=link:443", "--insecure"): "link:443 insecure",
+        ("--superlink=link:443",): "link:443 system authorities",
+        (): "",
+    }
+    for words, identity in expected.items():
+        node = [sys.executable, "-c", NODE, *words]
+        found = subprocess.run(node, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == identity

@@ -18,10 +18,11 @@ from fedhead.flower import factory
 from fedhead.flower.config import ServerFile, SiteFile
 from fedhead.flower.ledger import Ledger
 from fedhead.flower.server.dry_run import DryRun
+from fedhead.flower.server_run import serve
 from fedhead.flower.site.client_handler import respond
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Request, Response, RunSpec, exchanges, read_response, to_json
-from fedhead.testing.inprocess import through_bytes
+from fedhead.testing.inprocess import InProcess, through_bytes
 
 SAMPLES = np.random.RandomState(0).randn(60, 6).astype(np.float32)
 SERVER = "recipe: digits\nsites: [north, south]\nclasses: 3\nshape: [6]\nset: [rounds=0, 'stages=[ridge, ncm]']\n"
@@ -139,6 +140,21 @@ def test_other_weights_and_other_runs_count_as_releases(tmp_path: Path, capsys: 
     assert decisions.count("refused: policy") == 3
     server.site_file.write_text(server.site_file.read_text() + "releases: 4\n")
     assert server.problems((spec, "ncm", 0.2), (spec, "ncm", 0.4)) == [None, "policy"]
+
+
+def test_all_stages_of_a_run_are_one_release(tmp_path: Path) -> None:
+    """Those that begin with another stage too: `finetune_ccvr` asks for other statistics than `ccvr`."""
+    stages = ["ncm", "ridge", "qda", "ccvr", "personal_lda", "finetune_ccvr"]
+    words = ["subset=300", "partition=iid", "rounds=1", f"stages=[{', '.join(stages)}]", "client_test=0.2"]
+    words += ["model.hidden=[16]", "stage.ccvr.epochs=1", "stage.ccvr.samples=5", "stage.finetune_ccvr.epochs=1"]
+    made = Project.init(tmp_path / "demo", "digits", ["north", "south"], words)
+    sites = {10 + k: factory.site(replace(file, releases=1)) for k, file in enumerate(made.sites().values())}
+    result = serve(made.server(), InProcess(sites), log=lambda line: None)
+    assert list(result["stages"]) == stages
+    entries = list(Ledger.find(made.path / "sites" / "north").entries())
+    released = [entry["algorithm"] for entry in entries if "release" in entry]
+    assert released == ["ncm", "ridge", "qda", "ccvr", "personal_lda.lda", "finetune_ccvr.ccvr"]
+    assert len({entry["release"] for entry in entries if "release" in entry}) == 1
 
 
 def test_changed_samples_count_as_another_release(tmp_path: Path) -> None:

@@ -10,17 +10,18 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.digest import digest_of
+from fedhead.core.tree.digest import digest_json, digest_of
+from fedhead.flower.wire.protocol import Request, Response, to_json
 
 if TYPE_CHECKING:
     from fedhead.core.tree.tree import Tree
-    from fedhead.flower.wire.protocol import Request, Response
 
 LEDGER = "ledger.jsonl"
 ROTATE_BYTES = 16 * 2**20  # a longer file is renamed before the next line
@@ -56,7 +57,8 @@ class Ledger:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > ROTATE_BYTES:
-            self.path.rename(self.path.with_name(f"{self.path.stem}-{len(self._rotated()) + 1:04}.jsonl"))
+            last = int(self._rotated()[-1].stem.rpartition("-")[2]) if self._rotated() else 0
+            self.path.rename(self.path.with_name(f"{self.path.stem}-{last + 1:04}.jsonl"))
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         lines = "".join(json.dumps({"time": now, **entry}) + "\n" for entry in entries).encode()
         with self.path.open("a+b", buffering=0) as file:
@@ -68,7 +70,8 @@ class Ledger:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
                 os.fsync(file)
             except OSError:
-                file.truncate(end)
+                with suppress(OSError):
+                    file.truncate(end)
                 raise
 
     def entries(self) -> Iterator[dict[str, Any]]:
@@ -84,17 +87,16 @@ class Ledger:
                         continue
 
     def _rotated(self) -> list[Path]:
-        return sorted(self.path.parent.glob(f"{self.path.stem}-*.jsonl"))
+        return sorted(self.path.parent.glob(f"{self.path.stem}-[0-9]*[0-9].jsonl"))
 
 
 def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
-    """Return the entries about a request: its run, round and kind, the recipe's keys, and the server's tensors."""
+    """Return the entries about a request: its kind, its run with the recipe's keys, and the server's tensors."""
     recipe = {key: value for key, value in request.spec.recipe.items() if value not in (None, [])}
     return {
+        **{name: value for name, value in to_json(request).items() if name not in ("spec", "seconds")},
         "run": request.spec.experiment,
-        "round": request.round,
-        "kind": request.kind,
-        "algorithm": request.algorithm,
+        "spec": digest_json(to_json(request.spec), 16),
         "recipe": recipe,
         "asked": describe_trees(trees),
     }

@@ -123,7 +123,7 @@ class DryRun:
 
     def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
         """Return the reply of a client in an exchange, with tensors on the meta device."""
-        key = (f"{type(algorithm).__name__}:{algorithm.name}", self._kinds[client])
+        key = (f"{algorithm.name}: {algorithm}", self._kinds[client])  # parameters decide about shapes
         if key not in self._replies:
             clients = self.clients
             downlink = make_downlink(algorithm, server, [client], clients.task_of)
