@@ -172,7 +172,9 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, changes: dict[str, Any]
 def test_the_command_line_says_that_a_run_was_begun_in_python(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     recipe = RunFolder.open(tmp_path / "run").recipe
-    with pytest.raises(BadInput, match="begun with its own federation, method, metric recall, model 0, which no "):
+    with pytest.raises(
+        BadInput, match="its own federation, method, metric recall, model 0, weights, which no "
+    ):
         execute(recipe, tmp_path / "run", resume=True)
 
 
@@ -250,5 +252,5 @@ def test_runs_of_a_pattern_are_loaded_and_compared_by_seed(tmp_path: Path) -> No
 def test_the_record_is_readable(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     kept = json.loads((tmp_path / "run" / "environment.json").read_text())["objects"]
-    assert list(kept) == ["federation", "method", "metric recall", "model 0"]
+    assert list(kept) == ["federation", "method", "metric recall", "model 0", "weights"]
     assert "Local(mu=0.1), code " in kept["method"]

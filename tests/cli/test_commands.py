@@ -132,7 +132,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "rounds=many"], "rounds: 'many' is not a whole number"),
         (["run", "digits", "rounds"], "is no assignment"),
         (["run", "digits", "method=fedporx"], "did you mean 'fedprox'"),
-        (["run", "digits", "method.mu=1"], "method fedavg takes no parameters"),
+        (["run", "digits", "method.mu=1"], "method fedavg takes no parameters; for another method write NAME(mu=…)"),
         (["run", "digits", "method=fedprox", "method.mo=1"], "did you mean 'mu'"),
         (["run", "digits", "method=fedprox", "method.mu=big"], "method.mu: 'big' is not a number"),
         (

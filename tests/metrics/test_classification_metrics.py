@@ -163,6 +163,7 @@ def test_wrong_metrics_are_named_before_training(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(confusion): return confusion[99]\nclass Made: ...\n")
     for asked, message in (
         ("f11", "unknown metric 'f11': did you mean 'f1'"),
+        ("f2", "unknown metric 'f2': did you mean 'f1'"),  # r2 is as similar
         ("accuracy", "every run records accuracy already: leave it out"),
         ("own.py:Made", r"own\.py:Made is the class Made, no metric"),
         ("ece(bins=0)", r"ece\(bins=0\): bins: 0 is out of range, it must be at least 1"),

@@ -124,6 +124,7 @@ def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
             "cifar10-0.1 fedavg before,cifar10-0.1 moonn",
             "unknown cell of ccvr/table2 'cifar10-0.1 moonn': did you mean",
         ),
+        ("nosuch", "unknown cell of ccvr/table2 'nosuch'. See fedhead reproduce ccvr/table2 --dry-run\n"),
         (" , ", "error: --cells ' , ': there is no text between the commas"),
     ],
 )

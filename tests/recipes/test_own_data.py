@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import fedhead as fh
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
@@ -75,6 +76,8 @@ def test_tokens_reach_the_recipes_model_as_integers(tmp_path: Path) -> None:
 def test_a_missing_file_is_no_unknown_data_set(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere\.npz: no such file; give the path of an \.npz file$"):
         build_experiment(Recipe(dataset=str(tmp_path / "nowhere.npz")))
+    with pytest.raises(BadInput, match=r"directly; use Federation\.from_dataset\(pandas\.read_csv\('table\.csv'"):
+        fh.Federation.load("table.csv")
 
 
 @pytest.mark.parametrize("partition", ["dirichlet(0.5)", "natural"])

@@ -35,6 +35,7 @@ from fedhead.runs.run_folder_schema import (
 from fedhead.runs.run_writer import RunWriter
 
 RECIPE = Recipe(dataset="digits", rounds=5)
+COSTS = {"bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
 
 
 def state(number: float) -> Tree:
@@ -49,7 +50,7 @@ def with_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolder:
     folder = RunFolder.create(path, RECIPE)
     with folder.locked():
         for number in range(1, rounds + 1):
-            folder.record({"round": number, "accuracy": 10.0 * number + 1 / 3, "seconds": 0.1})
+            folder.record({"round": number, "accuracy": 10.0 * number + 1 / 3, **COSTS})
             if number == checkpoint:
                 assert folder.checkpoint.save(number, state(number), final=True)
     return folder
@@ -74,9 +75,9 @@ def test_a_round_is_on_record_at_once_and_a_folder_can_be_held_again(tmp_path: P
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     for number in (1, 2):
         with folder.locked():
-            folder.record({"round": number, "clients": [float("inf"), 50.0]})
+            folder.record({"round": number, "clients": [float("inf"), 50.0], **COSTS})
             rows = RunFolder.open(folder.path).metrics()  # as another process sees them
-            assert rows == [{"round": n, "clients": [None, 50.0]} for n in range(1, number + 1)]
+            assert rows == [{"round": n, "clients": [None, 50.0], **COSTS} for n in range(1, number + 1)]
 
 
 def test_rewinding_cuts_the_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_metrics_that_were_cut_are_not_taken_for_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("numbers", [[1, 1, 2, 2], [1, 3], [2, 3], [1, None]])
 def test_metrics_of_other_rounds_than_their_lines_are_refused(tmp_path: Path, numbers: list[object]) -> None:
     folder = with_rounds(tmp_path / "run", 2, 2)
-    (folder.path / METRICS).write_text("".join(json.dumps({"round": n, "seconds": 1.0}) + "\n" for n in numbers))
+    (folder.path / METRICS).write_text("".join(json.dumps({"round": n, **COSTS}) + "\n" for n in numbers))
     with pytest.raises(BadInput, match=r"metrics\.jsonl, line \d is of round"):
         RunFolder.open(folder.path).metrics()
     with pytest.raises(BadInput, match="it must be of round"):

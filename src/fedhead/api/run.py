@@ -231,9 +231,8 @@ def run(
     recipe, objects = described(experiment, numbers, federation, texts)
     if weights is not None:
         objects["weights"] = f"digest {initial_weights.digest(weights)}"
-    else:
-        modules = [number for number, item in enumerate(_given(model)) if isinstance(item, nn.Module)]
-        objects |= {f"model {number}": f"{objects[f'model {number}']}, {MODULE_WEIGHTS}" for number in modules}
+    elif any(isinstance(item, nn.Module) for item in _given(model)):
+        objects["weights"] = MODULE_WEIGHTS
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     compute = Compute(None, device, chosen_executor, precision, compile=compile)
     made_loggers = LOGGER_PART.build(loggers)

@@ -19,7 +19,7 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CONFIG, METRICS, damaged
 
-MODULE_WEIGHTS = "with its own weights"  # end of the description of a model that is a module
+MODULE_WEIGHTS = "those of the given module"  # record of the initial weights, if the model is a module
 
 
 @dataclass(frozen=True)

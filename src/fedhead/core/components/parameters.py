@@ -106,7 +106,8 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
     """
     for name in given:
         if name not in hints:
-            require(hints, f"{prefix}{name}: {owner} takes no parameters")
+            other = f"for another {owner.partition(' ')[0]} write NAME({name}=…)"
+            require(hints, f"{prefix}{name}: {owner} takes no parameters; {other}")
             raise unknown(f"parameter of {owner}", name, hints)
     return {name: check(f"{prefix}{name}", value, hints[name]) for name, value in given.items()}
 

@@ -90,7 +90,9 @@ def unknown(kind: str, name: str, known: Iterable[str], page: str = "") -> BadIn
     """
     names = sorted(set(known))
     near = [known for known in names if str(name) in _SYNONYMS.get(known, "").split()]
-    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    if not near:  # of two similar names take the one with the same first letter
+        near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
+        near.sort(key=lambda known: known[:1] != str(name)[:1])
     hint = f": did you mean {near[0]!r}?" if near else "."
     return BadInput(f"unknown {kind} {name!r}{hint} " + (f"See {page}" if page else f"Known: {', '.join(names)}"))
 

@@ -193,6 +193,15 @@ class Tree(dict[str, Any]):
         """Return whether every number is finite."""
         return all(bool(torch.isfinite(t).all()) for t in self.tensors() if t.is_floating_point())
 
+    def __repr__(self) -> str:
+        """Show names and shapes of up to 12 entries, without values.
+
+        >>> Tree(model=Tree(w=torch.zeros(3, 2)))
+        Tree({'model': Tree({'w': [3, 2]})})
+        """
+        shown = [f"{n!r}: {v if isinstance(v, Tree) else list(v.shape)}" for n, v in list(self.items())[:12]]
+        return f"{type(self).__name__}({{{', '.join([*shown, '…'] if len(self) > 12 else shown)}}})"
+
     def _like(self, entries: dict[str, Any]) -> Self:
         return type(self)(entries)
 

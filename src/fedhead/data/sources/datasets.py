@@ -108,10 +108,10 @@ def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] =
 
 
 def is_path(name: Any) -> bool:
-    """Return whether a data set's name is a path to user data: an .npz file, or any existing path."""
+    """Return whether a data set's name is a path to user data: an .npz or .csv file, or any existing path."""
     if isinstance(name, PathLike):
         return True
-    return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
+    return isinstance(name, str) and name not in DATASETS and (name.endswith((".npz", ".csv")) or Path(name).exists())
 
 
 def read(

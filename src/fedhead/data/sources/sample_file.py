@@ -103,6 +103,8 @@ def read_path(
             require(value is None, f"{name}: this is for .npz files, {path} is a folder of images")
         files, read = sorted(path.rglob("*")), partial(_read_folder, path, size)
     else:
+        fix = f"use Federation.from_dataset(pandas.read_csv({path.name!r}), label=…), and save it as .npz for recipes"
+        require(path.suffix != ".csv", f"{path}: CSV files are not read directly; {fix}")
         files, read = [path] if path.exists() else [], partial(_read_file, path, size, encode)
     if callable(encode):  # a tokenizer, which may not be hashable
         return read()

@@ -126,7 +126,8 @@ class PaperTable(Table):
 
         for text in pick:  # a text without a match is an error
             if not any(picks(cell, text) for cell in every):
-                raise unknown(f"cell of {self.name}", text, [cell.name for cell in every])
+                page = f"fedhead reproduce {self.name} --dry-run"
+                raise unknown(f"cell of {self.name}", text, [cell.name for cell in every], page)
         return [cell for cell in every if any(picks(cell, text) for text in pick)]
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
