@@ -172,9 +172,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, changes: dict[str, Any]
 def test_the_command_line_says_that_a_run_was_begun_in_python(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     recipe = RunFolder.open(tmp_path / "run").recipe
-    with pytest.raises(
-        BadInput, match="its own federation, method, metric recall, model 0, weights, which no "
-    ):
+    with pytest.raises(BadInput, match="its own federation, method, metric recall, model 0, weights, which no "):
         execute(recipe, tmp_path / "run", resume=True)
 
 
