@@ -19,7 +19,7 @@ CIFAR10 = {
     "FedETF": ("fedetf/table1", "", ["fedavg cifar10-0.1 general", "fedetf cifar10-0.1 general"]),
     "FedClassAvg": (
         "fedclassavg/table2",
-        "early_stopping",
+        "rounds=150",
         ["cifar10-dirichlet local", "cifar10-dirichlet fedclassavg"],
     ),
 }
