@@ -11,7 +11,7 @@ from PIL import Image
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.cli.demo import NEXT
+from fedhead.cli.run import NEXT
 
 
 @pytest.mark.slow
