@@ -22,7 +22,6 @@ from fedhead.cli import deploy as deploy
 from fedhead.cli import export as export
 from fedhead.cli import ledger as ledger
 from fedhead.cli import ls as ls
-from fedhead.cli import new as new
 from fedhead.cli import oneshot as oneshot
 from fedhead.cli import partition as partition
 from fedhead.cli import report as report

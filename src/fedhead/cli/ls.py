@@ -1,4 +1,4 @@
-"""The commands ls and explain."""
+"""The commands ls, explain and new, about components."""
 
 from __future__ import annotations
 
@@ -54,3 +54,24 @@ def explain(name: Annotated[str, Argument("Recipe key, or name of a component.",
     from fedhead.api.listing import explain as explanation
 
     print(explanation(name))
+
+
+@command("Start")
+def new(
+    kind: Annotated[str, Argument("Kind of component: method, stage or model.")],
+    name: Annotated[str, Argument("Name of the component, such as FedMine.")],
+    out: Annotated[str, Option("Output folder.")] = ".",
+) -> None:
+    """Write a commented method, stage or model of your own, with its test.
+
+    Examples:
+      fedhead new method FedMine
+      fedhead new model mynet --out plugins
+    """
+    from fedhead.api.new import new as write
+    from fedhead.api.new import next_command
+
+    paths = write(kind, name, out)
+    for path in paths:
+        print(f"wrote {path}")
+    print(f"next: python -m pytest {paths[-1]} (pip install pytest), then {next_command(kind, name, out)}")
