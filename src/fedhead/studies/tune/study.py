@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedhead.core.system.atomic_file import atomic
-from fedhead.core.system.errors import BadInput, FedheadError, first_line, unknown
+from fedhead.core.system.errors import BadInput, FedheadError, first_line, require_known
 from fedhead.core.system.failures import describe_error
 from fedhead.recipes import components
 from fedhead.recipes.differences import describe, differences
@@ -62,28 +62,16 @@ def load_study(folder: Path) -> Any:
     return optuna().load_study(study_name=_NAME, storage=f"sqlite:///{folder / FILE}")
 
 
-def _sampler(name: str, seed: int) -> Any:
-    samplers = optuna().samplers
-    known: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: samplers.TPESampler(seed=seed, multivariate=True),
-        "gp": lambda: samplers.GPSampler(seed=seed),
-        "random": lambda: samplers.RandomSampler(seed=seed),
-    }
-    if name not in known:
-        raise unknown("sampler", name, known)
-    return known[name]()
-
-
-def _pruner(name: str) -> Any:
-    pruners = optuna().pruners
-    known: dict[str, Callable[[], Any]] = {
-        "median": lambda: pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
-        "halving": pruners.SuccessiveHalvingPruner,
-        "none": pruners.NopPruner,
-    }
-    if name not in known:
-        raise unknown("pruner", name, known)
-    return known[name]()
+_SAMPLERS: Mapping[str, Callable[[Any, int], Any]] = {
+    "tpe": lambda samplers, seed: samplers.TPESampler(seed=seed, multivariate=True),
+    "gp": lambda samplers, seed: samplers.GPSampler(seed=seed),
+    "random": lambda samplers, seed: samplers.RandomSampler(seed=seed),
+}
+_PRUNERS: Mapping[str, Callable[[Any], Any]] = {
+    "median": lambda pruners: pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+    "halving": lambda pruners: pruners.SuccessiveHalvingPruner(),
+    "none": lambda pruners: pruners.NopPruner(),
+}
 
 
 class Study:
@@ -122,11 +110,11 @@ class Study:
         self._most, self._budget, self._on_trial = trials, budget, on_trial
         self._failed = 0
         self._running: dict[int, Any] = {}  # Optuna trials of this process, by number
+        require_known("sampler", sampler, _SAMPLERS)
+        require_known("pruner", pruner, _PRUNERS)
         storages = optuna().storages
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
-            _sampler(sampler, 0)
-            end_early = _pruner(pruner)
+            warnings.simplefilter("ignore")  # Optuna calls some options experimental
             self._retry = storages.RetryHeartbeatStaleTrialCallback()
         folder.mkdir(parents=True, exist_ok=True)
         with self._storage(), self.locked():
@@ -146,11 +134,12 @@ class Study:
                 study_name=_NAME,
                 direction=search.direction,
                 load_if_exists=True,
-                pruner=end_early,
+                pruner=_PRUNERS[pruner](optuna().pruners),
             )
             workers = self._study.user_attrs.get("workers", 0)  # each worker has its own seed
             self._study.set_user_attr("workers", int(workers) + 1)
-            self._study.sampler = _sampler(sampler, (seed + _BETWEEN_WORKERS * workers) % (MOST_SEED + 1))
+            own_seed = (seed + _BETWEEN_WORKERS * workers) % (MOST_SEED + 1)
+            self._study.sampler = _SAMPLERS[sampler](optuna().samplers, own_seed)
             self._fail_lost()
             if not self.is_running:  # no other process is working, whose failures would be retried too early
                 for trial, stored in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
