@@ -33,7 +33,7 @@ class Aggregator(Component):
     mixing: Annotated[int, AtLeast(0)] = field(default=0, kw_only=True)  # f of nearest-neighbour mixing; 0: no mixing
 
     def __call__(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
-        """Mix the updates if asked to, then combine them; arguments as of `combine`."""
+        """Mix the updates if asked to, then combine them; see `combine` for the arguments."""
         return self.combine(mixed(updates, self.mixing) if self.mixing else updates, previous)
 
     def quorum(self) -> int:

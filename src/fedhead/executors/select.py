@@ -92,7 +92,7 @@ def check_compile(name: str) -> str:
 # Above this number of distinct convolutions `auto` does not try the stack, which compiles kernels for each of them.
 # Four architectures with 65 convolutions: the stack was not ready after 140 s, lanes were after 6 s.
 MAX_CONVOLUTIONS = 40
-TIMED_STEPS = 3  # per phase
+TIMED_STEPS = 3  # steps per phase in a timing
 TIMED_FOR = 0.1  # minimum seconds of timing per executor
 
 

@@ -26,7 +26,7 @@ SiteName = Annotated[
 ]
 # recipe keys that have no effect on the sites' own data
 NOT_AT_SITES = ("missing", "subset", "size", "test", "public", "public_samples", "partition_seed")
-RECIPE_DATA = "recipe"  # instead of a path: the site's shard of the recipe's data set
+RECIPE_DATA = "recipe"  # in place of a path: use the site's shard of the recipe's data set
 
 
 def refuse_other_clients(assignments: Sequence[str], sites: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             now.write(status_file)
 
     tell(status)
-    exit_with(ProcessIdentity.of(os.getppid()))  # else it would wait forever and lock the run folder
+    exit_with(ProcessIdentity.of(os.getppid()))  # else the server would wait and lock its run folder forever
     path = context.run_config.get("server")
     try:
         if not path:

@@ -30,7 +30,7 @@ def main(site: str, path: str, parent: int) -> None:
         os.umask(before)
         listener.listen()
         listener.settimeout(LOOK_SECONDS)
-        exit_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would receive the response
+        exit_with(mark, lambda: place.unlink(missing_ok=True))  # end with the parent, which receives the responses
         try:
             _serve(listener, site, server_identity(parent))
         finally:

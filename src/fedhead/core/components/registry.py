@@ -202,7 +202,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return call, self.find(call.name, folders)
 
     def source(self, name: str, folders: Iterable[str | Path] = ()) -> Source:
-        """Return the origin of a component; arguments as of `find`."""
+        """Return the origin of a component; see `find` for the arguments."""
         _, module, entry = self._load(name, folders)
         if entry is None and module.split(".")[0] == OWN:
             return Source(name, module, distribution=OWN, version=_version(OWN))

@@ -225,7 +225,7 @@ def phase_runs(
             inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
         if phase.saves is not None:
             replaced = first_state.get(phase.saves, model)
-            # keep the schema of the state: only the running statistics that the replaced entry has
+            # keep the schema of the state: add no running statistics that the replaced entry does not have
             saved = model.part(*phase.trains).replace(model.stats.part(*replaced))
             if phase.saves in first_state:
                 inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
@@ -253,7 +253,7 @@ def local_round(
     vectorizer: Vectorizer,
     train: Trainer = train_eagerly,
 ) -> Reply:
-    """Run all phases of a client's (or stack's) round; `train` trains one phase. Arguments as of `phase_runs`."""
+    """Run all phases of a client's (or stack's) round; `train` trains one phase. See `phase_runs` for the others."""
     phases = phase_runs(program, inputs, batches, vectorizer)
     try:
         phase_run = next(phases)

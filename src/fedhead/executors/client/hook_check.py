@@ -90,7 +90,7 @@ def checking(
 ) -> Iterator[None]:
     """Refuse hooks in this context that change a component, draw from a global generator or modify `given`.
 
-    Arguments as of `check_once` and `check_client_hooks`.
+    See `check_once` and `check_client_hooks` for the arguments.
     """
     inputs, attributes = Unchanged(given), [attribute_digests(part) for part in components]
     generators = global_generators.states(device)
@@ -180,7 +180,7 @@ def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
         "client.steps": inputs.steps,
         "client.lr": inputs.lr,
         "client.round": inputs.round,
-        "batch.rows": inputs.rows,  # in client.total
+        "batch.rows": inputs.rows,  # of the batches in client.total
         "batch.weight": inputs.mask,
     }
 

@@ -23,7 +23,7 @@ def pays(client_steps: float, batch_size: int, program: ClientProgram) -> bool:
     """Return whether compiling the steps of a program pays off.
 
     Args:
-        client_steps: Number of steps, of all clients.
+        client_steps: Total number of steps of all clients.
         batch_size: Samples per step.
         program: Algorithm, task and data.
     """

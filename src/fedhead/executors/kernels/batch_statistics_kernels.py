@@ -27,7 +27,7 @@ def partial_sums(
 ):
     """Compute part[k, s, :, c]: sums of x - a and (x - a)² over slice s of the rows of x [K, B * P, C], no padding."""
     s = tl.program_id(0)
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # last written data first: still in the L2 cache
     c = tl.program_id(1) * N + tl.arange(0, N)
     x += k * B * P * C
     a = shift(x, c, P, C)

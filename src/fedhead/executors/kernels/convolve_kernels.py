@@ -155,7 +155,7 @@ def filter_gradient(
     RUN: tl.constexpr = SPAN * C
     TAPS: tl.constexpr = RUNS * RUN
     BLOCKS: tl.constexpr = (TAPS + BLOCK_R - 1) // BLOCK_R
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # last written data first: still in the L2 cache
     s = tl.program_id(1)
     column = tl.program_id(0) % BLOCKS
     r = column * BLOCK_R + tl.arange(0, BLOCK_R)

@@ -23,12 +23,12 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Replace layers that have a stacked implementation."""
         if func is F.batch_norm:
-            with self:  # replaces the two functions that it calls
+            with self:  # batch_norm calls the two functions below
                 return batch_norm.batch_norm(*args, **(kwargs or {}))
         if func is batch_norm.batch_statistics and batch_statistics.supports(args[0]):
             return batch_statistics.mean_and_variance(*args[:4])
         if func is batch_norm.normalize and normalize.supports(*args[:2]):
-            return normalize.normalize(*args[:6], *args[7:])  # without the number of values
+            return normalize.normalize(*args[:6], *args[7:])  # the kernel does not take the number of values
         if func is F.scaled_dot_product_attention:  # fused kernels fail under vmap for some lengths (backward)
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))

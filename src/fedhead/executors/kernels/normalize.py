@@ -24,7 +24,7 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 
 
 def normalize(x: Tensor, *others: Any) -> Tensor:
-    """Compute `fedhead.models.batch_norm.normalize` for a client in a stack; arguments as of `batch_normalize`."""
+    """Compute `fedhead.models.batch_norm.normalize` for a client in a stack; see `batch_normalize`."""
     rows = x.movedim(1, -1).contiguous()
     flat = rows.reshape(x.shape[0], -1, x.shape[1])
     y: Tensor = batch_normalize(flat, *others)
@@ -111,7 +111,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `stacked`'s x, weight and bias; `grad` is the gradient of its output.
 
-    The other arguments are those of `stacked`, without `skip`, whose gradient is that of the sum.
+    The other arguments are those of `stacked`, except `skip`, whose gradient is the gradient of the sum.
     """
     x, grad = x.contiguous(), grad.contiguous()
     own = [t.contiguous() for t in (weight, bias, mean, var)]

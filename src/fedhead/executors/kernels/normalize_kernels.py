@@ -64,7 +64,7 @@ def gradient_sums(
 ):
     """Compute part[k, s, :, c]: sums of the gradient, and of gradient times normalized x, over slice s of the rows."""
     s = tl.program_id(0)
-    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # the last written data first: it is in the L2 cache
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # last written data first: still in the L2 cache
     c = tl.program_id(1) * N + tl.arange(0, N)
     center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
     total = tl.zeros((R, N), tl.float32)

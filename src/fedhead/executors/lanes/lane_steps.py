@@ -31,7 +31,7 @@ class Lane:
 
     def __init__(self, phase_run: PhaseRun, in_place: bool):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
-        # clone keeps the memory format of filters, which torch computes in
+        # clone keeps the memory format of filters, which selects torch's kernels
         self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
             torch.clone, (*phase_run[2:], phase_run.batches[:3])
         )
@@ -88,7 +88,7 @@ class Lane:
         return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
 
     def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
-        """Return the step as a function of tensors, the lane's tensors, and how many of the first ones it changes.
+        """Return the step as a function of tensors, its arguments, and how many leading arguments it changes in place.
 
         Args:
             padded: Whether batches may have padding.
@@ -112,7 +112,7 @@ class Lane:
 
 
 def _can_be_fused(params: Tree) -> bool:
-    """Return whether torch's fused optimizers support these parameters: one dtype; on a GPU float32, as the rates."""
+    """Return whether torch's fused optimizers support these parameters: all of one dtype, and float32 on a GPU."""
     dtypes = {t.dtype for t in params.values()}
     on_cpu = all(t.device.type == "cpu" for t in params.values())
     return len(dtypes) == 1 and (on_cpu or dtypes == {torch.float32})

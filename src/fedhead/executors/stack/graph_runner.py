@@ -207,7 +207,7 @@ class GraphRunner:
             t.copy_(value)
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
-        """Return the step as a function of flat tensors, and the tensors; the first ones are changed in place."""
+        """Return the step as a function of a flat list of tensors, and these tensors; leading ones change in place."""
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten((self.carry, self.counter))
         tables = (self.rows, self.weight, self.done)
@@ -245,7 +245,7 @@ class StackedRows:
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = list(tensors)
-        self._views: dict[int, list[Tensor]] = {}  # of single rows, created lazily: creating all of them is slow
+        self._views: dict[int, list[Tensor]] = {}  # views of rows; created lazily, since creating all is slow
 
     def _row(self, row: int) -> list[Tensor]:
         if row not in self._views:

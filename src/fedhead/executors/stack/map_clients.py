@@ -33,14 +33,14 @@ MAX_SAMPLES = 16384  # maximum batch size of tests on a GPU
 MEMORY_SHARE = 1 / 1024  # share of GPU memory for a batch's inputs; activations take 100 times as much or more
 MIN_SAMPLES = 64  # batch size below which stacking does not pay off
 _fitting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # see remember_fitting
-SIMILAR = 0.5  # minimum size of a client relative to the largest of its stack, where all samples are read
+SIMILAR = 0.5  # minimum size of a client relative to the largest of its stack, if all samples are read
 
 
 def use_stacks(device: torch.device, executor: Executor | None = None) -> bool:
     """Return whether to stack the clients' models: on a GPU, or if the run's executor is the stack.
 
-    Not with lanes, which train architectures whose stacks take long to prepare: kernels for the first test of four
-    architectures with 65 distinct convolutions took 37 s.
+    Models that train in lanes are not stacked, since preparing their stacks takes long: for four architectures with 65
+    distinct convolutions the kernels of the first test took 37 s.
     """
     name = "" if executor is None else executor.name
     return name == "stack" or (device.type == "cuda" and name != "lanes")

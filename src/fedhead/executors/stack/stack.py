@@ -25,11 +25,11 @@ from fedhead.executors.stack.vectorize import VmapVectorizer
 # Limits of stacks of small models on a GPU, which may hold more clients than `default_size`.
 MAX_CLIENTS = 1024
 MAX_BYTES = 4 << 30
-COPIES_PER_CLIENT = 10  # of a client's message and state: gradients, optimizer state and temporary copies
+COPIES_PER_CLIENT = 10  # memory of a client, in multiples of its message and state
 
 
 def default_size(device: torch.device) -> int:
-    """Return the maximum number of clients per stack; on a GPU, clients that wait for a slot take little memory."""
+    """Return the maximum number of clients per stack; larger on a GPU, where waiting clients take little memory."""
     return 128 if device.type == "cuda" else 64
 
 

@@ -44,7 +44,7 @@ class StepGraphs:
 
 @contextmanager
 def preparing(owner: Preparer) -> Iterator[None]:
-    """Add the time spent in this context to the owner's `preparing`, without previously queued work."""
+    """Add the time spent in this context to the owner's `preparing`; work queued before does not count."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     yield

@@ -22,8 +22,8 @@ def tree_vmap(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[...
     """Return `torch.func.vmap(function, tuple(dims))`, for functions of trees and named tuples of them.
 
     Args:
-        function: Function of one client. If it fails, vmap calls it again, for vmap's error messages; not if the
-            machine is at fault, such as out of memory.
+        function: Function of one client. If it fails, vmap calls it again, for vmap's error messages, unless the
+            machine failed, such as out of memory.
         dims: Per argument 0, or a named tuple of 0 for fields with a client axis and None for the others.
     """
 

@@ -30,7 +30,7 @@ from fedhead.models.allocation_limit import AllocationLimit
 from fedhead.models.split_model import SplitModel
 
 MODEL_MB = 1024  # default memory limit for building a site's model
-MODEL_CHARACTERS = 4096  # limit of its name and parameters as JSON
+MODEL_CHARACTERS = 4096  # limit of the JSON with a site's model and its parameters
 
 
 class DryRun:
@@ -123,7 +123,7 @@ class DryRun:
 
     def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
         """Return the reply of a client in an exchange, with tensors on the meta device."""
-        key = (f"{algorithm.name}: {algorithm}", self._kinds[client])  # parameters decide about shapes
+        key = (f"{algorithm.name}: {algorithm}", self._kinds[client])  # shapes may depend on parameters
         if key not in self._replies:
             clients = self.clients
             downlink = make_downlink(algorithm, server, [client], clients.task_of)

@@ -261,7 +261,7 @@ class FlowerTransport(Transport):
     ) -> dict[int, Outgoing]:
         """Return the message to each client; a site that has the frozen parameters gets empty tensors in their place.
 
-        A site stores them before it replies, so it has them once a reply of it was accepted.
+        A site stores them before it replies, so it has them after its first accepted reply.
         """
         broadcast, per_client = make_downlink(context.algorithm, context.server, clients, self.clients.task_of)
         frozen, short = self.clients.frozen_part(broadcast), broadcast

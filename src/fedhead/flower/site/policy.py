@@ -28,11 +28,11 @@ class Policy:
     methods: tuple[str, ...] | None = None  # permitted methods; null: all of fedhead and of `allow`
     stages: tuple[str, ...] | None = None  # permitted stages
     models: tuple[str, ...] | None = None  # permitted models; the site's own `model` is always permitted
-    paths: tuple[str, ...] = ()  # permitted paths of the recipe's data set, with data: recipe
+    paths: tuple[str, ...] = ()  # permitted paths of the recipe's data set, if data is `recipe`
     allow: tuple[str, ...] = ()  # permitted modules and files outside fedhead
     min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are excluded from statistics and prototypes
     releases: Annotated[int, AtLeast(0)] | None = None  # how often statistics may be sent; null: unlimited
-    wide_features: bool = True  # permit statistics of features that are as many as the values of a sample, or more
+    wide_features: bool = True  # permit statistics of features that may contain whole samples
     max_seconds: Annotated[float, Above(0)] | None = None  # time limit of a request
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
     report_train_loss: bool = True  # send the mean training loss of each round
@@ -64,7 +64,7 @@ class Policy:
     def check_features(self, stages: Sequence[str], features: int, values: int) -> None:
         """Check that statistics of a model's features can't contain whole samples.
 
-        The server chooses the weights: if there are as many features as values, it can make the features the values.
+        The server chooses the weights. With as many features as values of a sample, weights can copy the values.
 
         Args:
             stages: Names of the run's stages that send statistics.

@@ -28,7 +28,7 @@ from fedhead.recipes.recipe import Recipe
 T = TypeVar("T")
 Count = Annotated[int, AtLeast(0), AtMost(2**53)]  # exact as a float
 Percent = Annotated[float, AtLeast(0), AtMost(100)]
-Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # the mean over sites is finite
+Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # within these limits the mean over sites is finite
 
 TRAIN = "train"  # label of the rounds' exchanges; those of a stage are labelled by its name
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
@@ -136,7 +136,7 @@ class Response:
     algorithm: str
     problem: str | None = None  # error code, see `site_errors.TEXTS`
     reference: str = ""  # reference number of the error in the site's log
-    samples: Count = 0  # n_k
+    samples: Count = 0  # n_k, number of training samples
     tests: Count = 0  # number of test samples
     left_out: list[Count] = field(default_factory=list)  # after work: classes with too few samples to be sent
     model: dict[str, Any] = field(default_factory=dict)  # recipe keys that the site overrides with its own architecture
