@@ -45,7 +45,7 @@ class Option:
 
 
 class Argument(Option):
-    """Annotation of a command's argument; its label is the parameter's name in capitals unless given."""
+    """Annotation of a command's argument; the default label is the parameter's name in capitals."""
 
 
 class Parser(argparse.ArgumentParser):

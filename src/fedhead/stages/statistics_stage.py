@@ -25,7 +25,7 @@ from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 
 OUTER = "second_moment"  # entry of the second moment of all classes, which has no row per class
-LARGER = 1000  # factor above the median size at which one client's features would dominate the head
+LARGER = 1000  # features this many times larger than the clients' median would dominate the head
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,14 @@ class TableColumns:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any] | None) -> TableColumns | None:
-        """Return the columns from the result of `to_json`; None without columns."""
+        """Return the columns from the result of `to_json`; None without columns.
+
+        Args:
+            record: Result of `to_json`, or None.
+
+        Returns:
+            The columns.
+        """
         if record is None:
             return None
         kinds = {name: None if values is None else tuple(values) for name, values in record["categories"].items()}

@@ -89,8 +89,8 @@ def read_path(
     """Read a file of samples or a folder of images; the last result is cached until a file changes.
 
     Args:
-        path: An .npz file, or a folder of class folders, or of client folders with class folders, either of them
-            optionally inside folders `train` and `test` (or `val`).
+        path: An .npz file, or a folder of images: one folder per class, or one folder per client with class folders
+            inside. Folders `train` and `test` (or `val`) may contain these.
         size: Resizes encoded images to size × size.
         encode: Encoder of texts or sounds, see `fedhead.data.inputs.encoders`.
         layout: Meaning of the axes as stated by the user; ignored for folders.

@@ -29,7 +29,7 @@ COMMAND = (sys.executable, "-m", "fedhead.executors.compiling.worker")
 
 
 class CompilerProcess:
-    """Background compiler: one step at a time, each in its own process, which ends with this one at the latest.
+    """Background compiler of one step at a time. Each step has its own process; all of them end with this process.
 
     Args:
         command: Command of a worker process, which reads a step from its standard input (`worker`).

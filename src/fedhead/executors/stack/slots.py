@@ -169,7 +169,7 @@ def choose_slots(lengths: Sequence[int]) -> int:
     (20, 2)
     """
     count = sum(length > 0 for length in lengths)
-    # with many clients, only the smallest width for each number of clients per slot: about 2 sqrt(n) widths
+    # With n > ALL_WIDTHS clients try only n/1, n/2, n/3 … slots, rounded up: about 2 sqrt(n) different numbers.
     every = range(1, len(lengths) + 1)
     widths = every if len(lengths) <= ALL_WIDTHS else {-(-len(lengths) // per_slot) for per_slot in every}
 

@@ -66,7 +66,7 @@ def _problem(name: str, header: dict[str, object], code: str, reference: str) ->
     listed = spec.get("sites")
     number, algorithm = header.get("round"), header.get("algorithm")
     response = Response(
-        site=name if isinstance(listed, list) and name in listed else "",  # unknown names stay here
+        site=name if isinstance(listed, list) and name in listed else "",  # tell no server a name that it lacks
         fedhead=version(),
         experiment=str(spec.get("experiment", "")),
         round=number if isinstance(number, int) else 0,
