@@ -10,8 +10,8 @@ import pytest
 from commands import succeed
 from scripts import run_script
 
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.recipes.recipe import Recipe
-from fedhead.recipes.yaml_text import read_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}

@@ -12,12 +12,12 @@ from ruamel.yaml import YAML
 
 import fedhead
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.data.federation.federation import Federation
 from fedhead.papers.tables import paper_tables as tables
 from fedhead.recipes import experiment as build
 from fedhead.recipes import recipe_data as recipe_data
 from fedhead.recipes.recipe import KEYS, Recipe, builtin, describe, load
-from fedhead.recipes.yaml_text import read_yaml
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=8),

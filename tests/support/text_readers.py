@@ -15,13 +15,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from mutations import mutate_value
 from readers import ABOUT, RESULT, Reader, as_json, run_folder
 
+from fedhead.core.system.yaml_text import write_yaml
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.flower.config import ServerFile, SiteFile
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Response, read_response, to_json
 from fedhead.papers.tables.results import Measurement, Results
 from fedhead.recipes.recipe import Recipe, load
-from fedhead.recipes.yaml_text import write_yaml
 from fedhead.runs.run_folder import RunFolder
 
 

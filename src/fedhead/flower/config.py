@@ -14,12 +14,12 @@ from fedhead.core.components.ranges import Above, AtLeast, Below, Matches
 from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.special_files import read_text
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.flower.server.dry_run import MODEL_MB
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.site.policy import Policy
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe, assignment, load
-from fedhead.recipes.yaml_text import read_yaml
 
 SiteName = Annotated[
     str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")

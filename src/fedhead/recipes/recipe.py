@@ -16,9 +16,9 @@ from fedhead.core.components.parameters import check_fields
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.system.errors import BadInput, Unreadable, unknown
 from fedhead.core.system.special_files import read_text
+from fedhead.core.system.yaml_text import read_yaml, write_yaml
 from fedhead.recipes import search_paths
 from fedhead.recipes.search_paths import FOLDERS
-from fedhead.recipes.yaml_text import read_yaml, write_yaml
 
 RECIPES = Path(__file__).parent / "builtin"  # built-in recipes
 SUFFIXES = (".yaml", ".yml")  # of recipe files
@@ -79,8 +79,8 @@ class Recipe:
     persistent_optimizer: bool = False  # keep optimizer states between rounds, e.g. persistent_optimizer=true
     drop_last: bool = False  # drop the last, partial batch of an epoch, e.g. drop_last=true
     augment: str | None = None  # augmentation of training images; null: the data set's own, e.g. augment=cifar
-    # normalization of inputs; standard: by mean and deviation over all clients; null: the data set's own,
-    # e.g. normalize=standard
+    # normalization of inputs; standard: by mean and deviation over all clients; quantiles: of sites' tables; null: the
+    # data set's own, e.g. normalize=standard
     normalize: str | None = None
     resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # side of images after augmentation, e.g. resize=224
     # axes of x in an .npz file; null: inferred, e.g. layout=nhwc

@@ -20,6 +20,7 @@ from fedhead.data.inputs.arrays import Samples as Samples
 from fedhead.data.inputs.arrays import to_mask
 from fedhead.data.inputs.conversion import Pair, concatenate
 from fedhead.data.inputs.named_inputs import LayoutLike
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.partitions import partition_file
 from fedhead.data.partitions.client_test_sets import ClientTest
@@ -124,7 +125,8 @@ class Federation(FederationData):
                 clients and add an indicator column for each feature with NaN.
             augment: Augmentation that overrides the transform's, such as "flip".
             normalize: Normalization that overrides the transform's: a name, or "standard", by mean and deviation of
-                each feature or channel over all clients.
+                each feature or channel over all clients, or "quantiles", by which the 5 % and 95 % quantiles of each
+                number of a table with a schema become -1 and 1.
             resize: Height and width to which images are resized on the compute device (bicubic), such as for a
                 pretrained model; by default they keep their size.
             objective: Objective of y: "multiclass", "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
@@ -246,6 +248,7 @@ class Federation(FederationData):
         label: str = "label",
         encode: str | Tokenizer | None = None,
         categories: Mapping[str, Sequence[Any]] | None = None,
+        schema: TableSchema | str | PathLike[str] | None = None,
         **settings: Any,
     ) -> Self:
         """Create a federation from data that is already split.
@@ -262,6 +265,8 @@ class Federation(FederationData):
             label: Column of the labels.
             encode: Tokenizer or encoder of texts, see `from_dataset`.
             categories: Categories of columns of data frames; by default all categories that occur at any client.
+            schema: Schema of tables, or its YAML file: it names the label, the inputs and their categories. A client's
+                data is then a data frame, the path of a CSV or Parquet file, or a list of paths.
             **settings: Further arguments of `from_arrays`: transform, classes, names, public, title, layout, missing,
                 augment, normalize, resize and objective.
 
@@ -277,9 +282,18 @@ class Federation(FederationData):
         if len(set(map(str, named))) < len(named):
             raise BadInput(f"clients: two have the same name, {', '.join(map(repr, named))}; give each its own")
         options = ArrayOptions(**settings)
-        split = {f"client {name}": library_datasets.split(source, f"client {name}") for name, source in named.items()}
         missing = preprocessing.allows_missing(options.missing)
-        reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
+        if schema is not None:
+            usual = (inputs, label, encode, categories) == (None, "label", None, None)
+            require(usual, "schema: it names the label, the inputs and their categories; leave these arguments out")
+            schema = schema if isinstance(schema, TableSchema) else TableSchema.read(schema)
+            split = {f"client {name}": schema.tables(source, options.objective) for name, source in named.items()}
+            reader = Reader([], label=schema.label, missing=missing)
+            reader.table = schema.encoding([schema.found(train) for train, _ in split.values()], missing)
+            options = replace(options, names=options.names or schema.classes)
+        else:
+            split = {f"client {name}": library_datasets.split(own, f"client {name}") for name, own in named.items()}
+            reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
         tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
         if tests and (test is not None or client_test is not None):

@@ -15,10 +15,12 @@ from fedhead.core.tree.inputs import Inputs, tensors_of
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table, unfill_inputs
+from fedhead.data.inputs.table_sums import feature_sums
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
 F = TypeVar("F", bound=FederationData)
+FITTED = ("standard", "quantiles")  # normalizations that are fitted to the training samples
 SAMPLE_SETS = ("train", "test", "public")  # sample sets of a federation
 
 
@@ -35,16 +37,18 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
         federation: Federation with its clients' training samples.
         missing: "refuse" or "mean".
         augment: Augmentation that overrides the transform's.
-        normalize: Normalization that overrides the transform's: a name, or "standard".
+        normalize: Normalization that overrides the transform's: a name, or one of `FITTED`.
         resize: Height and width of resized images, overriding the transform's.
 
     Raises:
         BadInput: If a name is unknown or does not apply to the samples.
     """
     fed = fill_missing(federation) if allows_missing(missing) else federation
-    standard = normalize == "standard"
-    fed = replace(fed, transform=fed.transform.replace(augment, None if standard else normalize, resize=resize))
-    return standardize(fed) if standard else fed
+    fitted = normalize in FITTED
+    fed = replace(fed, transform=fed.transform.replace(augment, None if fitted else normalize, resize=resize))
+    if normalize == "quantiles":
+        return _scale_by_quantiles(fed, _training(federation))
+    return standardize(fed) if fitted else fed
 
 
 def fill_missing(federation: F) -> F:
@@ -61,7 +65,7 @@ def fill_missing(federation: F) -> F:
     """
     x = _training(federation)
     named = x if isinstance(x, dict) else {"": x}
-    missing = {name: MissingValues.find(t) for name, t in named.items() if is_table(t)}
+    missing = {name: MissingValues.fit(feature_sums(t), len(t)) for name, t in named.items() if is_table(t)}
     require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
     return _with_inputs(federation, lambda x: fill_inputs(x, missing), missing)
 
@@ -90,12 +94,26 @@ def refit(before: FederationData, made: F) -> F:
         before: Federation with the current means and deviations.
         made: Federation derived from `before`, with fewer training samples.
     """
-    standard = _is_standardized(before)
-    if standard:
-        made = replace(made, transform=made.transform.replace(None, "unit"))
-    if before.missing:
-        made = fill_missing(_with_inputs(made, lambda x: unfill_inputs(x, before.missing), {}))
-    return standardize(made) if standard else made
+    normalize, missing = _fitted(before), "mean" if before.missing else "refuse"
+    return prepare(_raw(made, before.missing, normalize), missing, None, normalize)
+
+
+def _scale_by_quantiles(federation: F, unfilled: Inputs) -> F:
+    """Return the federation with a transform of the numbers' lower and upper quantiles to -1 and 1."""
+    columns, given = federation.columns, federation.transform
+    if columns is None or not isinstance(unfilled, Tensor) or not isinstance(given, Transform):
+        raise BadInput("normalize: quantiles is for tables with a schema, which states the ranges of the columns")
+    indicators = [(0.0, 1.0) for filled in federation.missing.values() for _ in filled.indicated]
+    scale = columns.quantile_scale(columns.histograms(unfilled)) + indicators
+    mean, deviation = zip(*scale, strict=True)
+    return replace(federation, transform=Transform(mean, deviation, given.augment, given.dtype, given.resize))
+
+
+def _raw(federation: F, missing: Mapping[str, MissingValues], normalize: str | None) -> F:
+    """Return the federation before `prepare`."""
+    if normalize is not None:
+        federation = replace(federation, transform=federation.transform.replace(None, "unit"))
+    return _with_inputs(federation, lambda x: unfill_inputs(x, missing), {})
 
 
 def _with_inputs(federation: F, change: Callable[[Inputs], Inputs], missing: Mapping[str, MissingValues]) -> F:
@@ -108,14 +126,24 @@ def _with_inputs(federation: F, change: Callable[[Inputs], Inputs], missing: Map
     return replace(federation, missing=missing, **changed)  # type: ignore[arg-type]  # samples alone
 
 
-def _is_standardized(federation: FederationData) -> bool:
-    try:
-        return standardize(federation).transform == federation.transform
-    except BadInput:  # tokens, or padded samples
-        return False
+def _fitted(federation: FederationData) -> str | None:
+    """Return the fitted normalization of a federation; None for others."""
+    missing = "mean" if federation.missing else "refuse"
+    for normalize in FITTED:
+        try:
+            again = prepare(_raw(federation, federation.missing, normalize), missing, None, normalize)
+        except BadInput:  # tokens, or padded samples; no table
+            continue
+        if again.transform == federation.transform:
+            return normalize
+    return None
 
 
 def _standard(x: Tensor, given: Transform) -> Transform:
+    if is_table(x):
+        sums = feature_sums(x)
+        means, deviations = tuple(s.mean for s in sums), tuple(s.deviation for s in sums)
+        return Transform(means, deviations, given.augment, given.dtype, given.resize)
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
     axes = [axis for axis in range(x.dim()) if axis != 1]
     count = x.numel() / x.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.tree.inputs import Inputs
+from fedhead.data.inputs.table_sums import FeatureSums
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,17 @@ class MissingValues:
     indicated: tuple[int, ...]
 
     @classmethod
-    def find(cls, training: Tensor) -> Self:
-        """Return the feature means of the training data, [N, F], and the features with missing values."""
-        there = ~training.isnan()
-        mean = torch.where(there, training, 0).sum(0) / there.sum(0).clamp_min(1)
-        return cls(tuple(mean.tolist()), tuple((~there).any(0).nonzero()[:, 0].tolist()))
+    def fit(cls, sums: Sequence[FeatureSums], rows: int) -> Self:
+        """Return the means of the features, and the features that some of the training rows lack."""
+        indicated = tuple(place for place, feature in enumerate(sums) if feature.count < rows)
+        return cls(tuple(feature.mean for feature in sums), indicated)
+
+    def filled(self, sums: Sequence[FeatureSums], rows: int) -> list[FeatureSums]:
+        """Return the sums of the filled table, given those of the table and its number of rows."""
+        means = torch.tensor(self.mean).tolist()  # as filled in
+        values = [known.times(mean, rows - known.count) for known, mean in zip(sums, means, strict=True)]
+        gaps = [rows - sums[place].count for place in self.indicated]
+        return [*values, *(FeatureSums().times(1.0, gap).times(0.0, rows - gap) for gap in gaps)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the table without missing values, [N, F + indicated]."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
+from fedhead.data.inputs.table_sums import histogram, quantile_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +33,7 @@ class TableColumns:
             empty cells.
         missing: Whether cells may be empty. An empty number is NaN. An empty category is 0 in all features of its
             column, unless None is one of the categories.
+        ranges: Smallest and largest possible value of columns of numbers, if a schema states them.
 
     >>> import pandas as pd
     >>> columns = TableColumns.find([pd.DataFrame({"age": [61, 48], "smoker": ["yes", "no"]})])
@@ -40,6 +43,7 @@ class TableColumns:
 
     categories: Mapping[str, tuple[Any, ...] | None]
     missing: bool = False
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def find(
@@ -99,7 +103,8 @@ class TableColumns:
         if record is None:
             return None
         kinds = {name: None if values is None else tuple(values) for name, values in record["categories"].items()}
-        return cls(kinds, bool(record["missing"]))
+        ranges = {name: (float(low), float(high)) for name, (low, high) in record["ranges"].items()}
+        return cls(kinds, bool(record["missing"]), ranges)
 
     def to_json(self) -> dict[str, Any]:
         """Return the columns as JSON values."""
@@ -107,7 +112,8 @@ class TableColumns:
             name: None if values is None else [v.item() if isinstance(v, np.generic) else v for v in values]
             for name, values in self.categories.items()
         }
-        return {"categories": kinds, "missing": self.missing}
+        ranges = {name: list(limits) for name, limits in self.ranges.items()}
+        return {"categories": kinds, "missing": self.missing, "ranges": ranges}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,6 +123,28 @@ class TableColumns:
             for name, values in self.categories.items()
             for value in ((_NUMBER,) if values is None else values)
         )
+
+    @property
+    def of_numbers(self) -> list[str]:
+        """Names of the columns of numbers."""
+        return [name for name, values in self.categories.items() if values is None]
+
+    def histograms(self, x: Tensor) -> dict[str, list[int]]:
+        """Return the histograms of the columns of numbers, given the encoded table, [N, features].
+
+        Raises:
+            BadInput: If the range of such a column is not known.
+        """
+        counts = {}
+        for name in self.of_numbers:
+            require(name in self.ranges, f"normalize: quantiles needs the range of {name!r}: state it in the schema")
+            counts[name] = histogram(x[:, self.names.index(name)], self.ranges[name])
+        return counts
+
+    def quantile_scale(self, counts: Mapping[str, Sequence[int]]) -> list[tuple[float, float]]:
+        """Return the middle and half the distance of each feature's quantiles; categories are not scaled."""
+        known = {name: quantile_scale(own, self.ranges[name]) for name, own in counts.items()}
+        return [known.get(name, (0.0, 1.0)) for name in self.names]
 
     def encode(self, frame: pd.DataFrame, what: str = "the table") -> NDArray[np.float32]:
         """Return the features of a data frame, [rows, features].

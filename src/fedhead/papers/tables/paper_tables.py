@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhead.core.system.errors import BadInput, unknown
-from fedhead.recipes.yaml_text import read_yaml
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay, seed_list, split_stage
 

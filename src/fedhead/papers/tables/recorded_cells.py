@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.papers.tables.paper_tables import PaperCell
 from fedhead.papers.tables.results import Measurement, digest
-from fedhead.recipes.yaml_text import read_yaml
 
 
 def changed_cell(cell: PaperCell, row: Measurement) -> PaperCell | None:

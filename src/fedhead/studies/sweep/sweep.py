@@ -20,12 +20,12 @@ from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
 from fedhead.core.system.special_files import read_text
+from fedhead.core.system.yaml_text import read_yaml, write_yaml
 from fedhead.core.tree.digest import digest_json
 from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes import components
 from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.search_paths import FOLDERS
-from fedhead.recipes.yaml_text import read_yaml, write_yaml
 from fedhead.runs.folder_lock import lock_folder
 from fedhead.runs.recorded_code import check_runs
 from fedhead.runs.run import check_compute

@@ -18,10 +18,10 @@ from fedhead.core.components.component_syntax import read_call, rejoin
 from fedhead.core.components.parameters import check, parameters
 from fedhead.core.system.errors import BadInput, unknown
 from fedhead.core.system.special_files import read_text
+from fedhead.core.system.yaml_text import read_yaml
 from fedhead.recipes import recipe as recipes
 from fedhead.recipes.recipe import Recipe, expand_calls, is_key, unknown_key
 from fedhead.recipes.search_paths import FOLDERS, with_written
-from fedhead.recipes.yaml_text import read_yaml
 from fedhead.studies.sweep.table_checks import check_layers, refuse_unknown
 from fedhead.studies.sweep.tables import Table, overlay
 

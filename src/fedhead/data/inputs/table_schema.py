@@ -1,0 +1,255 @@
+"""Schema of a table that several sites have: its label, and the type, unit and categories of each column."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedhead.core.components.parameters import from_mapping
+from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.special_files import read_text
+from fedhead.core.system.yaml_text import read_yaml
+from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame
+from fedhead.data.inputs.targets import objective_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".csv", ".parquet")
+Found = Mapping[str, Collection[str | None]]  # categories by column; None: some cells are empty
+
+
+@dataclass(frozen=True)
+class Column:
+    """Schema of one column.
+
+    Args:
+        type: Kind of the values.
+        unit: Unit of the numbers, for readers.
+        range: Smallest and largest number that is possible; others are refused.
+        categories: All categories, in order; None: those that the data has.
+    """
+
+    type: Literal["number", "category"] = "number"
+    unit: str | None = None
+    range: tuple[float, float] | None = None
+    categories: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        number = self.type == "number"
+        require(number or (self.range is None and self.unit is None), "range and unit are for the type number")
+        require(not number or self.categories is None, "categories are for the type category: set type: category")
+        require(self.range is None or self.range[0] < self.range[1], "range: the first number must be below the second")
+        if self.categories is not None:
+            require(len(set(self.categories)) == len(self.categories) > 0, "categories: give at least one, each once")
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Schema of a table.
+
+    Args:
+        label: Column of the labels.
+        columns: Columns of the inputs, in the order of the features.
+        classes: Names of the classes, in order; None: the labels that the data has, in rising order.
+
+    >>> TableSchema.from_mapping({"label": "ill", "columns": {"age": {"unit": "years"}}}).columns["age"].unit
+    'years'
+    """
+
+    label: str
+    columns: Mapping[str, Column]
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require(self.columns, "columns: name at least one column of inputs")
+        require(self.label not in self.columns, f"columns: {self.label!r} is the label; leave it out")
+
+    @classmethod
+    def from_mapping(cls, entries: Any, source: str = "schema") -> TableSchema:
+        """Create a schema from a mapping, as in a YAML file.
+
+        Raises:
+            BadInput: If an entry is missing, unknown or invalid.
+        """
+        try:
+            require(isinstance(entries, Mapping), "expected lines 'key: value'")
+            given = entries.get("columns")
+            require(isinstance(given, Mapping), "columns: name each column of inputs, as in 'age: {unit: years}'")
+            columns: dict[str, Column] = {}
+            for name, column in given.items():
+                require(column is None or isinstance(column, Mapping), f"columns: {name}: expected {{type: …}}")
+                try:
+                    columns[str(name)] = from_mapping(Column, _with_texts(column or {}, "categories"))
+                except BadInput as error:
+                    raise BadInput(f"columns: {name}: {error}") from error
+            others = {str(key): value for key, value in entries.items() if key != "columns"}
+            return from_mapping(cls, _with_texts(others, "classes"), columns=columns)
+        except BadInput as error:
+            raise BadInput(f"{source}: {error}") from error
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> TableSchema:
+        """Read a schema from a YAML file.
+
+        Raises:
+            BadInput: If it can't be read, or an entry is missing, unknown or invalid.
+        """
+        return cls.from_mapping(read_yaml(read_text(Path(path)), str(path)), str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON values, for `from_mapping`."""
+        columns = {name: _without_none(asdict(column)) for name, column in self.columns.items()}
+        return _without_none({"label": self.label, "columns": columns, "classes": self.classes})
+
+    # -- tables -----------------------------------------------------------------------------------
+    def table(
+        self,
+        source: Any,
+        label: str | None = None,
+        leave_out: Sequence[str] = (),
+        objective: str = "multiclass",
+    ) -> pd.DataFrame:
+        """Read a table and check it against the schema.
+
+        Args:
+            source: A data frame, the path of a CSV or Parquet file, or a list of paths, whose rows are concatenated.
+            label: Name of the label's column in the table; None: that of the schema.
+            leave_out: Columns of the table that are not used. A column of the schema counts as empty then.
+            objective: Objective of the labels: classes are texts, other targets numbers.
+
+        Returns:
+            The columns of the schema, numbers as float64 and categories as texts, and the label.
+
+        Raises:
+            BadInput: If a column is missing, unknown or of another type, or a number is out of range.
+        """
+        import pandas as pd
+
+        own_label = self.label if label is None else label
+        sources = [source] if isinstance(source, str | PathLike) or is_frame(source) else list(source)
+        texts = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
+        parts = []
+        for each in sources:
+            where = "the table" if is_frame(each) else str(each)
+            frame = each if is_frame(each) else _read(Path(each), texts)
+            known = [str(name) for name in frame.columns]
+            require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
+            wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
+            for name in wanted:
+                require(name in known, f"{where} has no column {name!r}; it has {', '.join(known)}")
+            if other := [name for name in known if name not in wanted and name not in leave_out]:
+                raise BadInput(f"{where}: {', '.join(other)} is not in the schema: name what is not used in leave_out")
+            checked = {
+                name: pd.Series(None, frame.index, object if column.type == "category" else np.float64)
+                if name in leave_out
+                else _words(frame[name])
+                if column.type == "category"
+                else _numbers(frame[name], name, column, where)
+                for name, column in self.columns.items()
+            }
+            has_classes = objective_of(objective).has_classes
+            given = frame[own_label]
+            checked[self.label] = _words(given) if has_classes else _numbers(given, own_label, Column(), where)
+            parts.append(pd.DataFrame(checked))
+        require(parts, "no table is named: give at least one file")
+        return pd.concat(parts, ignore_index=True)
+
+    def tables(self, source: Any, objective: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+        """Read the training and, if there is one, the test table of a client: its data, or {"train": …, "test": …}."""
+        parts = source if isinstance(source, Mapping) else {"train": source}
+        require("train" in parts, f"a client has the parts {', '.join(map(str, parts))}: it needs a part 'train'")
+        test = None if parts.get("test") is None else self.table(parts["test"], objective=objective)
+        return self.table(parts["train"], objective=objective), test
+
+    def found(self, frame: pd.DataFrame) -> dict[str, list[str | None]]:
+        """Return the categories of a table's columns, in rising order; None is the last if some cells are empty."""
+        return {
+            name: [*sorted(frame[name].dropna().unique()), *([None] if frame[name].isna().any() else [])]
+            for name, column in self.columns.items()
+            if column.type == "category"
+        }
+
+    def encoding(self, found: Sequence[Found], missing: bool) -> TableColumns:
+        """Return the encoding of the columns, given the categories of each client's table.
+
+        Args:
+            found: Categories that each client has, from `found`.
+            missing: Whether cells may be empty.
+
+        Raises:
+            BadInput: If a column has no or too many categories.
+        """
+        kinds: dict[str, tuple[Any, ...] | None] = {}
+        for name, column in self.columns.items():
+            if column.type == "number":
+                kinds[name] = None
+                continue
+            every = {value for own in found for value in own[name]}
+            values = column.categories or tuple(sorted(value for value in every if value is not None))
+            require(
+                0 < len(values) <= MOST, f"column {name!r} has {len(values)} categories: leave it out of the schema"
+            )
+            kinds[name] = (*values, *([None] if missing and None in every else []))
+        ranges = {name: column.range for name, column in self.columns.items() if column.range is not None}
+        return TableColumns(kinds, missing, ranges)
+
+
+def _read(path: Path, texts: Collection[str]) -> pd.DataFrame:
+    """Read a CSV or Parquet file, with columns of texts as they are written."""
+    import pandas as pd
+
+    require(path.suffix in SUFFIXES, f"{path}: a table is a file that ends in {' or '.join(SUFFIXES)}")
+    try:
+        if path.suffix == ".csv":
+            return pd.read_csv(path, dtype=dict.fromkeys(texts, str), index_col=False)
+        fix = f"{path}: this needs pyarrow: install it with pip install 'fedhead[parquet]'"
+        require(importlib.util.find_spec("pyarrow") is not None, fix)
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} can't be read: {error}") from error
+
+
+def _numbers(column: pd.Series[Any], name: str, schema: Column, where: str) -> pd.Series[Any]:
+    """Check that a column holds finite numbers in the schema's range, or nothing."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
+    low, high = schema.range or (-np.inf, np.inf)
+    unit = f" in {schema.unit}" if schema.unit else ""
+    for wrong, wanted in (
+        ((numbers.isna() & column.notna()) | np.isinf(numbers), f"a number{unit}"),
+        ((numbers < low) | (numbers > high), f"between {low:g} and {high:g}{unit}"),
+    ):
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            value = column.astype(object).iloc[row]
+            raise BadInput(f"{where}: column {name!r} holds {value!r} in row {row}, it must be {wanted}")
+    return numbers
+
+
+def _words(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return categories or labels as texts; whole floats are written as integers, as they are without empty cells."""
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
+        column = column.astype("Int64")
+    return column.astype(object).map(str, na_action="ignore").where(column.notna(), None)
+
+
+def _with_texts(entries: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Convert the numbers of a list to texts: codes of categories and classes are names."""
+    values = entries.get(key)
+    listed = {key: list(map(str, values))} if isinstance(values, list | tuple) else {}
+    return {**entries, **listed}
+
+
+def _without_none(entries: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in entries.items()}
+    return {key: value for key, value in plain.items() if value is not None}
