@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedhead.core.components.parameters import from_mapping
 from fedhead.core.components.ranges import AtLeast, AtMost
@@ -15,7 +17,6 @@ from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import MOST, TableColumns
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_sums import BINS, FeatureSums, feature_sums, from_numbers, to_numbers
-from fedhead.data.partitions.allocation import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,7 @@ class TableStatistics:
 
     @classmethod
     def of(
-        cls, frame: pd.DataFrame, rows: Rows, schema: TableSchema, wanted: Preprocessing, minimum: int = 1
+        cls, frame: pd.DataFrame, rows: NDArray[np.int64], schema: TableSchema, wanted: Preprocessing, minimum: int = 1
     ) -> TableStatistics:
         """Compute the statistics of a table.
 
@@ -167,7 +168,9 @@ class FittedTable:
         return cls(columns, missing, scale, tuple(map(str, schema.classes or found)))
 
 
-def _check_counts(frame: pd.DataFrame, rows: Rows, schema: TableSchema, wanted: Preprocessing, minimum: int) -> None:
+def _check_counts(
+    frame: pd.DataFrame, rows: NDArray[np.int64], schema: TableSchema, wanted: Preprocessing, minimum: int
+) -> None:
     """Check that at least `minimum` rows are behind each category that is named and each sum."""
     training = frame.iloc[rows]
     for name, column in schema.columns.items():
