@@ -25,6 +25,9 @@ def init(
     data: Annotated[
         list[str] | None, Option("Data of a site; repeat the option for each site, in the same order.")
     ] = None,
+    schema: Annotated[
+        Path | None, Option("Schema of the sites' tables, a YAML file; each site gets a copy, to accept it.")
+    ] = None,
 ) -> None:
     """Write a project for real sites: app/ for `flwr run`, server.yaml, and a site.yaml for each site.
 
@@ -35,7 +38,7 @@ def init(
     from fedhead.deploy.project import Project
 
     names = site or [f"site-{k}" for k in range(sites)]
-    project = Project.init(folder, recipe, names, assignments or [], data or [])
+    project = Project.init(folder, recipe, names, assignments or [], data or [], schema)
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure")
     print("runs all of it on this machine, without TLS. With TLS and keys:")

@@ -17,11 +17,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
 from fedhead.recipes import components
 from fedhead.recipes.experiment import algorithms, build_experiment
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import is_path
+
+SCHEMA = "schema.yaml"  # schema of the sites' tables
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Project:
         sites: Sequence[str],
         assignments: Sequence[str] = (),
         data: Sequence[str] = (),
+        schema: str | Path | None = None,
     ) -> Project:
         """Create a project.
 
@@ -62,6 +66,7 @@ class Project:
             sites: Names of the sites.
             assignments: `key=value` overrides of the recipe.
             data: One data source per site, or none to use the recipe's data set.
+            schema: Schema of the sites' tables, which is copied beside server.yaml and each site.yaml.
 
         Raises:
             BadInput: If the folder is not empty, or the recipe is invalid.
@@ -73,6 +78,10 @@ class Project:
             raise BadInput(f"sites {', '.join(sites)}: a name is given twice; give each site its own")
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
+        if schema is not None:
+            TableSchema.read(schema)  # fail now if it is invalid
+            if not data:
+                raise BadInput("schema: it is for tables of the sites: give the data of each site")
         refuse_other_clients(assignments, sites)
         loaded = load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; the sites' input shapes are not known yet.
@@ -88,6 +97,7 @@ class Project:
             recipe=json.dumps(recipe),
             set=json.dumps(list(assignments)),
             sites=json.dumps(list(sites)),
+            schema="null" if schema is None else SCHEMA,
             test="null" if data else RECIPE_DATA,
             quorum=max(1, (len(sites) + 1) // 2),
         )
@@ -98,6 +108,7 @@ class Project:
                 "site.yaml",
                 name=site,
                 data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
+                schema="null" if schema is None else SCHEMA,
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),
                 public="# " if data or paths else "",
@@ -105,6 +116,8 @@ class Project:
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
             (folder / "site.yaml").write_text(text, encoding="utf-8")
+        if schema is not None:
+            own_files = {**own_files, SCHEMA: str(schema)}
         for where, file in own_files.items():
             for folder in (project.path, *(project.path / "sites" / site for site in sites)):
                 (folder / where).parent.mkdir(parents=True, exist_ok=True)

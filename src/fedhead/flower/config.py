@@ -15,9 +15,12 @@ from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
+from fedhead.data.federation.preprocessing import FITTED
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.server.dry_run import MODEL_MB
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.site.policy import Policy
+from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe, assignment, load
 
@@ -25,7 +28,8 @@ SiteName = Annotated[
     str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
 ]
 # recipe keys that have no effect on the sites' own data
-NOT_AT_SITES = ("missing", "subset", "size", "test", "public", "public_samples", "partition_seed")
+NOT_AT_SITES = ("subset", "size", "test", "public", "public_samples", "partition_seed")
+NOT_FOR_TABLES = ("augment", "resize", "layout", "encode")
 RECIPE_DATA = "recipe"  # in place of a path: use the site's shard of the recipe's data set
 
 
@@ -77,6 +81,7 @@ class ServerFile(_File, Timeouts):
     # number or names of the classes; null: those of the recipe's data set
     classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
     shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample; of images: channels, height, width
+    schema: str | None = None  # instead of both: YAML file that describes the tables of the sites
     test: str | None = None  # the server's test samples: an .npz, a folder, a CSV, file.py:function, or recipe
     public: str | None = None  # public samples that the server and all sites have, in the same formats
     data: str | None = None  # folder of the recipe's data set
@@ -88,6 +93,8 @@ class ServerFile(_File, Timeouts):
     def __post_init__(self) -> None:
         if len(set(self.sites)) != len(self.sites) or not self.sites:
             raise BadInput("sites: give at least one name, each once")
+        if self.schema is not None and (self.classes is not None or self.shape is not None):
+            raise BadInput("schema: it describes the samples; leave classes and shape out")
         if self.quorum > len(self.sites):
             raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
         try:
@@ -99,7 +106,7 @@ class ServerFile(_File, Timeouts):
     @property
     def own_data(self) -> str | None:
         """Title of the sites' own data, which is the deployment's; None if they share the recipe's data set."""
-        return None if self.classes is None and self.shape is None else self.path.parent.name
+        return None if (self.classes, self.shape, self.schema) == (None, None, None) else self.path.parent.name
 
     def recipe_of_run(self) -> Recipe:
         """Return the recipe with one client per site, and with the title of the sites' own data as its data set.
@@ -114,9 +121,12 @@ class ServerFile(_File, Timeouts):
             raise BadInput("seeds: a deployment is one run; set a single seed")
         if self.own_data is None:
             return recipe
-        for key in NOT_AT_SITES:
+        table = self.schema is not None
+        for key in (*NOT_AT_SITES, *(NOT_FOR_TABLES if table else ["missing"])):
             if getattr(recipe, key) is not None:
                 raise BadInput(f"{key}: {getattr(recipe, key)} is not done with the sites' own data: leave it out")
+        if recipe.normalize in FITTED and not table:
+            raise BadInput(f"normalize: {recipe.normalize} is for tables of sites: describe them in a 'schema'")
         return dataclasses.replace(recipe, dataset=self.own_data, partition="natural")
 
 
@@ -125,9 +135,13 @@ class SiteFile(_File, Policy):
     """Data, state and policy of a site."""
 
     name: SiteName  # as in the server's list
-    data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
+    # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe; with a schema: tables
+    data: str | tuple[str, ...]
     test: str | None = None  # the site's test samples, in the same formats
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share to hold out
+    schema: str | None = None  # the schema of tables that this site has accepted: a copy of the server's file
+    label: str | None = None  # column of the labels, if it is called otherwise than in the schema
+    leave_out: tuple[str, ...] = ()  # columns of its tables that are not used
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
     data_folder: str | None = None  # folder of the recipe's data set, if data is `recipe`
@@ -148,6 +162,18 @@ class SiteFile(_File, Policy):
                 f"the recipe's client_test is {recipe.client_test}, this site's is {self.client_test}: each site "
                 "decides about its own samples; set it in site.yaml, or leave it out of the recipe",
             )
+
+    def check_schema(self, spec: RunSpec) -> None:
+        """Check that the site has accepted the schema of the run's tables: it has the same in a file of its own."""
+        if spec.schema is None and self.schema is None:
+            return
+        if spec.schema is None or self.schema is None:
+            missing = (
+                "the run has no schema of tables" if spec.schema is None else "site.yaml names no schema of tables"
+            )
+            raise SiteProblem("schema", f"{missing}: agree on one, and name it in server.yaml and in site.yaml")
+        if (other := TableSchema.read(self.at(self.schema)).difference(spec.schema)) is not None:
+            raise SiteProblem("schema", f"the server's schema differs from {self.schema} in {other}: agree on one")
 
     def own_model(self) -> dict[str, Any]:
         """Return the recipe keys that the site overrides."""

@@ -15,6 +15,8 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import model_types, shape_of
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.input_spec import spec_inputs
+from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.data.pool import Pool
 from fedhead.data.sources import datasets
 from fedhead.data.transforms.augment import Transform
@@ -73,17 +75,21 @@ def site(file: SiteFile) -> Site:
     def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
         if file.data == RECIPE_DATA:
             return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
-        return own_data.federation(
-            spec,
-            number,
-            file.data,
-            base=file.path.parent,
-            test=file.test,
-            client_test=file.client_test,
-            drawn=None if file.client_test is None else first_draw(file.at(file.state), file.name, recipe.seed, number),
-            size=file.size,
-            public=file.public,
-        )
+        more = {"test": file.test, "size": file.size, "public": file.public}
+        return own_data.federation(spec, number, file.data, **own_table(number, recipe), **more)  # type: ignore[arg-type]
+
+    def own_table(number: int, recipe: Recipe) -> dict[str, Any]:
+        drawn = None if file.client_test is None else first_draw(file.at(file.state), file.name, recipe.seed, number)
+        names = own_data.ColumnNames(file.label, file.leave_out)
+        return {"base": file.path.parent, "client_test": file.client_test, "drawn": drawn, "names": names}
+
+    def statistics(spec: RunSpec, number: int) -> TableStatistics:
+        recipe = spec.recipe_of_run([file.path.parent])
+        file.check_client_test(recipe)
+        file.check_schema(spec)
+        with coded("data"):
+            given = own_table(number, recipe)
+            return own_data.statistics(spec, number, file.data, **given, minimum=file.min_class_count)
 
     def fresh(spec: RunSpec, number: int) -> SiteRun:
         recipe = spec.recipe_of_run([file.path.parent])
@@ -91,6 +97,7 @@ def site(file: SiteFile) -> Site:
             file.check_data(recipe, file.path.parent)
         else:
             file.check_client_test(recipe)
+            file.check_schema(spec)
         with coded("code"):
             _check_code(recipe, spec, file)
         with coded("data"):
@@ -102,21 +109,38 @@ def site(file: SiteFile) -> Site:
         clients = Clients(experiment, federation, select.device(file.device), all_here=False)
         return SiteRun(clients, computed_at_sites(recipe.metrics))
 
-    return Site(file.name, site_run, file.at(file.state), file.own_model(), file)
+    return Site(file.name, site_run, file.at(file.state), file.own_model(), file, statistics)
 
 
 # -- server -----------------------------------------------------------------------------------------
-def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | None = None) -> RunSpec:
+def run_spec(
+    file: ServerFile,
+    experiment: str | None = None,
+    recipe: Recipe | None = None,
+    table: Callable[[RunSpec], Mapping[str, Any]] | None = None,
+) -> RunSpec:
     """Return the specification that all parties of a run share.
 
     Args:
         file: Config of the server.
         experiment: Identity of a resumed run; None: a new one.
         recipe: Recipe with the search path of the user's code; None: the recipe of the file.
+        table: Returns the fitted entries of a specification with a schema.
     """
     recipe = recipe or file.recipe_of_run()
     if recipe.validation is not None:
         raise BadInput("validation: sites take no validation samples apart, it is for simulations only; leave it out")
+    if file.schema is not None:
+        table_spec = RunSpec(
+            experiment=experiment or secrets.token_hex(8),
+            recipe=recipe.flat(),
+            sites=list(file.sites),
+            classes=1,
+            shape=[],
+            table={"schema": TableSchema.read(file.at(file.schema)).to_json()},
+            code=_digests(recipe),
+        )
+        return table_spec if table is None else replace(table_spec, **table(table_spec))
     names: Sequence[str] | None
     if recipe.objective in (None, "multiclass") and file.classes == 1:
         raise BadInput(f"{file.path}: classes is 1, there must be at least 2 to tell apart")

@@ -13,13 +13,19 @@ from safetensors import SafetensorError
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.tree import Tree
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.observer import FinishedRun, Observer, Snapshot
 from fedhead.flower import factory
 from fedhead.flower.config import ServerFile
+from fedhead.flower.ledger import LEDGER, Ledger
+from fedhead.flower.server import table_fit
+from fedhead.flower.server.node_keys import site_keys
+from fedhead.flower.server.table_fit import TableFit
 from fedhead.flower.server.transport import FlowerTransport
+from fedhead.flower.wire.protocol import RunSpec
 from fedhead.metrics.records import Row
 from fedhead.recipes import inputs_record
 from fedhead.runs import environment
@@ -40,12 +46,23 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         log(f"{out} holds a finished run already")
         return run.result
     torch.set_num_threads(1)  # the server only aggregates
-    as_now = {"executor": FlowerTransport.name, "sites": list(file.sites)}
+    as_now: dict[str, Any] = {"executor": FlowerTransport.name, "sites": list(file.sites)}
+    if file.schema is not None:
+        as_now["table_schema"] = TableSchema.read(file.at(file.schema)).to_json()
     if any(run.environment.get(name, value) != value for name, value in as_now.items()):
         raise BadInput(
-            f"{out} was begun with other sites or in simulation: select another 'out', or resume it as it was"
+            f"{out} was begun with other sites, with another schema or in simulation: select another 'out', or resume "
+            "it as it was"
         )
-    spec = factory.run_spec(file, run.environment.get("experiment"), run.recipe)
+    asked: list[Mapping[str, Any]] = []  # for the ledger, which is in the run folder
+
+    def fitted(spec: RunSpec) -> Mapping[str, Any]:
+        if "inputs" in run.environment:
+            return table_fit.entries(run.environment["inputs"], spec.table)
+        keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
+        return TableFit(grid, spec, file, log, keys, lambda *lines: asked.extend(lines)).entries()
+
+    spec = factory.run_spec(file, run.environment.get("experiment"), run.recipe, fitted)
     data = factory.server_data(file, run.recipe)
     transport = factory.transport(file, spec, run.recipe, data, grid, log)
     if run.recipe.weights is not None:
@@ -54,6 +71,8 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
     facts = environment.facts(torch.device("cpu")) | as_now
     facts |= {"precision": "fp32", "experiment": spec.experiment, "inputs": inputs}
     with _disk(out), run.writing(facts, data):
+        if asked:
+            Ledger(out / LEDGER).append(*asked)
         snapshot = run.snapshot()
         if snapshot is not None:
             log(f"going on after round {snapshot.round}")

@@ -51,10 +51,7 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
     transform = _transform(record)
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
-    missing = {
-        name: MissingValues(tuple(rule["mean"]), tuple(rule["indicated"]))
-        for name, rule in record.get("missing", {}).items()
-    }
+    missing = {name: MissingValues.from_json(rule) for name, rule in record.get("missing", {}).items()}
     return Federation(
         data,
         nothing,

@@ -111,10 +111,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "title": str(arrays["title"]),
             "partition": str(arrays["partition"]),
             "objective": contents.objective,
-            "missing": {
-                name: MissingValues(tuple(entries["mean"]), tuple(entries["indicated"]))
-                for name, entries in preparation["missing"].items()
-            },
+            "missing": {name: MissingValues.from_json(entries) for name, entries in preparation["missing"].items()},
             "columns": TableColumns.from_json(preparation["columns"]),
         }
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:

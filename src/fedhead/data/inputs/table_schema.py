@@ -108,6 +108,15 @@ class TableSchema:
         columns = {name: _without_none(asdict(column)) for name, column in self.columns.items()}
         return _without_none({"label": self.label, "columns": columns, "classes": self.classes})
 
+    def difference(self, other: TableSchema) -> str | None:
+        """Return the name of the first entry in which another schema differs; None if they are equal."""
+        for name in ("label", "classes"):
+            if getattr(self, name) != getattr(other, name):
+                return name
+        if list(self.columns) != list(other.columns):
+            return "the names or the order of the columns"
+        return next((f"the column {name!r}" for name, own in self.columns.items() if own != other.columns[name]), None)
+
     # -- tables -----------------------------------------------------------------------------------
     def table(
         self,

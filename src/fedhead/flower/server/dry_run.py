@@ -61,6 +61,8 @@ class DryRun:
             public=public,
             names=spec.names,
             objective=spec.objective,
+            missing=spec.missing,
+            columns=spec.columns,
         )
         self._choices, self._experiment, self._max_model_mb = models, experiment, max_model_mb
         self._models: dict[tuple[str, int], SplitModel] = {

@@ -7,17 +7,16 @@ only tracks which version of a state is valid.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.system.errors import BadInput
 from fedhead.core.system.text import printable
 from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.schema import Schema, schema
@@ -30,13 +29,10 @@ from fedhead.engine.clients.server import initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
-from fedhead.flower import ledger
 from fedhead.flower.ledger import Ledger
-from fedhead.flower.server import messaging
+from fedhead.flower.server.connections import SiteConnections, where
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
-from fedhead.flower.server.node_keys import node_keys
-from fedhead.flower.server.node_registry import NodeRegistry
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
 from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges
@@ -68,7 +64,7 @@ class SiteStates(dict[int, int | str]):
         return SiteStates(self)
 
 
-class FlowerTransport(Transport):
+class FlowerTransport(SiteConnections, Transport):
     """Sites behind a Flower grid.
 
     Args:
@@ -84,7 +80,6 @@ class FlowerTransport(Transport):
 
     name = "flower"
     remote = True
-    poll = 0.1  # seconds between polls
 
     def __init__(
         self,
@@ -97,14 +92,13 @@ class FlowerTransport(Transport):
         keys: Mapping[str, bytes] | None = None,
         ledger: Ledger | None = None,
     ):
-        self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
-        self.nodes = NodeRegistry(list(spec.sites), keys or {})
+        super().__init__(grid, spec, timeouts, log, keys, None if ledger is None else ledger.append)
+        self.dry_run, self.test = dry_run, test
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
         self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # reported by sites
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
-        self._log, self._ledger = log, ledger
         self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
     @property
@@ -115,10 +109,6 @@ class FlowerTransport(Transport):
     def client_name(self, client: int) -> str:
         """Return the name of a client's site."""
         return self.spec.sites[client]
-
-    def log(self, line: str) -> None:
-        """Log a message for the operator."""
-        self._log(line)
 
     def check(self, stage: Stage) -> None:
         """Check that a stage needs no central data and is compatible with the models."""
@@ -146,68 +136,8 @@ class FlowerTransport(Transport):
         names = {k: name for k, name in enumerate(self.spec.sites) if k not in present}
         return {k: refused.get(name, "it is not connected") for k, name in names.items()}
 
-    def _gather(self) -> list[int]:
-        begin = time.monotonic()
-        while True:
-            present = self._connected()
-            if len(present) == len(self.spec.sites):
-                return present
-            enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
-            if enough or time.monotonic() - begin > self.timeouts.join_seconds:
-                break
-            time.sleep(self.poll)
-        missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
-        why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
-        if len(present) < self.timeouts.quorum:
-            raise FedheadError(
-                f"{len(present)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
-                f"at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
-            )
-        self.log(f"going on without {missing}{why}")
-        return present
-
-    def _connected(self) -> list[int]:
-        connected = set(self.grid.get_node_ids())
-        unknown_nodes = self.nodes.unknown_nodes(connected)
-        if unknown_nodes:
-            self._greet(unknown_nodes, connected)
-        return self.nodes.present(connected)
-
-    def _greet(self, nodes: list[int], connected: set[int]) -> None:
-        """Request the names and data summaries of nodes and register them."""
-        request = Request("hello", self.spec, self.timeouts.join_seconds)
-        responses: dict[int, Response] = {}
-        keys = node_keys(self.grid) if self.nodes.keys else {}
-        outgoing = {node: Outgoing(node, request) for node in nodes}
-
-        def refuse(node: int, failure: Failure) -> None:
-            known = self.nodes.refuse(node, failure, keys.get(node))
-            self.log(f"node {node} is left out: {known.line}")
-
-        for node, reply in self._send(outgoing, self.timeouts.join_seconds).items():
-            if isinstance(reply, Failure):
-                refuse(node, reply)
-            elif reply[0].site not in self.spec.sites:
-                refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
-            elif (refusal := self.nodes.refusal(node, reply[0].site, keys, connected)) is not None:
-                refuse(node, refusal)
-            elif (why := self._mismatch(self.spec.number(reply[0].site), request, *reply)) is not None:
-                refuse(node, Failure(why, reply[0].site))
-            else:
-                responses[node] = reply[0]
-        names = [response.site for response in responses.values()]
-        for node, response in responses.items():
-            if names.count(response.site) > 1:
-                why = f"two nodes call themselves {response.site}: give each site its own name"
-                refuse(node, Failure(why, response.site))
-                continue
-            try:
-                self.dry_run.assign(self.spec.number(response.site), response.model)
-            except FedheadError as error:
-                refuse(node, Failure(str(error), response.site))
-                continue
-            moved = self.nodes.enter(node, response)
-            self.log(moved or f"site {response.site} is here with {response.samples} samples")
+    def _admit(self, response: Response) -> None:
+        self.dry_run.assign(self.spec.number(response.site), response.model)
 
     # -- exchanges --------------------------------------------------------------------------------
     def exchange(self, context: Context, cohort: list[int]) -> Received:
@@ -244,7 +174,7 @@ class FlowerTransport(Transport):
         steps: dict[str, list[float | None]] = {}
         answers, refused = self._ask(outgoing)
         for k, why in refused.items():
-            self.log(f"{_where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
+            self.log(f"{where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
         for k, (response, _) in answers.items():
             samples[k] = response.tests
             if samples[k]:
@@ -301,25 +231,13 @@ class FlowerTransport(Transport):
                 answers[k] = answer
         return answers, refused
 
-    def _send(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
-        """Send requests, wait for the answers, and record both in the ledger."""
-        answers = messaging.ask(self.grid, self.poll, outgoing, seconds)
-        if self._ledger is not None:
-            self._ledger.append(*(_ledger_entry(message, answers[key]) for key, message in outgoing.items()))
-        return answers
-
     def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
         """Return why a response does not match its request; None if it does.
 
         A site whose data has changed is removed from the registry, so that it joins again.
         """
-        label, round = request.algorithm, request.round
-        if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
-            return f"it answered {_where(response.algorithm, response.round)}, asked was {_where(label, round)}"
-        if response.site != self.spec.sites[k] or trees.keys() != ({"send"} if request.kind == "work" else set()):
-            return "its response is not that of this site"
-        if request.kind == "hello":
-            return None
+        if (why := super()._mismatch(k, request, response, trees)) is not None or request.kind == "hello":
+            return why
         hello = self.nodes.hellos[response.site]
         if (response.samples, response.tests) != (hello.samples, hello.tests):
             self.nodes.forget(response.site)
@@ -327,7 +245,7 @@ class FlowerTransport(Transport):
                 f"it has {response.samples} samples to train and {response.tests} to test on, and said "
                 f"{hello.samples} and {hello.tests} when it came: its data has changed, it is asked again"
             )
-        known = self._exchanges[label]
+        known = self._exchanges[request.algorithm]
         if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
             return "it reports steps that the stage does not have"
         if response.metrics.keys() - self._metrics:
@@ -345,14 +263,3 @@ class FlowerTransport(Transport):
         if match is None:
             raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
         return match
-
-
-def _ledger_entry(message: Outgoing, answer: Answer | Failure) -> dict[str, Any]:
-    asked = {"node": message.node, **ledger.describe_request(message.request, message.trees)}
-    if isinstance(answer, Failure):
-        return {"site": answer.site, **asked, "decision": f"failed: {answer.reason}"}
-    return {"site": answer[0].site, **asked, "decision": "received", **ledger.describe_response(*answer)}
-
-
-def _where(label: str, round: int) -> str:
-    return f"round {round}" if label == TRAIN else f"stage {label}"

@@ -20,6 +20,7 @@ from fedhead.core.tree.digest import digest_json, digest_of
 from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
+from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import Downlink, make_downlink
 from fedhead.engine.policies import reply_check
@@ -74,6 +75,7 @@ class Site:
     state: Path
     model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of the site's architecture
     policy: Policy = field(default_factory=Policy)  # limits of the server's requests
+    statistics: Callable[[RunSpec, int], TableStatistics] | None = None  # of its table, from spec and number
 
     @property
     def ledger(self) -> Ledger:
@@ -86,6 +88,8 @@ class Site:
             k = request.spec.number(self.name)
         with coded("setup"):
             self.policy.check(request.spec.recipe_of_run(), self.model)
+            if request.kind == "statistics":
+                return self._table_statistics(request, k)
             site_run = self.site_run(request.spec, k)
             self.policy.check_earlier(site_run.clients.experiment.stages)
             self._check_statistics(request, site_run, k)
@@ -96,19 +100,26 @@ class Site:
                 "no-samples",
                 f"site {self.name} holds no training samples: give it some, or take it out of the server's list",
             )
-        response = Response(
-            site=self.name,
-            fedhead=version(),
-            experiment=request.spec.experiment,
-            round=request.round,
-            algorithm=request.algorithm,
-            samples=len(rows),
-            tests=0 if local is None else len(local[k]),
-            model=dict(self.model),
-        )
+        tests = 0 if local is None else len(local[k])
+        response = self._response(request, samples=len(rows), tests=tests, model=dict(self.model))
         if request.kind == "hello":
             return Handled(response)
         return self._work(request, trees, site_run, response, k)
+
+    def _response(self, request: Request, **numbers: Any) -> Response:
+        return Response(
+            self.name, version(), request.spec.experiment, request.round, request.algorithm, None, "", **numbers
+        )
+
+    def _table_statistics(self, request: Request, k: int) -> Handled:
+        """Return the statistics of the site's table, which count as a release unless the same were sent before."""
+        if self.statistics is None:
+            raise SiteProblem("request", "this site has no table, whose statistics the server asks for")
+        statistics = dataclasses.asdict(self.statistics(request.spec, k))
+        release, earlier = digest_json(["table", statistics], 16), self._releases()
+        if release not in earlier:
+            self.policy.check_releases(len(earlier))
+        return Handled(self._response(request, samples=statistics["rows"], statistics=statistics), release=release)
 
     def _work(
         self, request: Request, trees: Mapping[str, Tree], site_run: SiteRun, response: Response, k: int

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from fedhead.core.components.loading import load_object
 from fedhead.core.system.errors import BadInput, user_code
@@ -18,57 +19,106 @@ from fedhead.data.inputs import labels, targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
+from fedhead.data.inputs.missing_values import fill_inputs
 from fedhead.data.inputs.named_inputs import prepare_like
+from fedhead.data.inputs.table_columns import is_frame
+from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.sources import image_folders, sample_file
 from fedhead.data.sources.image_folders import pictures
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem
 
+Source = str | tuple[str, ...]  # path, or file.py:function; paths of several tables
+
+
+class ColumnNames(NamedTuple):
+    """Names of a site's columns that differ from the schema's: the label's, and those that are left out."""
+
+    label: str | None = None
+    leave_out: tuple[str, ...] = ()
+
 
 def federation(
     spec: RunSpec,
     number: int,
-    data: str,
+    data: Source,
     *,
     base: Path,
-    test: str | None = None,
+    test: Source | None = None,
     client_test: float | str | None = None,
     drawn: tuple[int, int] | None = None,
     size: int | None = None,
     public: str | None = None,
+    names: ColumnNames | None = None,
 ) -> Federation:
     """Return a federation with the samples of one site only, under its client number.
 
     `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
     of the site's samples, drawn with the seed and client number of `drawn`; None: those of the run.
     """
-    train, test_samples = load(data, spec, base, size)
+    train, test_samples = load(data, spec, base, size, names)
     if test is not None:
-        test_samples, _ = load(test, spec, base, size)
+        test_samples, _ = load(test, spec, base, size, names)
     if test_samples is not None and client_test is not None:
         raise BadInput(
             "a site's test samples come either from 'test' (or the data itself) or from 'client_test', not both"
         )
     shared = None if public is None else load(public, spec, base, size)[0]
-    rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites))
     result = Federation(
         train,
-        rows,
+        _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites)),
         spec.classes,
         transform=spec.transform(),
         names=spec.names,
-        title=data,
+        title=str(data),
         public=shared,
         objective=spec.objective,
+        missing=spec.missing,
+        columns=spec.columns,
     )
     if test_samples is not None:
         local = _alone(np.arange(len(test_samples.y), dtype=np.int64), number, len(spec.sites))
         return replace(result, test=test_samples, client_test=local, client_test_from="test")
-    seed, place = drawn or (int(spec.recipe["seed"]), number)
-    split = replace(result, rows=_alone(rows[number], place, place + 1)).with_client_test(client_test, seed)
-    own_test = None if split.client_test is None else _alone(split.client_test[place], number, len(spec.sites))
-    return replace(split, rows=_alone(split.rows[place], number, len(spec.sites)), client_test=own_test)
+    return _split(result, number, client_test, drawn or (int(spec.recipe["seed"]), number))
+
+
+def _split(whole: Federation, number: int, client_test: float | str | None, drawn: tuple[int, int]) -> Federation:
+    """Hold out a share of the site's samples for testing, drawn with a seed and a client number."""
+    seed, place = drawn
+    split = replace(whole, rows=_alone(whole.rows[number], place, place + 1)).with_client_test(client_test, seed)
+    own_test = None if split.client_test is None else _alone(split.client_test[place], number, len(whole))
+    return replace(split, rows=_alone(split.rows[place], number, len(whole)), client_test=own_test)
+
+
+def statistics(
+    spec: RunSpec,
+    number: int,
+    data: Source,
+    *,
+    base: Path,
+    client_test: float | str | None,
+    drawn: tuple[int, int] | None,
+    names: ColumnNames,
+    minimum: int,
+) -> TableStatistics:
+    """Return the statistics of the training rows of one site's table; the arguments are those of `federation`."""
+    schema = _schema(spec)
+    frame = _table(data, spec, base, names)
+    has_classes = targets.objective_of(spec.objective).has_classes
+    given = frame[schema.label].to_numpy()
+    read: Any = labels.read(given, "y") if has_classes else targets.read(given, spec.objective)
+    classes = Classes.find(read, schema.classes, None) if has_classes else Classes(1)
+    encoded = classes.encode(read, f"column {schema.label!r}") if has_classes else read
+    whole = Federation(
+        Samples(torch.zeros(len(frame), 1), encoded),
+        _alone(np.arange(len(frame), dtype=np.int64), number, len(spec.sites)),
+        classes.count,
+        objective=spec.objective,
+    )
+    rows = _split(whole, number, client_test, drawn or (int(spec.recipe["seed"]), number)).rows[number]
+    return TableStatistics.of(frame, rows, schema, spec.preprocessing, minimum)
 
 
 def share(whole: Federation, number: int) -> Federation:
@@ -96,8 +146,18 @@ def _alone(indices: Rows, number: int, clients: int) -> list[Rows]:
     return [indices if k == number else np.zeros(0, np.int64) for k in range(clients)]
 
 
-def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
+def load(
+    source: Source, spec: RunSpec, base: Path, size: int | None = None, names: ColumnNames | None = None
+) -> tuple[Samples, Samples | None]:
     """Load samples, and test samples if the source has some, that match the run's spec."""
+    if spec.table:
+        columns, frame = spec.columns, _table(source, spec, base, names or ColumnNames())
+        if columns is None:
+            raise SiteProblem("request", "the run's table is not fitted yet: the server asks in the wrong order")
+        x = fill_inputs(torch.from_numpy(columns.encode(frame, str(source))), spec.missing)
+        return _fit(x, frame[_schema(spec).label].to_numpy(), spec, str(source), "features"), None
+    if not isinstance(source, str):
+        raise BadInput(f"data {', '.join(source)}: a list is for tables with a schema; name one file or folder")
     path = base / os.path.expanduser(source)
     test: Any = None
     layout: Any = None
@@ -116,6 +176,25 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
         )
     test = None if test is None else _fit(test[0], test[1], spec, f"{source}, test samples", layout)
     return _fit(x, y, spec, source, layout), test
+
+
+def _schema(spec: RunSpec) -> TableSchema:
+    schema = spec.schema
+    if schema is None:
+        raise SiteProblem("request", "the server asks for statistics of tables, and the run has no schema of such")
+    return schema
+
+
+def _table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.DataFrame:
+    """Read a site's CSV or Parquet files, or call its function, which returns a data frame."""
+    listed = [source] if isinstance(source, str) else list(source)
+    tables = [base / os.path.expanduser(each) for each in listed]
+    if len(tables) == 1 and ":" in listed[0] and not tables[0].exists():
+        frame = _call(listed[0], base)
+        if not is_frame(frame):
+            raise BadInput(f"data {source!r}: the function must return a data frame")
+        return _schema(spec).table(frame, *names, spec.objective)
+    return _schema(spec).table(tables, *names, spec.objective)
 
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
@@ -166,9 +245,13 @@ def _images(path: Path, spec: RunSpec, size: int | None) -> Samples:
 
 def _function(source: str, base: Path) -> tuple[Any, Any, Any]:
     """Return x, y and (x_test, y_test) or None from a function of the site, in the folder of site.yaml."""
-    function, _ = load_object(source, f"data {source!r}", [base], modules_beside=True)
-    with user_code(f"data {source!r}"):
-        values = function()
+    values = _call(source, base)
     if not isinstance(values, tuple) or len(values) not in (2, 4):
         raise BadInput(f"data {source!r}: the function must return (x, y) or (x, y, x_test, y_test)")
     return values[0], values[1], None if len(values) == 2 else (values[2], values[3])
+
+
+def _call(source: str, base: Path) -> Any:
+    function, _ = load_object(source, f"data {source!r}", [base], modules_beside=True)
+    with user_code(f"data {source!r}"):
+        return function()

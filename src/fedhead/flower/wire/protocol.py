@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,10 @@ from fedhead.core.components.ranges import Above, AtLeast, AtMost, Matches
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, blank
 from fedhead.data.inputs.input_spec import NamedInput
+from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.table_columns import TableColumns
+from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_statistics import Preprocessing
 from fedhead.data.transforms.augment import Side, Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.policies.reply_check import Refused
@@ -31,7 +35,12 @@ Percent = Annotated[float, AtLeast(0), AtMost(100)]
 Value = Annotated[float, AtLeast(-1e100), AtMost(1e100)]  # within these limits the mean over sites is finite
 
 TRAIN = "train"  # label of the rounds' exchanges; those of a stage are labelled by its name
-KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
+KINDS = {
+    "statistics": "query.statistics",
+    "hello": "query.hello",
+    "work": "train.work",
+    "test": "evaluate.test",
+}  # Flower's message types
 
 
 def version() -> str:
@@ -68,6 +77,8 @@ class RunSpec:
     augment: list[str] = field(default_factory=list)
     resize: Side | None = None  # height and width of a model's inputs
     named: dict[str, Any] = field(default_factory=dict)  # of a model with several inputs: each `NamedInput`
+    # Tables of sites: the `schema`, and once they are fitted the `columns` and the fill values of `missing` ones.
+    table: dict[str, Any] = field(default_factory=dict)
     code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
     fedhead: str = field(default_factory=version)
 
@@ -101,6 +112,27 @@ class RunSpec:
             return blank(self.shape, torch.int64)
         return blank(self.shape, torch.uint8 if len(self.shape) == 3 else torch.float32)
 
+    @property
+    def schema(self) -> TableSchema | None:
+        """Schema of the sites' tables; None for other samples."""
+        return TableSchema.from_mapping(self.table.get("schema"), "the server's schema") if self.table else None
+
+    @property
+    def columns(self) -> TableColumns | None:
+        """Encoding of the sites' tables; None before it is fitted, and for other samples."""
+        return _of_table(lambda: TableColumns.from_json(self.table.get("columns")))
+
+    @property
+    def missing(self) -> dict[str, MissingValues]:
+        """Fill values of the sites' tables, by the name of the input."""
+        given = self.table.get("missing")
+        return {} if given is None else {"": _of_table(lambda: MissingValues.from_json(given))}
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of the sites' tables."""
+        return Preprocessing(self.recipe.get("missing") == "mean", self.recipe.get("normalize"))
+
     def _entries(self) -> dict[str, NamedInput]:
         return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
 
@@ -113,7 +145,7 @@ class RunSpec:
 class Request:
     """Request to one site."""
 
-    kind: Literal["hello", "work", "test"]
+    kind: Literal["statistics", "hello", "work", "test"]
     spec: RunSpec
     seconds: Annotated[float, Above(0)]  # deadline
     round: Count = 0
@@ -139,12 +171,20 @@ class Response:
     samples: Count = 0  # n_k, number of training samples
     tests: Count = 0  # number of test samples
     left_out: list[Count] = field(default_factory=list)  # after work: classes with too few samples to be sent
+    statistics: dict[str, Any] = field(default_factory=dict)  # statistics: `TableStatistics` of its table
     model: dict[str, Any] = field(default_factory=dict)  # recipe keys that the site overrides with its own architecture
     train_loss: Value | None = None  # after work: mean loss of the local steps
     loss: Value | None = None  # after a test: mean cross entropy on the site's test samples
     accuracy: Percent | None = None  # after a test: accuracy in per cent
     steps: dict[str, Percent | None] = field(default_factory=dict)  # accuracies after the steps of a stage
     metrics: dict[str, Value | None] = field(default_factory=dict)  # further metrics; null: no value
+
+
+def _of_table(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Refused(f"the run's table can't be read: {error}") from error
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:

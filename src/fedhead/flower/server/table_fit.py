@@ -1,0 +1,75 @@
+"""Preprocessing of the sites' tables, fitted to their statistics in one exchange before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from fedhead.core.system.errors import BadInput
+from fedhead.data.inputs import targets
+from fedhead.data.inputs.input_spec import describe_transform
+from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_statistics import FittedTable, TableStatistics
+from fedhead.data.transforms.augment import Transform
+from fedhead.flower.server.connections import SiteConnections
+from fedhead.flower.wire.protocol import Response
+
+
+class TableFit(SiteConnections):
+    """Exchange of the statistics of the sites' tables."""
+
+    kind = "statistics"
+
+    @cached_property
+    def schema(self) -> TableSchema:
+        """Schema of the tables."""
+        return TableSchema.from_mapping(self.spec.table["schema"])
+
+    def entries(self) -> dict[str, Any]:
+        """Ask the sites for statistics, and return the fitted entries of the run's specification.
+
+        Raises:
+            FedheadError: If fewer sites than the quorum answer.
+            BadInput: If the statistics are inconsistent.
+        """
+        present = [self.spec.sites[k] for k in self._gather()]
+        parts, wanted = [self._read(self.nodes.hellos[name]) for name in present], self.spec.preprocessing
+        fitted = FittedTable.fit(self.schema, parts, wanted)
+        rows = sum(part.rows for part in parts)
+        self.log(f"tables of {len(present)} sites with {rows} rows: {len(fitted.columns.names)} features")
+        transform = Transform()
+        if fitted.scale is not None:
+            mean, deviation = zip(*fitted.scale, strict=True)
+            transform = Transform(mean, deviation)
+        elif wanted.normalize is not None:
+            transform = Transform().replace(normalize=wanted.normalize)
+        has_classes = targets.objective_of(self.spec.objective).has_classes
+        if has_classes and len(fitted.classes) < 2:
+            raise BadInput("the sites' labels are of fewer than 2 classes with enough samples: list them in the schema")
+        missing = fitted.missing
+        return entries(
+            {
+                "classes": len(fitted.classes) if has_classes else 1,
+                "names": list(fitted.classes) if has_classes else None,
+                "shape": [len(fitted.columns.names) + (0 if missing is None else len(missing.indicated))],
+                "columns": fitted.columns.to_json(),
+                "missing": {} if missing is None else {"": asdict(missing)},
+                **describe_transform(transform),
+            },
+            self.spec.table,
+        )
+
+    def _admit(self, response: Response) -> None:
+        self._read(response)
+
+    def _read(self, response: Response) -> TableStatistics:
+        return TableStatistics.read(response.statistics, self.schema)
+
+
+def entries(inputs: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fitted entries of a specification from a record of its inputs, as in a run folder."""
+    fitted = {"columns": inputs["columns"], "missing": inputs.get("missing", {}).get("")}
+    names = ("classes", "names", "shape", "mean", "std")
+    return {**{name: inputs[name] for name in names}, "table": {**table, **fitted}}

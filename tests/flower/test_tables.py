@@ -1,0 +1,205 @@
+"""Tables at sites: the schema, the preprocessing in one exchange, and the whole run, equal to a simulation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from clinics import NAMES, SCHEMA, clinic, write_clinics
+
+import fedhead as fh
+from fedhead.cli import call
+from fedhead.core.system.errors import BadInput, FedheadError
+from fedhead.core.tree.treefile import load_tree
+from fedhead.deploy.project import Project
+from fedhead.flower import factory
+from fedhead.flower.server_run import serve
+from fedhead.flower.wire import wire
+from fedhead.flower.wire.site_errors import TEXTS
+from fedhead.testing.inprocess import InProcess
+
+WORDS = ("rounds=2", "batch_size=8", "lr=0.1", "model=mlp(hidden=[6])", "missing=mean", "normalize=standard")
+
+
+def project(folder: Path, *words: str) -> tuple[Project, InProcess]:
+    """Write three sites with CSV files, which know the patients by number, and the first calls its label `died`."""
+    files = write_clinics(folder)
+    table = pd.read_csv(files["north"], dtype={"patient": str})
+    table.rename(columns={"outcome": "died"}).to_csv(files["north"], index=False)
+    (folder / "mine.yaml").write_text("method: fedavg\n")
+    chosen = {word.partition("=")[0]: word for word in [*WORDS, *words]}
+    made = Project.init(
+        folder / "clinic",
+        str(folder / "mine.yaml"),
+        NAMES,
+        list(chosen.values()),
+        [str(path) for path in files.values()],
+        schema=folder / "schema.yaml",
+    )
+    made.server_file.write_text(made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 1"))
+    for name, file in made.sites().items():
+        with file.path.open("a") as text:
+            label = "label: died\n" if name == "north" else ""
+            text.write(f"{label}leave_out: [patient]\nclient_test: 0.25\nmin_class_count: 1\n")
+    return made, InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
+
+
+def simulated(folder: Path, normalize: str | None) -> fh.Result:
+    frames = {name: clinic(k).drop(columns="patient") for k, name in enumerate(NAMES)}
+    made = fh.Federation.from_clients(
+        frames, client_test=0.25, schema=folder / "schema.yaml", missing="mean", normalize=normalize
+    )
+    settings = {"rounds": 2, "batch_size": 8, "lr": 0.1, "executor": "loop", "device": "cpu"}
+    return fh.run(made, "mlp(hidden=[6])", "fedavg", out=folder / "sim", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("normalize", ["standard", "quantiles"])
+def test_a_deployment_equals_a_simulation_of_the_same_tables(normalize: str, tmp_path: Path) -> None:
+    made, grid = project(tmp_path, f"normalize={normalize}")
+    found = serve(made.server(), grid, log=lambda line: None)
+    expected = simulated(tmp_path, normalize)
+    run = made.path / "run"
+    inputs, other = (json.loads((path / "environment.json").read_text())["inputs"] for path in (run, tmp_path / "sim"))
+    for name in ("mean", "std"):
+        np.testing.assert_allclose(inputs[name], other[name], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(inputs["missing"][""]["mean"], other["missing"][""]["mean"], rtol=0, atol=1e-10)
+    assert inputs["missing"][""]["indicated"] == other["missing"][""]["indicated"] == [0, 1]
+    assert inputs == {**other, "mean": inputs["mean"], "std": inputs["std"], "missing": inputs["missing"]}
+    assert found["personal"] == pytest.approx(expected.personal, abs=1e-10)
+    mine, theirs = (
+        load_tree(path / "checkpoint.safetensors")[0]["server"].leaves() for path in (run, tmp_path / "sim")
+    )
+    for name, t in theirs.items():
+        torch.testing.assert_close(mine[name], t, atol=1e-10, rtol=0)
+
+
+def test_a_deployed_table_is_loaded_exported_and_compared(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
+    pytest.importorskip("onnxscript", reason="an optional extra")
+    made, grid = project(tmp_path)
+    serve(made.server(), grid, log=lambda line: None)
+    run = made.path / "run"
+    loaded, rows = fh.load(run), clinic(7)
+    rows["ward"] = rows["ward"].replace("c", "a")
+    session = onnxruntime.InferenceSession(str(loaded.export(tmp_path / "model.onnx", normalize=True)))
+    columns = loaded.trained.clients.federation.columns
+    assert columns is not None
+    assert json.loads(session.get_modelmeta().custom_metadata_map["columns"]) == list(columns.names)
+    (scores,) = session.run(None, {"x": columns.encode(rows)})
+    np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
+    named = np.array(["alive", "dead"])[loaded.predict(rows)]
+    assert loaded.evaluate(rows, rows["outcome"])["accuracy"] == pytest.approx(100 * (named == rows["outcome"]).mean())
+    assert json.loads((run / "environment.json").read_text())["table_schema"]["columns"]["age"]["unit"] == "years"
+    simulated(tmp_path, "standard")
+    assert call(["compare", str(run), str(tmp_path / "sim")]) == 0
+    assert call(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
+    assert "clinic" in (tmp_path / "report.html").read_text()
+
+
+def test_a_resumed_run_asks_for_no_statistics_again(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    serve(made.server(), grid, log=lambda line: None)
+    kinds = [json.loads(line)["kind"] for line in (made.path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert kinds.count("statistics") == 3
+    made.server_file.write_text(made.server_file.read_text().replace("rounds=1", "rounds=2"))
+    serve(made.server(), grid, resume=True, log=lambda line: None)
+    again = [json.loads(line)["kind"] for line in (made.path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert again.count("statistics") == 3
+    made.server_file.write_text(made.server_file.read_text().replace("rounds=2", "rounds=3"))
+    (made.path / "schema.yaml").write_text(SCHEMA.replace("years", "months"))
+    with pytest.raises(BadInput, match="another schema"):
+        serve(made.server(), grid, resume=True, log=lambda line: None)
+
+
+def no_ward(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns="ward")
+
+
+def old(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(age="Methuselah")
+
+
+def lost(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(outcome=["lost", *table["outcome"][1:]])
+
+
+def strange(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(sex=["Methuselah", *table["sex"][1:]])
+
+
+def rare(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(ward=["Methuselah", *table["ward"][1:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (no_ward, "south.csv has no column 'ward'"),
+        (old, "column 'age' holds 'Methuselah' in row 0, it must be a number in years"),
+        (lost, "column 'outcome' holds the class 'lost'"),
+        (strange, "column 'sex' holds the category 'Methuselah' in row 0"),
+        (rare, "column 'ward' holds the category 'Methuselah' in 1 rows, fewer than min_class_count 2"),
+    ],
+)
+def test_a_bad_table_is_named_at_its_site_alone(
+    change: Callable[[pd.DataFrame], pd.DataFrame], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    path = tmp_path / "south.csv"
+    change(pd.read_csv(path)).to_csv(path, index=False)
+    file = made.path / "sites" / "south" / "site.yaml"
+    file.write_text(file.read_text().replace("min_class_count: 1\n", "min_class_count: 2\n"))
+    grid.nodes[11] = factory.site(made.sites()["south"])
+    replies, said = list[str](), list[str]()
+    grid.faults[11] = lambda message, honest: (content := honest(), replies.append(str(wire.unpack(content))))[0]
+    row = serve(made.server(), grid, log=said.append)
+    assert row["clients"][1] is None
+    assert reason in capsys.readouterr().err
+    told = "\n".join([*replies, *said])
+    assert TEXTS["data"] in told
+    for word in ("Methuselah", "lost", "ward", "'age'", "south.csv"):
+        assert word not in told
+
+
+def test_a_site_accepts_one_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, grid = project(tmp_path)
+    for name, text in (("north", SCHEMA.replace("years", "months")), ("south", SCHEMA.replace("f, m, x", "f, m"))):
+        (made.path / "sites" / name / "schema.yaml").write_text(text)
+    file = made.path / "sites" / "east" / "site.yaml"
+    file.write_text(file.read_text().replace("schema: schema.yaml", "schema: null"))
+    grid.nodes[12] = factory.site(made.sites()["east"])
+    with pytest.raises(FedheadError, match=r"0 of 3 sites are there .*has not accepted the run's schema"):
+        serve(made.server(), grid, log=lambda line: None)
+    told = capsys.readouterr().err
+    assert "differs from schema.yaml in the column 'age'" in told
+    assert "differs from schema.yaml in the column 'sex'" in told
+    assert "site.yaml names no schema of tables" in told
+
+
+def test_statistics_of_a_table_are_a_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    file = made.path / "sites" / "south" / "site.yaml"
+    file.write_text(file.read_text() + "releases: 0\n")
+    grid.nodes[11] = factory.site(made.sites()["south"])
+    assert serve(made.server(), grid, log=lambda line: None)["clients"][1] is not None  # it needs no sums to train
+    assert "'releases' in site.yaml permits 0" in capsys.readouterr().err
+
+
+def test_what_is_not_done_with_tables_is_refused(tmp_path: Path) -> None:
+    made, _ = project(tmp_path)
+    text = made.server_file.read_text()
+    for word, reason in (
+        ("augment=flip", "augment: flip is not done with the sites' own data"),
+        ("encode=bytes(9)", "encode: .* is not done"),
+    ):
+        made.server_file.write_text(text.replace("rounds=2", word))
+        with pytest.raises(BadInput, match=reason):
+            made.server().recipe_of_run()
+    made.server_file.write_text(text + "classes: 2\n")
+    with pytest.raises(BadInput, match="schema: it describes the samples; leave classes and shape out"):
+        made.server()
