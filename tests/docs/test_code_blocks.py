@@ -11,6 +11,7 @@ from commands import succeed
 from scripts import run_script
 
 from fedhead.core.system.yaml_text import read_yaml
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.recipes.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,9 @@ def test_shell_blocks_run(page: str, tmp_path: Path) -> None:
 def test_yaml_blocks_are_read(page: str) -> None:
     for block in blocks(page, "yaml"):
         keys = read_yaml(block, page)
-        if not keys.keys() & {"axes", "allow"}:  # those are files of a sweep and of a site
+        if "columns" in keys:
+            TableSchema.from_mapping(keys)
+        elif not keys.keys() & {"axes", "allow"}:  # those are files of a sweep and of a site
             Recipe.from_yaml(block, page)
 
 
