@@ -19,7 +19,7 @@ from fedhead.runs import environment
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import RESULT
-from fedhead.studies.sweep import sweep_runs
+from fedhead.studies import run_job
 from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 from fedhead.studies.sweep.sweep_runs import sweep_cells
@@ -72,7 +72,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = plan("digits", {"lr": [0.1, 0.2], **TINY})
     trained: list[Path] = []
-    real = sweep_runs.train
+    real = run_job.train
 
     def stop(path: Path, recipe: Any, settings: Compute) -> None:
         trained.append(path)
@@ -80,7 +80,7 @@ def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkey
         if len(trained) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_runs, "train", stop)
+    monkeypatch.setattr(run_job, "train", stop)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(table, tmp_path, seeds=2, compute=LOOP)
     said: list[str] = []

@@ -12,7 +12,8 @@ from fedhead.core.system.errors import require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
-from fedhead.studies.queue import Engine, Queue, RunJob
+from fedhead.studies.queue import Queue
+from fedhead.studies.run_job import RunJob
 
 RUNS_AT_ONCE = 64  # limit of a shared engine: each run holds its own copy of the data
 
@@ -55,7 +56,7 @@ def _run(queue: Queue[RunJob], job: RunJob, executor: Executor) -> None:
     queue.finish(job, job.run(executor))
 
 
-def make_engine(name: str) -> Engine:
+def make_engine(name: str) -> LocalEngine:
     """Create the engine `local` or `shared`.
 
     Raises:

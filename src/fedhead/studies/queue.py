@@ -9,14 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
-from fedhead.engine.experiment.compute import Compute
-from fedhead.executors.client.base import Executor
-from fedhead.recipes.recipe import Recipe
 from fedhead.studies.claims import Claims
+from fedhead.studies.run_job import RunJob
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import training_key
 
@@ -32,41 +28,6 @@ class Queue(Protocol[J]):
 
     def finish(self, job: J, result: Any) -> None:
         """Record the result of a job."""
-        ...
-
-
-class Engine(Protocol):
-    """Executor of the jobs of a queue."""
-
-    def device(self, compute: Compute) -> torch.device:
-        """Return the device of the jobs; raise an error if it is not available."""
-        ...
-
-    def run(self, queue: Queue[Any]) -> None:
-        """Run jobs until the queue is empty."""
-        ...
-
-
-class RunJob(Protocol):
-    """Job of one training and the stages after it; its result maps names of failed runs to reasons."""
-
-    compute: Compute
-
-    def run(self, executor: Executor | None = None) -> Any:
-        """Run the job in this process, with the given executor if any, and return its result."""
-        ...
-
-    @property
-    def recipe(self) -> Recipe:
-        """Recipe of the training."""
-        ...
-
-    def describe(self) -> str:
-        """Return a one-line description of the job's runs."""
-        ...
-
-    def unfinished(self) -> int:
-        """Return the number of unfinished runs of the job."""
         ...
 
 

@@ -22,7 +22,6 @@ from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
-from fedhead.studies.queue import Engine
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import validate
@@ -38,7 +37,7 @@ def reproduce(
     compute: Compute | None = None,
     shard: tuple[int, int] | None = None,
     claims: Claims | None = None,
-    engine: Engine | None = None,
+    engine: LocalEngine | None = None,
     log: Log = lambda _: None,
     **selection: Any,
 ) -> TableResult:
@@ -55,7 +54,7 @@ def reproduce(
         compute: Device, executor, precision and data folder.
         shard: Shard to run and number of shards, (3, 16) for the third of sixteen; None: all runs.
         claims: Claims shared with other processes; None: only this process runs the table.
-        engine: Engine that runs the trainings; None: sequentially in this process.
+        engine: LocalEngine that runs the trainings; None: sequentially in this process.
         log: Called with a line for each run that starts.
         **selection: Scale, cells, seeds and changes, see `plan`.
 

@@ -19,9 +19,8 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
-from fedhead.studies.queue import Engine, RunJob, RunQueue
-from fedhead.studies.sweep.sweep_job import SweepJob
-from fedhead.studies.sweep.sweep_runs import result_of
+from fedhead.studies.queue import RunQueue
+from fedhead.studies.run_job import RunJob, result_of
 from fedhead.studies.time_budget import TimeBudget
 from fedhead.studies.training import training_key
 from fedhead.studies.writable import check_writable
@@ -64,7 +63,7 @@ class MeasureContext:
     log: Log = lambda _: None
     shard: tuple[int, int] | None = None  # shard to run and number of shards, such as (3, 16)
     claims: Claims = field(default_factory=Claims)  # shared with other processes of this command
-    engine: Engine = field(default_factory=LocalEngine)
+    engine: LocalEngine = field(default_factory=LocalEngine)
 
 
 class TableQueue(RunQueue):
@@ -137,7 +136,7 @@ def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> 
             context.results.add(replace(row, table=repetition.table, cell=cell.name, overrides=overrides))
 
 
-def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob:
+def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> RunJob:
     """Create the job of one training: the first run has no stage, and the others start from its checkpoint."""
     first = repetitions[0].recipe
     training = replace(repetitions[0].cell, stage=None, parameters={}).recipe(first.seed, first.partition_seed)
@@ -148,7 +147,7 @@ def _job(repetitions: Sequence[Repetition], context: MeasureContext) -> SweepJob
         runs[path] = repetition.recipe
         names[path] = f"{names[path]} and {repetition.name}" if path in names else repetition.name
     names = {path: names.get(path, f"training of {repetitions[0].name}") for path in runs}
-    return SweepJob(runs, names, context.compute)
+    return RunJob(runs, names, context.compute)
 
 
 def folder(out: Path, recipe: Recipe) -> Path:

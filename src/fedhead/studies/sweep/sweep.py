@@ -32,10 +32,10 @@ from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
 from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
-from fedhead.studies.queue import Engine, RunQueue
+from fedhead.studies.queue import RunQueue
+from fedhead.studies.run_job import RunJob, trainings
 from fedhead.studies.sweep import sweep_table
-from fedhead.studies.sweep.sweep_job import SweepJob
-from fedhead.studies.sweep.sweep_runs import SweepCell, settings_of, sweep_cells, trainings
+from fedhead.studies.sweep.sweep_runs import SweepCell, settings_of, sweep_cells
 from fedhead.studies.sweep.sweep_table import SweepResult
 from fedhead.studies.sweep.tables import Table
 from fedhead.studies.time_budget import TimeBudget
@@ -52,7 +52,7 @@ def run_sweep(
     claims: Claims | None = None,
     minutes: float | None = None,
     compute: Compute | None = None,
-    engine: Engine | None = None,
+    engine: LocalEngine | None = None,
     log: Log = lambda _: None,
 ) -> SweepResult:
     """Run the unfinished runs of a sweep and write table.csv and table.json into its folder.
@@ -67,7 +67,7 @@ def run_sweep(
         claims: Claims shared with other processes; None: only this process runs the sweep.
         minutes: Time after which no run is started.
         compute: Device, executor, precision and data folder.
-        engine: Engine that runs the jobs; None: sequentially in this process.
+        engine: LocalEngine that runs the jobs; None: sequentially in this process.
         log: Called with a line for each start and failure.
 
     Returns:
@@ -105,8 +105,8 @@ class SweepPlan:
     folder: Path
     cells: Sequence[SweepCell]
     count: int  # runs of all shards
-    jobs: Sequence[SweepJob]  # of this shard
-    left: Sequence[SweepJob]  # unfinished jobs
+    jobs: Sequence[RunJob]  # of this shard
+    left: Sequence[RunJob]  # unfinished jobs
 
 
 def plan_runs(
@@ -116,7 +116,7 @@ def plan_runs(
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
     compute: Compute | None = None,
-    engine: Engine | None = None,
+    engine: LocalEngine | None = None,
 ) -> SweepPlan:
     """Plan the runs of `run_sweep` with the same arguments, without writing files.
 
@@ -132,7 +132,7 @@ def plan_runs(
     names = {place / path: f"{cell.name}, seed {recipe.seed}" for cell in cells for path, recipe in cell.runs.items()}
     runs = {place / path: recipe for cell in cells for path, recipe in cell.runs.items()}
     in_order = dict(sorted(runs.items(), key=lambda entry: entry[1].seed))  # a stopped sweep covers every cell
-    jobs = [SweepJob(alike, names, compute) for alike in trainings(in_order)]
+    jobs = [RunJob(alike, names, compute) for alike in trainings(in_order)]
     if shard is not None:
         jobs = jobs[shard[0] - 1 :: shard[1]]
     left = [job for job in jobs if job.unfinished()]

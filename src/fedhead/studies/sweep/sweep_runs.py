@@ -8,20 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fedhead.core.system.errors import BadInput, Diverged
-from fedhead.core.system.failures import describe_error, raise_if_fatal
+from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.digest import digest_text
-from fedhead.engine.experiment.compute import Compute
 from fedhead.recipes.recipe import Recipe
-from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG, DamagedRun
-from fedhead.studies.reuse_training import fork, trained
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
 from fedhead.studies.sweep.sweep_file import cell_name, check_seeds, plain
 from fedhead.studies.sweep.tables import Cell, Table
-from fedhead.studies.training import train, training_key
 
 RUNS = "runs"
 _LONGEST = 100  # characters of a folder name
@@ -101,51 +94,3 @@ def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
         f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or counts[text.lower()] > 1 else text
         for text, code in zip(plain, codes, strict=True)
     ]
-
-
-def trainings(runs: Mapping[Path, Recipe]) -> list[dict[Path, Recipe]]:
-    """Group runs that differ only in their stages."""
-    alike: dict[str, dict[Path, Recipe]] = {}
-    for path, recipe in runs.items():
-        alike.setdefault(training_key(recipe), {})[path] = recipe
-    return list(alike.values())
-
-
-def run_alike(runs: Mapping[Path, Recipe], compute: Compute) -> dict[Path, str]:
-    """Run the unfinished ones of runs that share one training.
-
-    Args:
-        runs: Recipes by run folder.
-        compute: Device, executor and precision.
-
-    Returns:
-        Reasons of failed runs, by run folder; all others are finished.
-
-    Raises:
-        OSError: Or another error of a full or broken disk, which would affect all runs.
-    """
-    failures: dict[Path, str] = {}
-    for path, recipe in runs.items():
-        try:
-            if not (path / CONFIG).exists() and (source := trained(runs)) is not None:
-                fork(source, path, recipe)
-            train(path, recipe, compute)
-        except Exception as error:  # user code may raise anything
-            raise_if_fatal(error)
-            failures[path] = describe_error(error)
-            if isinstance(error, Diverged) and trained(runs) is None:  # they share this training
-                return {other: failures.get(other, failures[path]) for other in runs if not is_finished(other)}
-    return failures
-
-
-def is_finished(path: Path) -> bool:
-    """Return whether a folder holds a finished run with readable results."""
-    return result_of(path) is not None
-
-
-def result_of(path: Path) -> dict[str, Any] | None:
-    """Return a run's final results; None if there are none or the folder is damaged."""
-    try:
-        return RunFolder.open(path).result() if (path / CONFIG).exists() else None
-    except DamagedRun:
-        return None

@@ -11,7 +11,8 @@ from typing import Any
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.spreadsheet import without_formulas
 from fedhead.metrics.averages import mean_and_deviation
-from fedhead.studies.sweep.sweep_runs import SweepCell, result_of
+from fedhead.studies.run_job import result_of
+from fedhead.studies.sweep.sweep_runs import SweepCell
 
 TABLE_CSV, TABLE_JSON = "table.csv", "table.json"
 _SUMMARY = ("mean", "deviation")
