@@ -18,10 +18,8 @@ from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.callbacks import CALLBACKS, Callback, CallbackList
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import evaluate
-from fedhead.flower.config import ServerFile
-from fedhead.flower.factory import run_spec
 from fedhead.metrics.registry import find
-from fedhead.recipes.recipe import Recipe, load
+from fedhead.recipes.recipe import load
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
 
@@ -171,7 +169,7 @@ def test_validation_samples_are_a_share_of_each_clients_training_samples_drawn_b
     fewer = replace(plain, rows=plain.rows[1:], client_test=None)  # a client's own samples don't depend on the others
     assert len(fewer.with_validation(0.25, seed=3).rows) == 3
     with pytest.raises(BadInput, match=r"validation: 0\.001 of the largest client's 40 samples is none"):
-        plain.with_validation(0.001)
+        fh.run(plain, "mlp", rounds=1, validation=0.001)
 
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
@@ -293,15 +291,3 @@ def _test_samples() -> tuple[Any, Any]:
     held = fh.Federation.load("digits").test
     assert held is not None
     return held.x, held.y
-
-
-# -- over Flower ------------------------------------------------------------------------------------------
-def test_what_sites_can_t_do_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="callback best_model keeps the models of a round, and sites don't have"):
-        CallbackList([fh.BestModel("train_loss")], {}, validated=False, keeps_states=False)
-    CallbackList([fh.EarlyStopping("train_loss")], {}, validated=False, keeps_states=False)
-    file = ServerFile(tmp_path / "server.yaml", recipe="digits", sites=("a", "b"))
-    with pytest.raises(
-        BadInput, match="validation: sites take no validation samples apart, it is for simulations only"
-    ):
-        run_spec(file, recipe=Recipe(dataset="digits", validation=0.1))

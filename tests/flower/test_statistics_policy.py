@@ -84,7 +84,7 @@ def test_a_server_that_varies_the_rows_learns_no_sample(tmp_path: Path, monkeypa
     shares = [(k + 10.5) / 60 for k in range(12)]
     assert attack(Server(tmp_path, hidden=""), shares) == 0
     with monkeypatch.context() as patch:  # without the policy and with rows by the recipe, 12 requests give 11 samples
-        patch.setattr(SiteFile, "check_client_test", lambda self, recipe: replaced.append(recipe.client_test))
+        patch.setattr(SiteFile, "check_held_out", lambda self, recipe: replaced.append(recipe.client_test))
         replaced: list[Any] = []
         original = factory.own_data.federation
         patch.setattr(

@@ -142,6 +142,7 @@ class SiteFile(_File, Policy):
     schema: str | None = None  # the schema of tables that this site has accepted: a copy of the server's file
     label: str | None = None  # column of the labels, if it is called otherwise than in the schema
     leave_out: tuple[str, ...] = ()  # columns of its tables that are not used
+    validation: Annotated[float, Above(0), Below(1)] | None = None  # share to hold out for callbacks
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
     data_folder: str | None = None  # folder of the recipe's data set, if data is `recipe`
@@ -154,14 +155,21 @@ class SiteFile(_File, Policy):
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
 
-    def check_client_test(self, recipe: Recipe) -> None:
-        """Check that the recipe requests no other test samples of a site with its own data than site.yaml has."""
-        if recipe.client_test is not None and self.test is None and recipe.client_test != self.client_test:
-            raise SiteProblem(
-                "policy",
-                f"the recipe's client_test is {recipe.client_test}, this site's is {self.client_test}: each site "
-                "decides about its own samples; set it in site.yaml, or leave it out of the recipe",
-            )
+    @property
+    def draws(self) -> bool:
+        """True if a share of the samples is drawn to be held out."""
+        return self.client_test is not None or self.validation is not None
+
+    def check_held_out(self, recipe: Recipe) -> None:
+        """Check that the recipe holds out no other samples of a site with its own data than site.yaml does."""
+        for key in ("client_test", "validation"):
+            asked, own = getattr(recipe, key), getattr(self, key)
+            if asked is not None and asked != own and (key != "client_test" or self.test is None):
+                raise SiteProblem(
+                    "policy",
+                    f"the recipe's {key} is {asked}, this site's is {own}: each site decides about its own samples; "
+                    "set it in site.yaml, or leave it out of the recipe",
+                )
 
     def check_schema(self, spec: RunSpec) -> None:
         """Check that the site has accepted the schema of the run's tables: it has the same in a file of its own."""

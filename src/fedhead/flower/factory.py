@@ -75,17 +75,17 @@ def site(file: SiteFile) -> Site:
     def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
         if file.data == RECIPE_DATA:
             return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
-        more = {"test": file.test, "size": file.size, "public": file.public}
+        more = {"test": file.test, "validation": file.validation, "size": file.size, "public": file.public}
         return own_data.federation(spec, number, file.data, **own_table(number, recipe), **more)  # type: ignore[arg-type]
 
     def own_table(number: int, recipe: Recipe) -> dict[str, Any]:
-        drawn = None if file.client_test is None else first_draw(file.at(file.state), file.name, recipe.seed, number)
+        drawn = first_draw(file.at(file.state), file.name, recipe.seed, number) if file.draws else None
         names = own_data.ColumnNames(file.label, file.leave_out)
         return {"base": file.path.parent, "client_test": file.client_test, "drawn": drawn, "names": names}
 
     def statistics(spec: RunSpec, number: int) -> TableStatistics:
         recipe = spec.recipe_of_run([file.path.parent])
-        file.check_client_test(recipe)
+        file.check_held_out(recipe)
         file.check_schema(spec)
         with coded("data"):
             given = own_table(number, recipe)
@@ -96,7 +96,7 @@ def site(file: SiteFile) -> Site:
         if file.data == RECIPE_DATA:
             file.check_data(recipe, file.path.parent)
         else:
-            file.check_client_test(recipe)
+            file.check_held_out(recipe)
             file.check_schema(spec)
         with coded("code"):
             _check_code(recipe, spec, file)
@@ -128,8 +128,6 @@ def run_spec(
         table: Returns the fitted entries of a specification with a schema.
     """
     recipe = recipe or file.recipe_of_run()
-    if recipe.validation is not None:
-        raise BadInput("validation: sites take no validation samples apart, it is for simulations only; leave it out")
     if file.schema is not None:
         table_spec = RunSpec(
             experiment=experiment or secrets.token_hex(8),

@@ -20,6 +20,7 @@ from fedhead.metrics.registry import CLASSIFICATION, Undefined, metric
 
 Average = Literal["macro", "weighted", "micro", "binary"]
 Floats = NDArray[np.float64]
+ROC_BINS = 1024  # resolution of histograms that sites send for the AUROC
 
 
 # -- from counts --------------------------------------------------------------------------------------
@@ -148,32 +149,74 @@ def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> floa
         predictions: Predictions.
         bins: Number of bins.
     """
+    return ece_of_gaps(ece_gaps(predictions, bins), len(predictions))
+
+
+def ece_gaps(predictions: Predictions, bins: int = 15) -> Tensor:
+    """Return the sum of correctness minus confidence in each bin."""
     confidence = predictions.probabilities.max(-1).values
     correct = (predictions.predicted == predictions.y).double()
     index = (torch.ceil(confidence * bins) - 1).clamp(0, bins - 1).long()  # bin b is (b / bins, (b + 1) / bins]
-    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, correct - confidence)
-    return float(gaps.abs().sum() / len(confidence))
+    return torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, correct - confidence)
+
+
+def ece_of_gaps(gaps: Tensor, samples: int, bins: int = 15) -> float:
+    """Return the expected calibration error of summed `ece_gaps`."""
+    return float(gaps.abs().sum() / samples)
 
 
 @metric("auroc", "max", CLASSIFICATION)
-def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "macro") -> float:
+def auroc(
+    predictions: Predictions,
+    average: Literal["macro", "weighted"] = "macro",
+    bins: Annotated[int, AtLeast(2)] | None = None,
+) -> float:
     """Return the area under the ROC curve: of the second of two classes, or the one-vs-rest average.
 
     Args:
         predictions: Predictions.
         average: Weights of the classes: equal (macro), or by samples (weighted).
+        bins: Number of equal-width bins to which probabilities are rounded; None: not rounded, at sites `ROC_BINS`.
     """
+    if bins is not None:
+        return auroc_of_histograms(roc_histograms(predictions, average, bins), len(predictions), average)
     present = torch.bincount(predictions.y, minlength=predictions.classes)
-    absent = (present == 0).nonzero().flatten().tolist()
-    if absent:
-        text = ", ".join(map(str, absent[:4])) + (" …" if len(absent) > 4 else "")
-        raise Undefined(f"class {text} has no test samples" if len(absent) == 1 else f"classes {text} have no samples")
+    _check_present(present)
     p = predictions.probabilities.T.contiguous()
     if predictions.classes == 2:
         return float(roc_areas(p[1:], predictions.y.unsqueeze(0) == 1))
     positive = predictions.y == torch.arange(predictions.classes, device=p.device).unsqueeze(-1)
     areas = roc_areas(p, positive)
     weights = present.double() if average == "weighted" else torch.ones_like(areas)
+    return float((areas * weights).sum() / weights.sum())
+
+
+def _check_present(present: Tensor) -> None:
+    absent = (present == 0).nonzero().flatten().tolist()
+    if absent:
+        text = ", ".join(map(str, absent[:4])) + (" …" if len(absent) > 4 else "")
+        raise Undefined(f"class {text} has no test samples" if len(absent) == 1 else f"classes {text} have no samples")
+
+
+def roc_histograms(predictions: Predictions, average: str = "macro", bins: int | None = None) -> Tensor:
+    """Return histograms of each class's probability, over samples of other classes and of the class, [2, C, bins]."""
+    count, bins = predictions.classes, bins or ROC_BINS
+    classes = torch.arange(count, device=predictions.y.device)
+    place = classes * bins + (predictions.probabilities * bins).long().clamp_max(bins - 1)
+    place += (predictions.y.unsqueeze(-1) == classes) * count * bins
+    return place.flatten().bincount(minlength=2 * count * bins).reshape(2, count, bins)
+
+
+def auroc_of_histograms(histograms: Tensor, samples: int, average: str = "macro", bins: int | None = None) -> float:
+    """Return the area under the ROC curve of summed `roc_histograms`; a pair of samples in one bin counts as a tie."""
+    negative, positive = histograms.double()
+    weights = positive.sum(-1)
+    _check_present(weights)
+    if len(weights) == 2:  # as in scikit-learn: of the second class
+        negative, positive, weights = negative[1:], positive[1:], weights[1:]
+    lower = negative.cumsum(-1) - negative / 2
+    areas = (positive * lower).sum(-1) / (weights * negative.sum(-1))
+    weights = weights if average == "weighted" else torch.ones_like(weights)
     return float((areas * weights).sum() / weights.sum())
 
 

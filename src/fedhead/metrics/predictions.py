@@ -61,6 +61,14 @@ class Predictions:
         counts = (self.y * self.classes + self.predicted).bincount(minlength=self.classes**2)
         return np.asarray(counts.cpu().numpy().reshape(self.classes, self.classes), np.int64)
 
+    @property
+    def correct(self) -> int | None:
+        """Number of correct predictions; of multilabel samples, those with only correct labels; None for regression."""
+        if self.objective == "regression":
+            return None
+        equal = self.predicted == self.y
+        return int((equal.all(-1) if self.objective == "multilabel" else equal).sum())
+
     @cached_property
     def loss(self) -> float:
         """Mean loss."""

@@ -95,10 +95,16 @@ def search_federation(
 
 
 def with_validation(federation: Federation, recipe: Recipe) -> Federation:
-    """Hold out the recipe's share of each client's samples for validation."""
-    return federation.with_validation(
-        recipe.validation, recipe.seed if recipe.partition_seed is None else recipe.partition_seed
-    )
+    """Hold out the recipe's share of each client's samples for validation.
+
+    Raises:
+        BadInput: If no client has validation samples then.
+    """
+    seed, most = recipe.seed if recipe.partition_seed is None else recipe.partition_seed, max(federation.sizes)
+    split = federation.with_validation(recipe.validation, seed)
+    if split.validation is not None and not any(map(len, split.validation)):
+        raise BadInput(f"validation: {recipe.validation} of the largest client's {most} samples is none")
+    return split
 
 
 def _reading(recipe: Recipe) -> dict[str, Any]:

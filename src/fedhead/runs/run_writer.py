@@ -225,7 +225,7 @@ class RunWriter(Observer):
         if now.kept is not None:
             facts["kept"] = now.kept.round
             if now.kept.round != now.round:
-                state = state.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
+                state = state.replace(kept=self.state(now.kept.server, now.kept.clients))
         self.folder.checkpoint.save(now.round, state, facts, final)
 
     def end(self, result: FinishedRun) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
@@ -102,6 +103,7 @@ class InProcessFederation:
     metrics: list[str] = field(default_factory=list)  # metrics of the recipe
     identity: str = "ab" * 8  # identity of the run
     min_class_count: int = 1  # minimum class count of every site
+    dtype: torch.dtype = torch.float32  # data type of the models' weights
 
     def spec(self) -> RunSpec:
         """Return the run's specification."""
@@ -120,7 +122,7 @@ class InProcessFederation:
         def site_run(spec: RunSpec, number: int) -> SiteRun:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             experiment = self.experiment.with_models([model], [0] * len(self.federation))
-            clients = Clients(experiment, share(self.federation, number), all_here=False)
+            clients = Clients(experiment, share(self.federation, number), dtype=self.dtype, all_here=False)
             clients.leave_out_classes_below(self.min_class_count)
             return SiteRun(clients, computed_at_sites(self.metrics))
 
@@ -139,9 +141,9 @@ class InProcessFederation:
             return [self.models[own.get("model", names[0])]]
 
         fed = self.federation
-        test = None if fed.test is None else Pool(fed.test, fed.transform)
+        test = None if fed.test is None else Pool(fed.test, fed.transform, dtype=self.dtype)
         waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, **timeouts})
-        dry_run = DryRun(spec, self.experiment, choices, fed.public)
+        dry_run = DryRun(spec, self.experiment, choices, fed.public, dtype=self.dtype)
         log = (said if said is not None else []).append
         transport = FlowerTransport(grid, spec, dry_run, waits, test, log)
         transport.poll = 0.001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +87,23 @@ def global_row(predictions: Predictions, metrics: Mapping[str, Metric], final: b
     return row
 
 
+def summed_row(sums: Sequence[tuple[int, int | None, float | None]], metrics: Mapping[str, float]) -> Row:
+    """Return the record entries of the global model on samples of several clients, for `validation_row`.
+
+    Args:
+        sums: Number of samples, of correct predictions (None for regression) and sum of the losses, of each client.
+        metrics: Additional metrics of all clients' samples.
+    """
+    samples, corrects, losses = zip(*sums, strict=True) if sums else ((), (), ())
+    count = sum(samples)
+    known = count > 0 and None not in corrects
+    return {
+        "accuracy": 100.0 * (sum(corrects) / count) if known else None,
+        "test_loss": sum(math.nan if loss is None else loss for loss in losses) / count if count else None,
+        "metrics": metrics,
+    }
+
+
 def client_rows(tests: ClientTests) -> Row:
     """Return the record entries of the personal models: values by client, and means over clients.
 
@@ -129,12 +147,8 @@ def accuracy(predictions: Predictions) -> float | None:
 
     A multilabel sample is correct if all its labels are correct, as in scikit-learn's `accuracy_score`.
     """
-    if not len(predictions) or predictions.objective == "regression":
-        return None
-    if predictions.objective == "multilabel":
-        return 100.0 * float((predictions.predicted == predictions.y).all(-1).double().mean())
-    counts = predictions.confusion
-    return 100.0 * (float(counts.trace()) / int(counts.sum()))
+    correct = predictions.correct
+    return None if correct is None or not len(predictions) else 100.0 * (correct / len(predictions))
 
 
 def loss(predictions: Predictions) -> float | None:

@@ -43,7 +43,7 @@ class Callback(Component):
     """Base class of callbacks, called after each round.
 
     Attributes:
-        keeps: Whether it may return `KEEP`. Not possible with remote sites, which don't store earlier states.
+        keeps: Whether it may return `KEEP`.
     """
 
     keeps: ClassVar[bool] = False
@@ -177,7 +177,6 @@ class CallbackList:
         callbacks: Callbacks, in order.
         metrics: Additional metrics of the run.
         validated: Whether the clients have validation samples.
-        keeps_states: Whether client states of earlier rounds can be kept.
         memories: Memory of each callback, for a resumed run.
         objective: Name of the run's objective.
 
@@ -190,7 +189,6 @@ class CallbackList:
         callbacks: Sequence[Callback],
         metrics: Mapping[str, Metric],
         validated: bool,
-        keeps_states: bool = True,
         memories: Sequence[Mapping[str, Any]] = (),
         objective: str = "multiclass",
     ):
@@ -201,11 +199,6 @@ class CallbackList:
                 raise BadInput(
                     f"callback {rule.name} watches {rule.metric}, which objective=regression lacks: watch loss, "
                     "personal_loss, train_loss or one of the run's metrics"
-                )
-            if rule.keeps and not keeps_states:
-                raise BadInput(
-                    f"callback {rule.name} keeps the models of a round, and sites don't have the states of earlier "
-                    "ones: it is for simulations only"
                 )
         self.memories = [dict(memory) for memory in memories] or [{} for _ in self.callbacks]
         if len(self.memories) != len(self.callbacks):

@@ -62,13 +62,12 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
     validated = transport.clients.federation.validation is not None
     memories = () if resume is None else resume.memories
     objective = transport.clients.task.objective.name
-    callbacks = CallbackList(
-        experiment.callbacks, experiment.metrics, validated, not transport.remote, memories, objective
-    )
+    callbacks = CallbackList(experiment.callbacks, experiment.metrics, validated, memories, objective)
     if resume is not None:
         transport.restore(resume.server, resume.clients, resume.round)
         history, number, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
         transport.compiled_from = resume.compiled_from
+        transport.best = {} if kept is None else kept.clients
     transport.begin()
     for observer in observers:
         observer.start(transport.name, resume)
@@ -87,6 +86,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         row |= visible
         if keeps:
             kept = Kept(number, transport.server, transport.states.kept.copy())
+            transport.best = kept.clients
         stopped = row.get("stopped")
         # copies, so that later rounds don't change a stored snapshot
         state = (transport.states.kept.copy(), list(history), copy.deepcopy(callbacks.memories), kept, stopped)
@@ -104,12 +104,13 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
                     schedule.evaluate_every,
                 )
     transport.end_rounds()
-    if kept is not None and kept.round != number:
+    earlier = kept is not None and kept.round != number
+    if kept is not None and earlier:
         transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
-    if stopped is not None and transport.remote and not stages:  # sites could not know that this round was the last
-        transport.evaluate(transport.context(number), deliver=True)
+    if (earlier or stopped is not None) and transport.remote and not stages:  # sites could not know the final round
+        transport.evaluate(transport.context(transport.round), deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
     for stage in stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fedhead.algorithm.base import Algorithm
@@ -61,6 +62,7 @@ class Transport(ABC):
 
     server: Tree  # current server state
     states: Any  # current client states, with the interface of `ClientStates`; on Flower, references to them
+    best: Mapping[int, Any] = MappingProxyType({})  # states of the round that a callback keeps, as in `Kept.clients`
     round: int = 0  # last trained round; 0: none
     test: Pool | None  # global test set
     remote: bool = False  # whether clients on other machines store their states and final models

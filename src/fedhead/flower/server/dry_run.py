@@ -42,6 +42,7 @@ class DryRun:
         models: Returns the architectures for the recipe keys that a site overrides; client i has model i mod n.
         public: Samples shared by all parties.
         max_model_mb: Memory limit for building a site's model.
+        dtype: Data type of the models' weights.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DryRun:
         models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],
         public: Samples | None = None,
         max_model_mb: int = MODEL_MB,
+        dtype: torch.dtype = torch.float32,
     ):
         rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
@@ -63,8 +65,9 @@ class DryRun:
             objective=spec.objective,
             missing=spec.missing,
             columns=spec.columns,
+            validation=None if experiment.schedule.validation is None else rows,
         )
-        self._choices, self._experiment, self._max_model_mb = models, experiment, max_model_mb
+        self._choices, self._experiment, self._max_model_mb, self._dtype = models, experiment, max_model_mb, dtype
         self._models: dict[tuple[str, int], SplitModel] = {
             ("{}", place): model for place, model in enumerate(models({}))
         }
@@ -115,7 +118,7 @@ class DryRun:
         experiment = self._experiment.with_models(list(models.values()), [places[kind] for kind in kinds])
         experiment.check_models(len(kinds))
         experiment.check_data(self._federation, stages=False)
-        return Clients(experiment, self._federation, all_here=False)
+        return Clients(experiment, self._federation, dtype=self._dtype, all_here=False)
 
     def check(self, stage: Stage) -> None:
         """Check that a stage is compatible with the models; the sites check their test samples."""

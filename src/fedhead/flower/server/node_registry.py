@@ -105,3 +105,8 @@ class NodeRegistry:
         """Return the number of test samples of a site."""
         hello = self.hellos.get(self.sites[client])
         return hello.tests if hello else 0
+
+    def validations(self, client: int) -> int:
+        """Return the number of validation samples of a site."""
+        hello = self.hellos.get(self.sites[client])
+        return hello.validations if hello else 0

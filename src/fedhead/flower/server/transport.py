@@ -16,7 +16,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.text import printable
 from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.schema import Schema, schema
@@ -34,8 +34,10 @@ from fedhead.flower.server.connections import SiteConnections, where
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
 from fedhead.flower.server.timeouts import Timeouts
+from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
 from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges
+from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class FlowerTransport(SiteConnections, Transport):
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
-        self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # reported by sites
+        self._metrics = computed_at_sites(spec.recipe.get("metrics") or ())  # reported by sites
+        self._tested: dict[int, Answer] = {}  # answers of the last test, which hold the results of the validation too
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
         self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
@@ -118,8 +121,11 @@ class FlowerTransport(SiteConnections, Transport):
 
     # -- connected sites --------------------------------------------------------------------------
     def begin(self) -> None:
-        """Wait for all sites, or for a quorum after `join_seconds`."""
-        self._gather()
+        """Check what callbacks watch; wait for all sites, or for a quorum after `join_seconds`."""
+        self._validation.check(self.context(0), self.experiment)
+        present = self._gather()
+        if self._validates and not any(map(self.nodes.validations, present)):
+            raise FedheadError("validation: no site has validation samples; set 'validation' in site.yaml")
 
     def present(self) -> list[int]:
         """Return the connected sites with data; wait for a quorum if necessary."""
@@ -167,12 +173,16 @@ class FlowerTransport(SiteConnections, Transport):
     ) -> ClientTests | None:
         """Ask the sites to test their models, and with `deliver` to store them."""
         label = self._label(context.algorithm)
-        tested = [k for k in self._connected() if deliver or self.nodes.tests(k)]
-        outgoing = self._outgoing("test", context, tested, deliver)
+        validate = label == TRAIN and self._validates
+        tested = [
+            k for k in self._connected() if deliver or self.nodes.tests(k) or (validate and self.nodes.validations(k))
+        ]
+        outgoing = self._outgoing("test", context, tested, deliver, validate)
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
         answers, refused = self._ask(outgoing)
+        self._tested = answers
         for k, why in refused.items():
             self.log(f"{where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
         for k, (response, _) in answers.items():
@@ -186,8 +196,34 @@ class FlowerTransport(SiteConnections, Transport):
         tests = evaluation.client_tests(each, samples, steps)
         return replace(tests, notes=tests.notes | not_at_sites(metrics))
 
+    def validate(self, context: Context) -> Row | None:
+        """Combine the validation results that the sites sent with their last test results.
+
+        There is no result if more sites are missing than a round may lack.
+        """
+        sites = range(len(self.spec.sites))
+        missing = [k for k in sites if self.nodes.validations(k) and k not in self._tested]
+        if not self._validates or len(self.nodes.hellos) - len(missing) < self.timeouts.quorum:
+            return None
+        results = [self._tested.get(k) if self.nodes.validations(k) else None for k in sites]
+        personal = any(map(self.nodes.tests, sites))
+        return self._validation.row(context, results, self.experiment.metrics, personal)
+
+    @property
+    def _validates(self) -> bool:
+        return self.clients.federation.validation is not None
+
+    @property
+    def _validation(self) -> Validation:
+        return Validation(self.clients, self._metrics)
+
     def _outgoing(
-        self, kind: Literal["work", "test"], context: Context, clients: list[int], deliver: bool = False
+        self,
+        kind: Literal["work", "test"],
+        context: Context,
+        clients: list[int],
+        deliver: bool = False,
+        validate: bool = False,
     ) -> dict[int, Outgoing]:
         """Return the message to each client; a site that has the frozen parameters gets empty tensors in their place.
 
@@ -198,6 +234,7 @@ class FlowerTransport(SiteConnections, Transport):
         if frozen:
             short = broadcast.replace(model=broadcast["model"].replace(frozen.map(lambda t: t.new_empty(0))))
         digest = digest_of(frozen, 16) if frozen else ""
+        validated, sums = self._validation.message(context) if validate else ({}, {})
         messages = {}
         for k, tree in per_client.items():
             kept, has_frozen = context.states[k], k in context.states and k not in self._lost
@@ -210,10 +247,12 @@ class FlowerTransport(SiteConnections, Transport):
                 accepted=kept if isinstance(kept, int) else 0,
                 staged=isinstance(kept, str),
                 deliver=deliver,
+                validate=validate,
+                best=self.best.get(k, 0),
                 frozen=digest if has_frozen else "",
             )
-            trees = {"broadcast": short if has_frozen else broadcast, "per_client": tree}
-            messages[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
+            trees = {"broadcast": short if has_frozen else broadcast, "per_client": tree, **validated}
+            messages[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees, sums)
         return messages
 
     def _ask(self, outgoing: Mapping[int, Outgoing]) -> tuple[dict[int, Answer], dict[int, str]]:
@@ -239,16 +278,19 @@ class FlowerTransport(SiteConnections, Transport):
         if (why := super()._mismatch(k, request, response, trees)) is not None or request.kind == "hello":
             return why
         hello = self.nodes.hellos[response.site]
-        if (response.samples, response.tests) != (hello.samples, hello.tests):
+        counts, before = (
+            f"{each.samples} samples to train, {each.validations} to validate and {each.tests} to test on"
+            for each in (response, hello)
+        )
+        if counts != before:
             self.nodes.forget(response.site)
-            return (
-                f"it has {response.samples} samples to train and {response.tests} to test on, and said "
-                f"{hello.samples} and {hello.tests} when it came: its data has changed, it is asked again"
-            )
+            return f"it has {counts}, and said {before} when it came: its data has changed, it is asked again"
+        if (response.correct or 0) > response.validations:
+            return "it reports more correct predictions than validation samples"
         known = self._exchanges[request.algorithm]
         if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
             return "it reports steps that the stage does not have"
-        if response.metrics.keys() - self._metrics:
+        if (response.metrics.keys() | response.personal_metrics.keys()) - self._metrics.keys():
             return "it reports metrics that it was not asked for"
         if any(c >= self.spec.classes for c in response.left_out) or len(response.left_out) > self.spec.classes:
             return "it left out classes that there are not"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
@@ -24,10 +21,10 @@ from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import Downlink, make_downlink
 from fedhead.engine.policies import reply_check
-from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.loop import Loop
 from fedhead.flower.ledger import LEDGER, Ledger
+from fedhead.flower.site.model_tests import ModelTests, finite
 from fedhead.flower.site.policy import Policy
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, to_json, version
@@ -94,14 +91,20 @@ class Site:
             self.policy.check_earlier(site_run.clients.experiment.stages)
             self._check_statistics(request, site_run, k)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
-        rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
+        federation = site_run.clients.federation
+        rows, local, held_out = federation.rows[k], federation.client_test, federation.validation
         if not len(rows):
             raise SiteProblem(
                 "no-samples",
                 f"site {self.name} holds no training samples: give it some, or take it out of the server's list",
             )
-        tests = 0 if local is None else len(local[k])
-        response = self._response(request, samples=len(rows), tests=tests, model=dict(self.model))
+        response = self._response(
+            request,
+            samples=len(rows),
+            tests=0 if local is None else len(local[k]),
+            validations=0 if held_out is None else len(held_out[k]),
+            model=dict(self.model),
+        )
         if request.kind == "hello":
             return Handled(response)
         return self._work(request, trees, site_run, response, k)
@@ -137,7 +140,8 @@ class Site:
         states = ClientStates(clients.initial_state, {k: kept})
         if request.kind == "test":
             metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
-            return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
+            tests = ModelTests(clients, algorithm, downlink, states, request.round, k, metrics)
+            return self._test(request, tests, trees.get("model"), response, store)
         release = self._release(request, downlink, clients, k) if _sends_statistics(algorithm) else ""
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
@@ -149,7 +153,7 @@ class Site:
             if frozen:
                 store.save(FROZEN, frozen)
             if request.algorithm == TRAIN:
-                store.keep_state(request.round, reply.keep, request.accepted)
+                store.keep_state(request.round, reply.keep, request.accepted, request.best)
             else:
                 store.save(f"stage-{request.algorithm}", reply.keep)
 
@@ -157,9 +161,25 @@ class Site:
         response = dataclasses.replace(
             response,
             left_out=clients.small_classes(algorithm, k),
-            train_loss=None if loss is None else _finite(float(loss)),
+            train_loss=None if loss is None else finite(float(loss)),
         )
         return Handled(response, {"send": reply.send}, commit, release)
+
+    def _test(
+        self, request: Request, tests: ModelTests, model: Tree | None, response: Response, store: SiteStore
+    ) -> Handled:
+        """Test the site's model, validate it and the global model, and store the site's model, as requested."""
+        sums, commit = dict[str, Tree](), None
+        if response.tests:
+            response = tests.test(response)
+        if response.validations and request.validate:
+            response = tests.validate(response)
+            if model is not None:
+                with coded("tensors"):
+                    response, sums = tests.validate_global(response, model, self.policy.min_class_count)
+        if request.deliver:
+            commit = partial(store.save, f"model-{request.algorithm}", tests.personal_model())
+        return Handled(response, sums, commit)
 
     def _releases(self) -> dict[str, str]:
         """Return the runs of earlier releases of statistics, by their digests."""
@@ -226,44 +246,6 @@ def _with_frozen(broadcast: Tree, digest: str, store: SiteStore) -> Tree:
     if digest_of(frozen, 16) != digest:
         raise SiteProblem("frozen", f"the server's frozen parameters are not in {store.path}: it sends them again")
     return broadcast.replace(model=model.replace(frozen))
-
-
-def _test(
-    request: Request,
-    algorithm: Algorithm,
-    downlink: Downlink,
-    states: ClientStates,
-    clients: Clients,
-    metrics: Mapping[str, Metric],
-    response: Response,
-    store: SiteStore,
-    k: int,
-) -> Handled:
-    """Test the site's model on its test samples, and store the model if requested."""
-    if response.tests:
-        steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        tested = client_model_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
-        on_the_way = {
-            name: client_model_tests(clients, step, downlink, states, request.round)[k].accuracy
-            for name, step in steps.items()
-        }
-        response = dataclasses.replace(
-            response,
-            accuracy=tested.accuracy,
-            loss=_finite(tested.loss),
-            steps=on_the_way,
-            metrics={name: _finite(value) for name, value in tested.measured.values.items()},
-        )
-    if not request.deliver:
-        return Handled(response)
-    (job,) = clients.work(algorithm, downlink, states, request.round)
-    with torch.no_grad():
-        model = algorithm.personal_model(job.program.client(job.inputs(0)))
-    return Handled(response, {}, partial(store.save, f"model-{request.algorithm}", model))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ def federation(
     base: Path,
     test: Source | None = None,
     client_test: float | str | None = None,
+    validation: float | None = None,
     drawn: tuple[int, int] | None = None,
     size: int | None = None,
     public: str | None = None,
@@ -55,8 +57,9 @@ def federation(
 ) -> Federation:
     """Return a federation with the samples of one site only, under its client number.
 
-    `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
-    of the site's samples, drawn with the seed and client number of `drawn`; None: those of the run.
+    `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` and
+    `validation` are shares of the site's samples, drawn with the seed and client number of `drawn`; None: those of the
+    run.
     """
     train, test_samples = load(data, spec, base, size, names)
     if test is not None:
@@ -78,18 +81,29 @@ def federation(
         missing=spec.missing,
         columns=spec.columns,
     )
-    if test_samples is not None:
-        local = _alone(np.arange(len(test_samples.y), dtype=np.int64), number, len(spec.sites))
-        return replace(result, test=test_samples, client_test=local, client_test_from="test")
-    return _split(result, number, client_test, drawn or (int(spec.recipe["seed"]), number))
+    split = _split(result, number, client_test, drawn or (int(spec.recipe["seed"]), number), validation)
+    if test_samples is None:
+        return split
+    local = _alone(np.arange(len(test_samples.y), dtype=np.int64), number, len(spec.sites))
+    return replace(split, test=test_samples, client_test=local, client_test_from="test")
 
 
-def _split(whole: Federation, number: int, client_test: float | str | None, drawn: tuple[int, int]) -> Federation:
-    """Hold out a share of the site's samples for testing, drawn with a seed and a client number."""
+def _split(
+    whole: Federation,
+    number: int,
+    client_test: float | str | None,
+    drawn: tuple[int, int],
+    validation: float | None = None,
+) -> Federation:
+    """Hold out shares of the site's samples for testing and validation, drawn with a seed and a client number."""
     seed, place = drawn
     split = replace(whole, rows=_alone(whole.rows[number], place, place + 1)).with_client_test(client_test, seed)
-    own_test = None if split.client_test is None else _alone(split.client_test[place], number, len(whole))
-    return replace(split, rows=_alone(split.rows[place], number, len(whole)), client_test=own_test)
+    split = split.with_validation(validation, seed)
+    own, local, held_out = (
+        None if each is None else _alone(each[place], number, len(whole))
+        for each in (split.rows, split.client_test, split.validation)
+    )
+    return replace(split, rows=own or [], client_test=local, validation=held_out)
 
 
 def statistics(
@@ -103,7 +117,10 @@ def statistics(
     names: ColumnNames,
     minimum: int,
 ) -> TableStatistics:
-    """Return the statistics of the training rows of one site's table; the arguments are those of `federation`."""
+    """Return the statistics of one site's table; the arguments are those of `federation`.
+
+    They are of the rows without the test samples, with the validation samples, as in a simulation.
+    """
     schema = _schema(spec)
     frame = _table(data, spec, base, names)
     has_classes = targets.objective_of(spec.objective).has_classes
@@ -123,22 +140,24 @@ def statistics(
 
 def share(whole: Federation, number: int) -> Federation:
     """Return the federation with the samples of one client only."""
-    indices, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
+    empty = np.zeros(0, np.int64)
+    indices = whole.rows[number]
     if not len(indices):
         raise SiteProblem("no-samples", f"client {number} holds no training samples in this partition")
-    train, test, places = whole.train.take(indices), None, None
-    if local is not None and whole.client_test_from == "train":
-        train = whole.train.take(np.concatenate([indices, local]))
-        places = np.arange(len(indices), len(indices) + len(local), dtype=np.int64)
-    elif local is not None and whole.test is not None:
-        test = whole.test.take(local) if len(local) else None
-        places = np.arange(len(local), dtype=np.int64)
+    local = empty if whole.client_test is None else whole.client_test[number]
+    held_out = empty if whole.validation is None else whole.validation[number]
+    parts, test = [indices, local if whole.client_test_from == "train" else empty, held_out], None
+    ends = np.cumsum([0, *map(len, parts)])
+    own, places, validation = (np.arange(begin, end, dtype=np.int64) for begin, end in itertools.pairwise(ends))
+    if whole.client_test_from == "test" and whole.test is not None and len(local):
+        test, places = whole.test.take(local), np.arange(len(local), dtype=np.int64)
     return replace(
         whole,
-        train=train,
+        train=whole.train.take(np.concatenate(parts)),
         test=test,
-        rows=_alone(np.arange(len(indices), dtype=np.int64), number, len(whole)),
-        client_test=None if places is None else _alone(places, number, len(whole)),
+        rows=_alone(own, number, len(whole)),
+        client_test=None if whole.client_test is None else _alone(places, number, len(whole)),
+        validation=None if whole.validation is None else _alone(validation, number, len(whole)),
     )
 
 

@@ -45,12 +45,12 @@ class SiteStore:
     def __init__(self, root: str | Path, experiment: str, site: str):
         self.path = Path(root) / experiment / site
 
-    def keep_state(self, round: int, state: Tree, accepted: int) -> None:
-        """Store the state after a round and delete earlier ones except the accepted one."""
+    def keep_state(self, round: int, state: Tree, accepted: int, best: int = 0) -> None:
+        """Store the state after a round and delete earlier ones except the accepted one and that of the best round."""
         self.save(f"state-{round}", state)
         for old in self.path.glob("state-*.safetensors"):
             number = re.fullmatch(r"state-(\d+)", old.stem)
-            if number and int(number[1]) not in (round, accepted):
+            if number and int(number[1]) not in (round, accepted, best):
                 old.unlink(missing_ok=True)
 
     def load(self, name: str) -> Tree | None:

@@ -154,6 +154,8 @@ class Request:
     accepted: Count = 0
     staged: bool = False  # in a test: the site's reply to this stage was accepted, so its state is valid
     deliver: bool = False  # in a test: the site shall store the tested model
+    validate: bool = False  # in a test: the site shall test on its validation samples too
+    best: Count = 0  # the site's state after this round belongs to the best models so far, so it is not deleted
     frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
 
 
@@ -170,7 +172,8 @@ class Response:
     reference: str = ""  # reference number of the error in the site's log
     samples: Count = 0  # n_k, number of training samples
     tests: Count = 0  # number of test samples
-    left_out: list[Count] = field(default_factory=list)  # after work: classes with too few samples to be sent
+    validations: Count = 0  # number of validation samples
+    left_out: list[Count] = field(default_factory=list)  # classes with too few samples to be part of what is sent
     statistics: dict[str, Any] = field(default_factory=dict)  # statistics: `TableStatistics` of its table
     model: dict[str, Any] = field(default_factory=dict)  # recipe keys that the site overrides with its own architecture
     train_loss: Value | None = None  # after work: mean loss of the local steps
@@ -178,6 +181,12 @@ class Response:
     accuracy: Percent | None = None  # after a test: accuracy in per cent
     steps: dict[str, Percent | None] = field(default_factory=dict)  # accuracies after the steps of a stage
     metrics: dict[str, Value | None] = field(default_factory=dict)  # further metrics; null: no value
+    # After a validation: of the global model, sums over the samples; of the site's own model, as after a test.
+    correct: Count | None = None
+    loss_sum: Value | None = None
+    personal: Percent | None = None
+    personal_loss: Value | None = None
+    personal_metrics: dict[str, Value | None] = field(default_factory=dict)
 
 
 def _of_table(read: Callable[[], T]) -> T:
