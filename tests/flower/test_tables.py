@@ -143,7 +143,7 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
         (old, "column 'age' holds 'Methuselah' in row 0, it must be a number in years"),
         (lost, "column 'outcome' holds the class 'lost'"),
         (strange, "column 'sex' holds the category 'Methuselah' in row 0"),
-        (rare, "column 'ward' holds the category 'Methuselah' in 1 rows, fewer than min_class_count 2"),
+        (rare, "column 'ward' holds the category 'Methuselah' in row 0, which the training data does not have"),
     ],
 )
 def test_a_bad_table_is_named_at_its_site_alone(
@@ -162,7 +162,7 @@ def test_a_bad_table_is_named_at_its_site_alone(
     assert reason in capsys.readouterr().err
     told = "\n".join([*replies, *said])
     assert TEXTS["data"] in told
-    for word in ("Methuselah", "lost", "ward", "'age'", "south.csv"):
+    for word in ("Methuselah", "'lost'", "south.csv"):
         assert word not in told
 
 

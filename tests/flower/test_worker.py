@@ -17,7 +17,7 @@ from fedhead.deploy.project import Project
 from fedhead.flower import factory
 from fedhead.flower.site import worker_client
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.protocol import Request, read_response, to_json
+from fedhead.flower.wire.protocol import KINDS, Request, read_response, to_json
 from fedhead.testing.inprocess import through_bytes
 
 
@@ -73,3 +73,9 @@ def test_a_worker_answers_many_requests_and_leaves_with_its_parent(tmp_path: Pat
     for worker in worker_client.STARTED:
         assert worker.wait(30) == 1  # it did not outlive its parent
     assert not place.exists()
+
+
+def test_the_client_app_takes_every_kind_of_request() -> None:
+    from fedhead.flower.client_app import app
+
+    assert set(KINDS.values()) == app._registered_funcs.keys()

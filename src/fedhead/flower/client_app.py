@@ -11,6 +11,7 @@ from fedhead.flower.wire import site_errors
 app = ClientApp()
 
 
+@app.query("statistics")
 @app.query("hello")
 @app.train("work")
 @app.evaluate("test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +16,8 @@ from fedhead.core.tree.inputs import Inputs, tensors_of
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table, unfill_inputs
-from fedhead.data.inputs.table_sums import feature_sums
+from fedhead.data.inputs.table_columns import TableColumns
+from fedhead.data.inputs.table_sums import FeatureSums, feature_sums
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import transform_each
 
@@ -65,7 +67,9 @@ def fill_missing(federation: F) -> F:
     """
     x = _training(federation)
     named = x if isinstance(x, dict) else {"": x}
-    missing = {name: MissingValues.fit(feature_sums(t), len(t)) for name, t in named.items() if is_table(t)}
+    missing = {
+        name: MissingValues.fit(_sums(t, federation.columns), len(t)) for name, t in named.items() if is_table(t)
+    }
     require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
     return _with_inputs(federation, lambda x: fill_inputs(x, missing), missing)
 
@@ -84,7 +88,9 @@ def standardize(federation: F) -> F:
         raise BadInput("normalize: standard is for numbers, the samples are tokens")
     if isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point():
         raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
-    return replace(federation, transform=transform_each(x, _standard, federation.transform))
+    return replace(
+        federation, transform=transform_each(x, partial(_standard, federation.columns), federation.transform)
+    )
 
 
 def refit(before: FederationData, made: F) -> F:
@@ -139,9 +145,14 @@ def _fitted(federation: FederationData) -> str | None:
     return None
 
 
-def _standard(x: Tensor, given: Transform) -> Transform:
+def _sums(x: Tensor, columns: TableColumns | None) -> list[FeatureSums]:
+    sums = feature_sums(x)
+    return sums if columns is None else columns.sums_of_numbers(sums, len(x))
+
+
+def _standard(columns: TableColumns | None, x: Tensor, given: Transform) -> Transform:
     if is_table(x):
-        sums = feature_sums(x)
+        sums = _sums(x, columns)
         means, deviations = tuple(s.mean for s in sums), tuple(s.deviation for s in sums)
         return Transform(means, deviations, given.augment, given.dtype, given.resize)
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
-from fedhead.data.inputs.table_sums import histogram, quantile_scale
+from fedhead.data.inputs.table_sums import FeatureSums, histogram, quantile_scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,6 +129,12 @@ class TableColumns:
         """Names of the columns of numbers."""
         return [name for name, values in self.categories.items() if values is None]
 
+    def sums_of_numbers(self, sums: Sequence[FeatureSums], rows: int) -> list[FeatureSums]:
+        """Return sums of features in which those of categories are 0: these are neither filled nor scaled."""
+        numbers, known = set(self.of_numbers), self.names
+        categories = {place for place, name in enumerate(known) if name not in numbers}
+        return [FeatureSums(rows) if place in categories else own for place, own in enumerate(sums)]
+
     def histograms(self, x: Tensor) -> dict[str, list[int]]:
         """Return the histograms of the columns of numbers, given the encoded table, [N, features].
 
@@ -184,7 +190,7 @@ class TableColumns:
             row = int(strange.argmax())
             raise BadInput(
                 f"{what}: column {name!r} holds the category {column.iloc[row]!r} in row {row}, which the training "
-                f"data does not have: give categories={{{name!r}: […]}} with all of them"
+                f"data does not have: give categories={{{name!r}: […]}} with all of them, or list them in the schema"
             )
         codes[empty] = values.index(None) if None in values else -1
         one_hot: NDArray[np.bool_] = codes[:, None] == np.arange(len(values))

@@ -43,6 +43,11 @@ class Preprocessing:
         """True if sums of the features are needed."""
         return self.missing or self.normalize == "standard"
 
+    @property
+    def any(self) -> bool:
+        """True if anything is fitted to the numbers."""
+        return self.sums or self.normalize == "quantiles"
+
 
 @dataclass(frozen=True)
 class TableStatistics:
@@ -50,9 +55,9 @@ class TableStatistics:
 
     Args:
         rows: Number of training rows.
-        found: Categories by column; only None (if a cell is empty) where the schema lists the categories.
+        found: Categories by column, and None if a cell is empty; only None where the schema lists the categories.
         classes: Labels in rising order; empty if the schema lists the classes.
-        sums: Numbers of `to_numbers` by feature, over the training rows.
+        sums: Numbers of `to_numbers` by column of numbers, over the training rows.
         histograms: Histograms by column of numbers, over the training rows.
     """
 
@@ -73,28 +78,36 @@ class TableStatistics:
             rows: Training rows.
             schema: Schema of the table.
             wanted: Preprocessing.
-            minimum: Smallest number of rows behind a category or a sum. Smaller classes are not named.
+            minimum: Smallest number of rows behind a sum, a category or a class. Smaller categories and classes are not
+                named: only if no other client names them the table can't be encoded.
 
         Raises:
-            BadInput: If there are fewer rows behind a category or a sum.
+            BadInput: If a category is not in the schema's list, or there are fewer rows behind a sum.
         """
-        _check_counts(frame, rows, schema, wanted, minimum)
         found = schema.found(frame)
         local = schema.encoding([found], wanted.missing)
         x = torch.from_numpy(local.encode(frame))[rows]
-        sums = dict(zip(local.names, feature_sums(x), strict=True)) if wanted.sums else {}
+        sums = {name: own for name, own in zip(local.names, feature_sums(x), strict=True) if name in local.of_numbers}
+        for name, own in sums.items() if wanted.any else ():
+            require(
+                own.count == 0 or own.count >= minimum,
+                f"column {name!r} has values in {own.count} rows, fewer than min_class_count {minimum}, so their sum "
+                "is not sent: leave the column out here (leave_out), or lower min_class_count",
+            )
         if wanted.normalize != "standard":
-            sums = {name: FeatureSums(feature.count, feature.total) for name, feature in sums.items()}
-        named = {name: None if schema.columns[name].categories is None else () for name in found}
-        counts = frame[schema.label].value_counts()
+            sums = {name: FeatureSums(own.count, own.total) for name, own in sums.items()}
+        unlisted = {name for name in found if schema.columns[name].categories is None}
         return cls(
             rows=len(rows),
             found={
-                name: tuple(value for value in values if value is None or named[name] is None)
+                name: (
+                    *(_large(frame[name], minimum) if name in unlisted else ()),
+                    *([None] if None in values else []),
+                )
                 for name, values in found.items()
             },
-            classes=() if schema.classes else tuple(sorted(map(str, counts.index[counts >= minimum]))),
-            sums={name: tuple(to_numbers(feature)) for name, feature in sums.items()},  # type: ignore[misc]
+            classes=() if schema.classes else _large(frame[schema.label], minimum),
+            sums={name: to_numbers(own) for name, own in sums.items()} if wanted.sums else {},
             histograms={name: tuple(own) for name, own in local.histograms(x).items()}
             if wanted.normalize == "quantiles"
             else {},
@@ -109,14 +122,14 @@ class TableStatistics:
         """
         read = from_mapping(cls, entries, "entry")
         words = [value for values in (*read.found.values(), read.classes) for value in values if value is not None]
-        limits = {name for name, column in schema.columns.items() if column.type == "number"}
+        numbers = {name for name, column in schema.columns.items() if column.type == "number"}
         require(
             read.rows > 0
-            and read.found.keys() == schema.columns.keys() - limits
+            and read.found.keys() == schema.columns.keys() - numbers
             and all(len(values) <= MOST for values in (*read.found.values(), read.classes))
             and all(0 < len(word) <= LONGEST and word.isprintable() for word in words)
-            and all(numbers[0] <= read.rows for numbers in read.sums.values())
-            and read.histograms.keys() <= limits
+            and read.sums.keys() | read.histograms.keys() <= numbers
+            and all(own[0] <= read.rows for own in read.sums.values())
             and all(len(counts) == BINS and sum(counts) <= read.rows for counts in read.histograms.values()),
             "they are not the statistics of a table with the run's schema",
         )
@@ -147,13 +160,16 @@ class FittedTable:
             BadInput: If they are inconsistent.
         """
         columns = schema.encoding([part.found for part in parts], wanted.missing)
-        rows, sums = sum(part.rows for part in parts), [FeatureSums() for _ in columns.names]
-        for part in parts if wanted.sums else ():
-            known = {name: from_numbers(numbers) for name, numbers in part.sums.items()}
-            if odd := (known.keys() - set(columns.names)) | ({*columns.of_numbers} - known.keys()):
-                raise BadInput(f"a site's statistics lack, or have besides the schema's, the feature {min(odd)!r}")
-            absent = FeatureSums(part.rows)  # a category that the client does not have
-            sums = [total + known.get(name, absent) for total, name in zip(sums, columns.names, strict=True)]
+        rows = sum(part.rows for part in parts)
+        numbers, quantiles = set(columns.of_numbers), wanted.normalize == "quantiles"
+        asked = (numbers if wanted.sums else set(), numbers if quantiles else set())
+        if any((part.sums.keys(), part.histograms.keys()) != asked for part in parts):
+            raise BadInput("a site's statistics are not those that were asked for")
+        sums = [
+            sum((from_numbers(part.sums[name]) for part in parts if name in part.sums), FeatureSums())
+            for name in columns.names
+        ]
+        sums = columns.sums_of_numbers(sums, rows)
         missing = MissingValues.fit(sums, rows) if wanted.missing else None
         scale = None
         if wanted.normalize == "standard":
@@ -168,23 +184,7 @@ class FittedTable:
         return cls(columns, missing, scale, tuple(map(str, schema.classes or found)))
 
 
-def _check_counts(
-    frame: pd.DataFrame, rows: NDArray[np.int64], schema: TableSchema, wanted: Preprocessing, minimum: int
-) -> None:
-    """Check that at least `minimum` rows are behind each category that is named and each sum."""
-    training = frame.iloc[rows]
-    for name, column in schema.columns.items():
-        counts: dict[Any, int] = {}
-        if column.type == "category":
-            tables = [frame] if column.categories is None else []
-            for table in [*tables, *([training] if wanted.normalize == "standard" else [])]:
-                counts |= table[name].value_counts().to_dict()
-        elif wanted.sums or wanted.normalize == "quantiles":
-            counts = {"": int(training[name].notna().sum())}
-        for value, count in counts.items():
-            what = f"the category {value!r}" if column.type == "category" else "values"
-            require(
-                count == 0 or count >= minimum,
-                f"column {name!r} holds {what} in {count} rows, fewer than min_class_count {minimum}: merge or remove "
-                "them, leave the column out (leave_out), or lower min_class_count",
-            )
+def _large(column: pd.Series[Any], minimum: int) -> tuple[str, ...]:
+    """Return the values of a column that at least `minimum` rows have, in rising order."""
+    counts = column.value_counts()
+    return tuple(sorted(map(str, counts.index[counts >= minimum])))

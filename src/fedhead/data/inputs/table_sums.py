@@ -103,10 +103,10 @@ def quantile_scale(counts: Sequence[int], limits: tuple[float, float]) -> tuple[
     return (low + high) / 2, (high - low) / 2 if high > low else 1.0
 
 
-def to_numbers(sums: FeatureSums) -> list[float]:
+def to_numbers(sums: FeatureSums) -> tuple[int, float, float, float, float]:
     """Return the count and the two parts of each sum, for JSON."""
-    parts = [(float(exact), float(exact - Fraction(float(exact)))) for exact in (sums.total, sums.squares)]
-    return [sums.count, *(number for part in parts for number in part)]
+    total, squares = float(sums.total), float(sums.squares)
+    return sums.count, total, float(sums.total - Fraction(total)), squares, float(sums.squares - Fraction(squares))
 
 
 def from_numbers(numbers: Sequence[float]) -> FeatureSums:
