@@ -163,7 +163,7 @@ class FittedTable:
         rows = sum(part.rows for part in parts)
         numbers, quantiles = set(columns.of_numbers), wanted.normalize == "quantiles"
         asked = (numbers if wanted.sums else set(), numbers if quantiles else set())
-        if any((part.sums.keys(), part.histograms.keys()) != asked for part in parts):
+        if any((set(part.sums), set(part.histograms)) != asked for part in parts):
             raise BadInput("a site's statistics are not those that were asked for")
         sums = [
             sum((from_numbers(part.sums[name]) for part in parts if name in part.sums), FeatureSums())
