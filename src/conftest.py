@@ -5,6 +5,7 @@ from importlib.util import find_spec
 # What Flower itself starts imports it at once; the rest of fedhead does without.
 _FLOWER = [
     "fedhead/flower/server_app.py",
+    "fedhead/flower/node.py",
     "fedhead/flower/worker.py",
     "fedhead/testing/inprocess.py",
     "fedhead/testing/over_flower.py",

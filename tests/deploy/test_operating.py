@@ -134,7 +134,8 @@ def test_keys_certificates_and_the_database_are_replaced(
     for site, node_port in zip(SITES, node_ports, strict=True):
         start(
             site,
-            f"flower-supernode --superlink 127.0.0.1:{port} --port {node_port} --root-certificates clinic/certs/ca.crt "
+            f"python -m fedhead.flower.node --superlink 127.0.0.1:{port} --port {node_port} "
+            "--root-certificates clinic/certs/ca.crt "
             f"--auth-supernode-private-key clinic/certs/sites/{site} "
             f"--node-config 'site=\"{tmp_path}/clinic/sites/{site}/site.yaml\"'",
         )

@@ -1,81 +1,122 @@
-"""The site's worker and its socket: content as bytes, many requests by one process, which leaves with its parent."""
+"""The site's node and worker: many requests by one process, which ends with its parent and is replaced when killed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 
+import flwr
 import pytest
-import torch
+from flwr.app import RecordDict
 
-from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy.project import Project
-from fedhead.flower import factory
+from fedhead.flower import factory, node
 from fedhead.flower.site import worker_client
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.protocol import KINDS, Request, read_response, to_json
-from fedhead.testing.inprocess import through_bytes
-
-
-def test_content_crosses_the_socket_unchanged() -> None:
-    tree = Tree(model=Weights({"w": torch.rand(300, 400), "empty": torch.zeros(0, 3), "s": torch.tensor(2.0)}, ["s"]))
-    header = {"name": "Zürich", "round": 3}
-    here, there = Pipe()
-    with here, there:
-        sending = threading.Thread(target=here.send, args=(wire.pack(header, {"send": tree}),))
-        sending.start()
-        found, trees = wire.unpack(through_bytes(there.recv()))
-        sending.join()
-        assert found == header
-        for name, t in tree.leaves().items():
-            assert torch.equal(t, trees["send"].leaves()[name])
-        here.close()
-        with pytest.raises(EOFError):
-            there.recv()
+from fedhead.flower.wire.protocol import Request, Response, read_response, to_json
 
 
 def test_the_client_app_starts_without_torch() -> None:
-    """Flower starts a process per message: that of a warm site must not load what its worker has loaded already."""
+    """The node answers by it: what the worker has loaded must not be loaded there too."""
     code = "import sys, fedhead.flower.client_app as c, fedhead.flower.site.worker_client; print(c.app is not None)\n"
     code += "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (found.returncode, found.stdout.strip()) == (0, "True"), found.stderr
 
 
+@pytest.fixture
+def hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, RecordDict]:
+    """A site, and a request to it."""
+    monkeypatch.setattr(worker_client, "_workers", [])
+    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
+    request = Request("hello", factory.run_spec(project.server()), 60.0)
+    return str(project.path / "sites" / "north" / "site.yaml"), wire.pack(to_json(request), {})
+
+
+def asked(hello: tuple[str, RecordDict]) -> Response:
+    return read_response(wire.unpack(worker_client.ask(hello[1], hello[0]))[0])
+
+
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
-def test_a_worker_answers_many_requests_and_leaves_with_its_parent(tmp_path: Path) -> None:
-    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
-    site, spec = str(project.path / "sites" / "north" / "site.yaml"), factory.run_spec(project.server())
-    content = wire.pack(to_json(Request("hello", spec, 60.0)), {})
-    place = tmp_path / "w.sock"
-    with subprocess.Popen(["sleep", "1000"]) as parent:
-        try:
-            seconds = []
-            for _ in range(3):
-                begin = time.monotonic()
-                with worker_client._connected(place, site, parent.pid) as connection:
-                    connection.send(content)
-                    answer = read_response(wire.unpack(connection.recv())[0])
-                seconds.append(time.monotonic() - begin)
-                assert (answer.problem, answer.site) == (None, "north")
-            assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
-            Path(site).write_text("name: north\ndata: absent.npz\n")  # the next order meets the new file
-            with worker_client._connected(place, site, parent.pid) as connection:
-                connection.send(content)
-                assert read_response(wire.unpack(connection.recv())[0]).problem == "data"
-        finally:
-            parent.kill()
-    for worker in worker_client.STARTED:
-        assert worker.wait(30) == 1  # it did not outlive its parent
-    assert not place.exists()
+def test_a_worker_answers_many_requests_and_is_replaced_when_killed(hello: tuple[str, RecordDict]) -> None:
+    seconds = []
+    for _ in range(3):
+        begin = time.monotonic()
+        assert (asked(hello).problem, asked(hello).site) == (None, "north")
+        seconds.append(time.monotonic() - begin)
+    assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
+    Path(hello[0]).write_text("name: north\ndata: absent.npz\n")  # the next request meets the new file
+    assert asked(hello).problem == "data"
+    (first,) = worker_client._workers
+    first.process.send_signal(signal.SIGSTOP)
+    threading.Timer(0.5, first.process.kill).start()
+    with pytest.raises(RuntimeError, match="ended before it had a response"):
+        asked(hello)
+    assert asked(hello).problem == "data"
+    (second,) = worker_client._workers
+    second.connection.close()
+    assert second.process.wait(30) == 0
 
 
-def test_the_client_app_takes_every_kind_of_request() -> None:
-    from fedhead.flower.client_app import app
+@pytest.mark.deploy
+@pytest.mark.timeout(300)
+def test_a_busy_worker_ends_with_its_parent(hello: tuple[str, RecordDict]) -> None:
+    program = (
+        "import sys; from fedhead.flower.site.worker_client import Worker; "
+        "worker = Worker.start(sys.argv[1]); print(worker.process.pid, flush=True); worker.connection.recv()"
+    )
+    words = [sys.executable, "-c", program, hello[0]]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{worker}/environ").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
-    assert set(KINDS.values()) == app._registered_funcs.keys()
+
+def test_waits_grow_with_the_time_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node.time, "sleep", slept.append)
+    waits = node.Waits()
+    for later in (0.0, 2.0, 20.0, 200.0):
+        now[0] = 100.0 + later
+        waits.sleep(3)
+    waits.restart()
+    waits.sleep(3)
+    assert slept == pytest.approx([node.SHORTEST, 0.2, 2.0, 3, node.SHORTEST])
+
+
+def test_an_untested_flower_starts_its_own_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Replaced(Exception):
+        pass
+
+    def execvp(file: str, words: list[str]) -> None:
+        raise Replaced(file, words)
+
+    monkeypatch.setattr(flwr, "__version__", "1.42.0")
+    monkeypatch.setattr(os, "execvp", execvp)
+    monkeypatch.setattr(sys, "argv", ["node", "--superlink", "here:1"])
+    with pytest.raises(Replaced) as replaced:
+        node.main()
+    assert replaced.value.args == ("flower-supernode", ["flower-supernode", "--superlink", "here:1"])
+    assert "Flower 1.42.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [("--port 9101", "127.0.0.1:9101"), ("--host ::", "[::1]:9094"), ("--host 0.0.0.0 --port=1", "127.0.0.1:1")],
+)
+def test_the_node_finds_its_own_api(words: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["node", "--superlink", "a:1", *words.split(), "--insecure"])
+    assert node._runtime_options() == {"server_address": address, "insecure": True, "root_certificates": None}

@@ -6,6 +6,7 @@ import fcntl
 import json
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -140,7 +141,7 @@ class LocalFederation:
 
     def _start_node(self, site: str, port: int) -> subprocess.Popen[bytes]:
         file, certs = self.sites[site].path, self.project.certs
-        command = ["flower-supernode", "--superlink", self.address, "--port", str(port)]
+        command = [sys.executable, "-m", "fedhead.flower.node", "--superlink", self.address, "--port", str(port)]
         command += ["--node-config", f'site="{file}"']
         if self.secure:
             command += ["--root-certificates", str(certs / "ca.crt")]

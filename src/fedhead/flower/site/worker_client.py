@@ -1,57 +1,52 @@
-"""Connection of the ClientApp to the site's worker, over a socket that only this user can open."""
+"""Connection of the ClientApp to the site's worker, over a pipe."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import stat
 import subprocess
 import sys
-import tempfile
-import time
-from multiprocessing.connection import Client, Connection
-from pathlib import Path
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from os import getpid
 
 from flwr.app import RecordDict
 
-START_SECONDS = 120.0
-STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive their first request
+
+@dataclass
+class Worker:
+    """Running worker of a site."""
+
+    site: str
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    @classmethod
+    def start(cls, site: str) -> Worker:
+        """Start a worker, which ends with this process."""
+        ours, theirs = Pipe()
+        with theirs:
+            arguments = ["-m", "fedhead.flower.worker", site, str(theirs.fileno()), str(getpid())]
+            process = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        return cls(site, process, ours)
+
+
+_workers: list[Worker] = []  # the one that handled the last request
 
 
 def ask(content: RecordDict, site: str) -> RecordDict:
     """Send a message's content to the worker and return its reply; start the worker if necessary."""
-    parent = os.getppid()  # the SuperNode's executor; the worker exits with it
-    path = _socket(site, parent)
-    with _connected(path, site, parent) as connection:
-        try:
-            connection.send(content)  # pickle is safe between processes of one user
-            reply: RecordDict = connection.recv()
-            return reply
-        except (EOFError, OSError) as error:
-            raise RuntimeError("the site's worker ended before it had a response; its log has the details") from error
-
-
-def _connected(path: Path, site: str, parent: int) -> Connection:
-    deadline, started = time.monotonic() + START_SECONDS, None
-    while True:
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            return Client(str(path), "AF_UNIX")
-        if started is None or (started.poll() is not None and time.monotonic() < deadline):
-            path.unlink(missing_ok=True)
-            arguments = ["-m", "fedhead.flower.worker", site, str(path), str(parent)]
-            started = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL)
-            STARTED.append(started)
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the site's worker did not start within {START_SECONDS:g} s")
-        time.sleep(0.05)
-
-
-def _socket(site: str, parent: int) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"fedhead-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RuntimeError(f"{folder} is not this user's alone: remove it")
-    name = hashlib.blake2b(f"{site}\n{parent}\n{sys.executable}".encode(), digest_size=8).hexdigest()
-    return folder / f"{name}.sock"
+    if _workers and (_workers[0].site != site or _workers[0].process.poll() is not None):
+        _workers.pop().connection.close()
+    if not _workers:
+        _workers.append(Worker.start(site))
+    connection = _workers[0].connection
+    try:
+        connection.send(content)  # pickle is safe between processes of one user
+        reply: RecordDict = connection.recv()
+        return reply
+    except (EOFError, OSError) as error:
+        _workers[0].process.kill()
+        _workers.pop().process.wait()
+        raise RuntimeError("the site's worker ended before it had a response; its log has the details") from error

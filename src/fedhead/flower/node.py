@@ -1,0 +1,138 @@
+"""Node of a site: `python -m fedhead.flower.node`, with the options of `flower-supernode`.
+
+It is Flower's SuperNode with two differences. A message is answered by this process and the site's worker, where Flower
+starts a process, which imports for two seconds. And it asks for messages more often: soon after the last one, and in
+longer and longer intervals, up to Flower's three seconds. The app that Flower sends with a run is not executed here.
+
+Both use functions of Flower that are not public. With a version of Flower that was not tested the site is started by
+`flower-supernode` itself: the same answers, later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import flwr
+
+TESTED = "1.41."
+SHORTEST, SHARE = 0.05, 0.1  # a wait in seconds, and as a share of the time since the last message
+LONGEST = 0.5  # between two questions for a task in this process
+
+
+class Waits:
+    """Waiting times that grow with the time since the last message."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def restart(self) -> None:
+        """Begin with short waits again."""
+        self._last = time.monotonic()
+
+    def sleep(self, longest: float) -> None:
+        """Wait for a share of the time since the last message."""
+        time.sleep(min(longest, max(SHORTEST, SHARE * (time.monotonic() - self._last))))
+
+
+def main() -> None:
+    """Run the node until it is stopped."""
+    if not flwr.__version__.startswith(TESTED):
+        print(f"Flower {flwr.__version__} starts a process for every message here; {TESTED}x does without", flush=True)
+        os.execvp("flower-supernode", ["flower-supernode", *sys.argv[1:]])
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    waits = Waits()
+    # Flower's loop sleeps for 3 s without a message, and for 0.5 s without a reply.
+    start_client_internal.time = SimpleNamespace(sleep=waits.sleep)  # type: ignore[attr-defined]
+    pull_objects.__kwdefaults__["initial_backoff"] = SHORTEST  # for tensors that are still on their way to the link
+    threading.Thread(target=_answer_tasks, args=(waits, _runtime_options()), daemon=True).start()
+    sys.argv += ["--isolation", "process"]
+    flower_supernode()
+
+
+def _runtime_options() -> dict[str, Any]:
+    """Return the address of the SuperNode's own API, and its certificate authority, from the command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="9094")
+    parser.add_argument("--ssl-ca-certfile")
+    options, _ = parser.parse_known_args()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+    return {
+        "server_address": f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}",
+        "insecure": options.ssl_ca_certfile is None,
+        "root_certificates": options.ssl_ca_certfile,
+    }
+
+
+def _answer_tasks(waits: Waits, options: dict[str, Any]) -> None:
+    """Take tasks of the SuperNode one after the other, and answer each by fedhead's ClientApp."""
+    import httpx
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    client = RuntimeHttpClient.from_server_address(**options, interceptors=[version])
+    while True:
+        token = ""
+        with contextlib.suppress(httpx.TransportError):  # the API has not started yet
+            token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+        if not token:
+            waits.sleep(LONGEST)
+            continue
+        waits.restart()
+        tokens = [version, RuntimeTokenHttpInterceptor(token)]
+        with RuntimeHttpClient.from_server_address(**options, interceptors=tokens) as own:
+            try:
+                _answer(own)
+            except Exception:  # the SuperNode reports a task without a reply to the server
+                logging.getLogger("flwr").exception("a message could not be answered")
+        waits.restart()
+
+
+def _answer(client: Any) -> None:
+    """Answer one task as Flower's `flwr-clientapp` does, without installing and loading the app of the run."""
+    import httpx
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode, SubStatus
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.supercore.heartbeat import HeartbeatSender
+    from flwr.supernode.runtime import run_clientapp as flower
+
+    from fedhead.flower.client_app import app
+
+    def beat() -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    heartbeat = HeartbeatSender(beat)
+    heartbeat.start()
+    try:
+        message, context, _, _ = flower.pull_task_input(client)
+        status, details = SubStatus.COMPLETED, ""
+        try:
+            reply = app(message=message, context=context)
+        except Exception as error:
+            status, details = SubStatus.FAILED, str(error)
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
+        flower.push_message(client, reply, context)
+        flower.push_task_output(client, context=context, sub_status=status, details=details)
+    finally:
+        heartbeat.stop()
+
+
+if __name__ == "__main__":
+    main()
