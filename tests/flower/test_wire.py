@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 from typing import Any
 
 import numpy as np
@@ -147,42 +145,48 @@ def test_a_false_description_is_refused(change: Any) -> None:
         wire.unpack(described(content(), change))
 
 
-def with_blob(array: Array) -> RecordDict:
+def with_records(**records: ConfigRecord) -> RecordDict:
     packed = content()
-    packed["send"] = ArrayRecord({"tensors": array})
+    for name, record in records.items():
+        packed[f"send/{name}"] = record
     return packed
 
 
 def test_bytes_that_lie_about_themselves_are_refused() -> None:
-    good = content().array_records["send"]["tensors"]
-    assert good.shape == (32,)
-    wire.unpack(with_blob(good))
-    for bad in (
-        Array("uint8", (32,), "numpy.ndarray", b"short"),
-        Array("uint8", (32,), "numpy.ndarray", good.data[:-4]),
-        Array("uint8", (32,), "pickle", good.data),
-        Array("uint8", (32,), "numpy.ndarray", Array(np.ones((4, 8), np.uint8)).data),
-        Array("uint8", (32,), "numpy.ndarray", Array(np.ones(32, np.int8)).data),
-        Array(np.ones(33, np.uint8)),
-        Array(np.ones(8, np.float32)),
-    ):
+    good = content().config_records["send/0"]["tensors"]
+    assert isinstance(good, bytes)
+    assert len(good) == 32
+    wire.unpack(with_records(**{"0": ConfigRecord({"tensors": good})}))
+    for bad in (good[:-4], good + b"a", "x" * 32, [good], 32):
         with pytest.raises(Refused):
-            wire.unpack(with_blob(bad))
+            wire.unpack(with_records(**{"0": ConfigRecord({"tensors": bad})}))
+    record = ConfigRecord({"tensors": good})
+    for records in ({"1": record}, {"0": ConfigRecord({"tensors": good, "more": good})}, {"0": ConfigRecord()}):
+        with pytest.raises(Refused):
+            wire.unpack(with_records(**records))
     packed = content()
-    packed["send"] = ArrayRecord({"tensors": good, "more": good})
-    with pytest.raises(Refused, match="one array"):
+    packed["send/0"] = ArrayRecord({"tensors": Array(np.ones(32, np.uint8))})
+    with pytest.raises(Refused):
+        wire.unpack(packed)
+    del packed["send/0"]
+    with pytest.raises(Refused, match="2 records are described, 1 are there"):
         wire.unpack(packed)
 
 
-def test_pickled_objects_are_never_loaded() -> None:
-    class Trap:
-        def __reduce__(self) -> Any:
-            return (pytest.fail, ("pickle was run",))
+def test_a_size_beyond_all_records_is_refused_before_anything_is_allocated() -> None:
+    def huge(trees: Any) -> None:
+        trees["send"]["tensors"][0][2] = [2**47]
 
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": "|O", "fortran_order": False, "shape": (32,)})
-    with pytest.raises(Refused):
-        wire.unpack(with_blob(Array("uint8", (32,), "numpy.ndarray", out.getvalue() + pickle.dumps(Trap()))))
+    with pytest.raises(Refused, match="records are described, 2 are there"):
+        wire.unpack(described(content(), huge))
+
+
+def test_a_large_tree_travels_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_PIECE", 100)
+    tree = Tree(a=torch.rand(70), b=torch.rand(3), empty=torch.zeros(0))  # 292 bytes
+    packed = through_bytes(wire.pack({}, {"send": tree, "nothing": Tree()}))
+    assert set(packed) == {"fedhead", "send/0", "send/1", "send/2"}
+    same(tree, wire.unpack(packed)[1]["send"])
 
 
 def test_another_format_and_foreign_messages_are_named() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,15 @@ def load() -> Any:
             time.sleep(10_000)
         if fault == "die":
             os._exit(9)
-        response, send, commit = honest(self, request, trees)
+        handled = honest(self, request, trees)
+        send = handled.trees
         if fault == "nan":
             send["send"]["model"]["classifier.bias"][0] = float("nan")
         if fault == "shape":
             send["send"]["model"]["classifier.bias"] = send["send"]["model"]["classifier.bias"][:-1]
         if fault == "old":
-            response = type(response)(**{**vars(response), "round": request.round - 1})
-        return response, send, commit
+            return handled._replace(response=replace(handled.response, round=request.round - 1))
+        return handled
 
     if not hasattr(sites, "spoiled"):
         sites.spoiled = True  # type: ignore[attr-defined]  # a mark of our own

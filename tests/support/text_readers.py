@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from mutations import mutate_value
 from readers import ABOUT, RESULT, Reader, as_json, run_folder
 
@@ -101,16 +101,15 @@ def message(folder: Path) -> Reader:
     own = Tree(model=Weights({"w": torch.rand(2, 3), "n": torch.ones(1, dtype=torch.int64)}, ["n"]))
     response = to_json(Response("site-1", "0.1.0", "ab" * 8, 1, "train", samples=5, steps={"a": 3.0}))
     top = wire.pack(response, {"send": own}).config_records["fedhead"]
-    blob = wire.pack({}, {"send": own}).array_records["send"]["tensors"].data
+    blob = wire.pack({}, {"send": own}).config_records["send/0"]["tensors"]
     parts = [str(top["header"]), str(top["trees"])]
     file = folder / "message"
     sound = "\x1e".join(parts).encode() + b"\x1e" + blob
 
     def read() -> None:
         header, trees, data = [*file.read_bytes().split(b"\x1e", 2), b"", b""][:3]
-        array = Array("uint8", (32,), "numpy.ndarray", data)
         texts = {"header": header.decode("utf-8", "replace"), "trees": trees.decode("utf-8", "replace")}
-        content = RecordDict({"send": ArrayRecord({"tensors": array})})
+        content = RecordDict({"send/0": ConfigRecord({"tensors": data})})
         content["fedhead"] = ConfigRecord({"format": wire.FORMAT, **texts})
         found, _ = wire.unpack(content, {"send": own})
         read_response(found)

@@ -1,8 +1,8 @@
 """Wire format: a JSON header and named trees of tensors in Flower records, without pickle.
 
 A message has one config record, `fedhead`, with the format version, the header and a schema of every tree (names in
-order, kinds, running statistics, dtypes, shapes). It has one array record per tree with the concatenated bytes of its
-tensors, because Flower transfers every array by separate requests and a deep network has hundreds of tensors.
+order, kinds, running statistics, dtypes, shapes). The bytes of a tree's tensors are in a config record of their own, or
+in several if there are many: Flower transfers every record by separate requests, an array record by three times more.
 
 Messages are validated before memory is allocated: the lengths of the texts before parsing, the schema against the
 expected trees if these are known (on the server, from its dry run), and the bytes against the schema.
@@ -10,13 +10,11 @@ expected trees if these are known (on the server, from its dry run), and the byt
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +22,6 @@ from fedhead.core.system.text import printable
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import describe, rebuild
-from fedhead.data.inputs.npz_files import read_npy_header
 from fedhead.engine.policies.reply_check import Refused, difference
 
 if TYPE_CHECKING:
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = "fedhead-wire-1"
 _TOP, _BLOB = "fedhead", "tensors"
+_PIECE = 2**23  # bytes of tensors in a record
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -50,13 +48,13 @@ REQUEST_HEADER, REQUEST_DESCRIPTION = 2**24, 2**26
 
 def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
     """Serialize a header and trees into a message's content."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import ConfigRecord, RecordDict
 
     content = RecordDict()
     for name, tree in trees.items():
-        parts = [_bytes(t) for t in tree.leaves().values()]
-        blob = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-        content[name] = ArrayRecord({_BLOB: Array(blob)})
+        blob = b"".join(_bytes(t) for t in tree.leaves().values())
+        for k in range(_pieces(len(blob))):
+            content[f"{name}/{k}"] = ConfigRecord({_BLOB: blob[k * _PIECE : (k + 1) * _PIECE]})
     top = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(_described(trees))}
     content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # all values are str
     return content
@@ -75,7 +73,8 @@ def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> t
     """
     if _TOP not in content.config_records:
         raise Refused("the message is not from fedhead: it has no 'fedhead' record")
-    top, arrays = content.config_records[_TOP], content.array_records
+    records = content.config_records
+    top = records[_TOP]
     if top.get("format") != FORMAT:
         theirs = printable(repr(top.get("format")), 40)
         raise Refused(f"the message is in format {theirs}, this side reads {FORMAT!r}: update the older side")
@@ -83,14 +82,14 @@ def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> t
     if expected is not None:
         longest = RESPONSE_HEADER, RESPONSE_ROOM + 2 * len(json.dumps(_described(expected)))
     try:
-        _check(len(content) == 1 + len(arrays), "it holds records that are neither trees nor the header")
         header = _parsed(top["header"], "header", longest[0])
         described = _parsed(top["trees"], "description", longest[1])
-        same = described.keys() == arrays.keys()
-        _check(same, f"trees {sorted(described)} are described, {sorted(arrays)} are there")
         if expected is not None:
             _compare(described, expected)
-        trees = {name: _tree(name, described[name], arrays[name]) for name in described}
+        sizes = {name: _size(entry) for name, entry in described.items()}
+        count = 1 + sum(map(_pieces, sizes.values()))
+        _check(len(content) == count, f"{count} records are described, {len(content)} are there")
+        trees = {name: _tree(name, described[name], _blob(name, records, sizes[name])) for name in described}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, EOFError, OverflowError) as error:
         raise Refused(f"the message can't be read: {printable(error)}") from error
     return header, trees
@@ -145,13 +144,16 @@ def _tensors(listed: Any) -> list[tuple[str, torch.dtype, list[int]]]:
     return tensors
 
 
-def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> Tree:
+def _size(described: dict[str, Any]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in _tensors(described["tensors"]))
+
+
+def _tree(where: str, described: dict[str, Any], blob: Tensor) -> Tree:
     expected = _tensors(described["tensors"])
-    sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in expected]
-    blob = _blob(where, arrays, sum(sizes))
     tensors: dict[str, Tensor] = {}
     begin = 0
-    for (full, dtype, shape), size in zip(expected, sizes, strict=True):
+    for full, dtype, shape in expected:
+        size = math.prod(shape) * dtype.itemsize
         tensors[full] = torch.zeros(shape, dtype=dtype)  # new memory, aligned for the dtype
         if size:
             tensors[full].view(-1).view(torch.uint8).copy_(blob[begin : begin + size])
@@ -165,18 +167,19 @@ def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> T
     return tree
 
 
-def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
+def _pieces(size: int) -> int:
+    """Return the number of records of a tree with that many bytes."""
+    return -(-size // _PIECE)
+
+
+def _blob(where: str, records: Mapping[str, Any], size: int) -> Tensor:
     """Return the bytes of a tree's tensors after checking their number."""
-    _check(arrays.keys() == {_BLOB}, f"{where}: its record must hold one array, {_BLOB!r}")
-    array = arrays[_BLOB]
-    fits = array.stype == "numpy.ndarray" and array.dtype == "uint8" and tuple(array.shape) == (size,)
-    _check(fits, f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
-    # NumPy's reader would allocate the size that the array's header claims.
-    stream = io.BytesIO(array.data)
-    shape, _, dtype = read_npy_header(stream, len(array.data))
-    fits = dtype == np.uint8 and shape == (size,)
-    _check(fits, f"{where}: the bytes hold {dtype} {list(shape)}, {size} bytes were described")
-    return torch.from_numpy(np.frombuffer(array.data, np.uint8, offset=stream.tell()).copy())
+    found = [records[f"{where}/{k}"] for k in range(_pieces(size))]
+    valid = all(record.keys() == {_BLOB} and isinstance(record[_BLOB], bytes) for record in found)
+    _check(valid, f"{where}: its records must hold bytes, {_BLOB!r}, and nothing else")
+    blob = bytearray().join(record[_BLOB] for record in found)
+    _check(len(blob) == size, f"{where}: {len(blob)} bytes came, {size} were described")
+    return torch.frombuffer(blob, dtype=torch.uint8) if size else torch.zeros(0, dtype=torch.uint8)
 
 
 def _check_names(description: Any, depth: int) -> None:
@@ -190,8 +193,8 @@ def _check_names(description: Any, depth: int) -> None:
             _check_names(inner, depth + 1)
 
 
-def _bytes(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+def _bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _dtype_name(tensor: Tensor) -> str:
