@@ -13,9 +13,10 @@ from pathlib import Path
 import flwr
 import pytest
 from flwr.app import RecordDict
+from flwr.supercore.inflatable import inflatable_utils
 
 from fedhead.deploy.project import Project
-from fedhead.flower import factory, node
+from fedhead.flower import factory, node, waits
 from fedhead.flower.site import worker_client
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Request, Response, read_response, to_json
@@ -82,17 +83,33 @@ def test_a_busy_worker_ends_with_its_parent(hello: tuple[str, RecordDict]) -> No
         time.sleep(0.1)
 
 
-def test_waits_grow_with_the_time_since_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [100.0], []
-    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(node.time, "sleep", slept.append)
-    waits = node.Waits()
+def test_waits_grow_with_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], list[float]()
+    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waits.time, "sleep", slept.append)
+    polls = waits.Waits(0.1)
     for later in (0.0, 2.0, 20.0, 200.0):
         now[0] = 100.0 + later
-        waits.sleep(3)
-    waits.restart()
-    waits.sleep(3)
-    assert slept == pytest.approx([node.SHORTEST, 0.2, 2.0, 3, node.SHORTEST])
+        polls.sleep(3)
+    polls.restart()
+    polls.sleep(3)
+    assert slept == pytest.approx([0.1, 0.2, 2.0, 3, 0.1])
+
+
+def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = inflatable_utils.pull_objects.__kwdefaults__
+    monkeypatch.setitem(defaults, "initial_backoff", 1)
+    waits.shorten_object_waits()
+    tries, begin = [], time.monotonic()
+
+    def pull(name: str) -> bytes:
+        tries.append(name)
+        if len(tries) == 1:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return b"here"
+
+    assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"here"}
+    assert time.monotonic() - begin < 0.8
 
 
 def test_an_untested_flower_starts_its_own_node(

@@ -16,30 +16,15 @@ import logging
 import os
 import sys
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import flwr
 
+from fedhead.flower.waits import Waits, shorten_object_waits
+
 TESTED = "1.41."
-SHORTEST, SHARE = 0.05, 0.1  # a wait in seconds, and as a share of the time since the last message
-LONGEST = 0.5  # between two questions for a task in this process
-
-
-class Waits:
-    """Waiting times that grow with the time since the last message."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def restart(self) -> None:
-        """Begin with short waits again."""
-        self._last = time.monotonic()
-
-    def sleep(self, longest: float) -> None:
-        """Wait for a share of the time since the last message."""
-        time.sleep(min(longest, max(SHORTEST, SHARE * (time.monotonic() - self._last))))
+SHORTEST, LONGEST = 0.1, 0.5  # seconds between two polls; the second within this machine
 
 
 def main() -> None:
@@ -47,14 +32,13 @@ def main() -> None:
     if not flwr.__version__.startswith(TESTED):
         print(f"Flower {flwr.__version__} starts a process for every message here; {TESTED}x does without", flush=True)
         os.execvp("flower-supernode", ["flower-supernode", *sys.argv[1:]])
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    waits = Waits()
+    waits = Waits(SHORTEST)
+    shorten_object_waits()
     # Flower's loop sleeps for 3 s without a message, and for 0.5 s without a reply.
-    start_client_internal.time = SimpleNamespace(sleep=waits.sleep)  # type: ignore[attr-defined]
-    pull_objects.__kwdefaults__["initial_backoff"] = SHORTEST  # for tensors that are still on their way to the link
+    start_client_internal.time = SimpleNamespace(sleep=waits.sleep)  # type: ignore[assignment]
     threading.Thread(target=_answer_tasks, args=(waits, _runtime_options()), daemon=True).start()
     sys.argv += ["--isolation", "process"]
     flower_supernode()
@@ -93,8 +77,8 @@ def _answer_tasks(waits: Waits, options: dict[str, Any]) -> None:
             waits.sleep(LONGEST)
             continue
         waits.restart()
-        tokens = [version, RuntimeTokenHttpInterceptor(token)]
-        with RuntimeHttpClient.from_server_address(**options, interceptors=tokens) as own:
+        both: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
+        with RuntimeHttpClient.from_server_address(**options, interceptors=both) as own:
             try:
                 _answer(own)
             except Exception:  # the SuperNode reports a task without a reply to the server

@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedhead.flower.config import ServerFile
     from fedhead.flower.server.server_status import VARIABLE, ServerStatus
     from fedhead.flower.server_run import serve
+    from fedhead.flower.waits import shorten_object_waits
 
     copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
     status = ServerStatus(ProcessIdentity.of(os.getpid()))
@@ -38,6 +39,7 @@ def main(grid: Grid, context: Context) -> None:
             now.write(status_file)
 
     tell(status)
+    shorten_object_waits()
     exit_with(ProcessIdentity.of(os.getppid()))  # else the server would wait and lock its run folder forever
     path = context.run_config.get("server")
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.text import printable
 from fedhead.core.tree.tree import Tree
+from fedhead.flower.waits import Waits
 from fedhead.flower.wire import site_errors, wire
 from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json, version
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 SPARE_SECONDS = 60.0  # Flower's deadline is later than ours, so that ours applies
+LONGEST_POLL = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
 
     Args:
         grid: Flower grid.
-        poll: Seconds between two polls.
+        poll: Seconds between two polls; longer after a while.
         outgoing: Messages by key.
         seconds: Deadline.
     """
@@ -85,7 +87,7 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
             pending[message_id] = key
         else:
             answers[key] = Failure("the message could not be sent")
-    deadline = time.monotonic() + seconds
+    deadline, waits = time.monotonic() + seconds, Waits(poll)
     while pending and time.monotonic() < deadline:
         for reply in grid.pull_messages(list(pending)):
             # Flower's own errors come from no node: only the message id identifies the request.
@@ -93,7 +95,7 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
             if key_of is not None:
                 answers[key_of] = _read(reply, outgoing[key_of].expected)
         if pending:
-            time.sleep(poll)
+            waits.sleep(LONGEST_POLL)
     return answers | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
