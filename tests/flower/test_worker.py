@@ -96,6 +96,17 @@ def test_waits_grow_with_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatc
     assert slept == pytest.approx([0.1, 0.2, 2.0, 3, 0.1])
 
 
+def test_the_node_s_loop_calls_for_an_answer_only_when_it_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    monkeypatch.setattr(waits.time, "sleep", slept.append)
+    waiting = node.Waiting()
+    waiting.sleep(3)
+    assert not waiting.task.is_set()
+    waiting.sleep(0.5)
+    assert waiting.task.is_set()
+    assert slept == [node.MESSAGE_SECONDS, node.REPLY_SECONDS]
+
+
 def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = inflatable_utils.pull_objects.__kwdefaults__
     monkeypatch.setitem(defaults, "initial_backoff", 1)

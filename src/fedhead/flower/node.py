@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import threading
-from types import SimpleNamespace
+import time
 from typing import Any
 
 import flwr
@@ -24,7 +24,27 @@ import flwr
 from fedhead.flower.waits import Waits, shorten_object_waits
 
 TESTED = "1.41."
-SHORTEST, LONGEST = 0.1, 0.5  # seconds between two polls; the second within this machine
+MESSAGE_SECONDS, REPLY_SECONDS = 0.2, 0.05  # shortest waits for a message of the SuperLink, and for our own reply
+
+
+class Waiting:
+    """Sleep of the SuperNode's loop: Flower's is 3 s long without a message, and 0.5 s without a reply.
+
+    Attributes:
+        task: Set while the loop waits for a reply.
+    """
+
+    def __init__(self) -> None:
+        self.task, self._message = threading.Event(), Waits(MESSAGE_SECONDS)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a message or a reply, for at most that many seconds."""
+        if seconds > 1:
+            self._message.sleep(seconds)
+        else:
+            self.task.set()
+            time.sleep(REPLY_SECONDS)
+            self._message.restart()
 
 
 def main() -> None:
@@ -35,11 +55,10 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    waits = Waits(SHORTEST)
+    waiting = Waiting()
     shorten_object_waits()
-    # Flower's loop sleeps for 3 s without a message, and for 0.5 s without a reply.
-    start_client_internal.time = SimpleNamespace(sleep=waits.sleep)  # type: ignore[assignment]
-    threading.Thread(target=_answer_tasks, args=(waits, _runtime_options()), daemon=True).start()
+    start_client_internal.time = waiting  # type: ignore[assignment, attr-defined]
+    threading.Thread(target=_answer_tasks, args=(waiting.task, _runtime_options()), daemon=True).start()
     sys.argv += ["--isolation", "process"]
     flower_supernode()
 
@@ -59,9 +78,8 @@ def _runtime_options() -> dict[str, Any]:
     }
 
 
-def _answer_tasks(waits: Waits, options: dict[str, Any]) -> None:
+def _answer_tasks(waiting: threading.Event, options: dict[str, Any]) -> None:
     """Take tasks of the SuperNode one after the other, and answer each by fedhead's ClientApp."""
-    import httpx
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
@@ -69,21 +87,16 @@ def _answer_tasks(waits: Waits, options: dict[str, Any]) -> None:
 
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     client = RuntimeHttpClient.from_server_address(**options, interceptors=[version])
-    while True:
-        token = ""
-        with contextlib.suppress(httpx.TransportError):  # the API has not started yet
+    while waiting.wait():
+        waiting.clear()
+        try:
             token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
-        if not token:
-            waits.sleep(LONGEST)
-            continue
-        waits.restart()
-        both: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
-        with RuntimeHttpClient.from_server_address(**options, interceptors=both) as own:
-            try:
-                _answer(own)
-            except Exception:  # the SuperNode reports a task without a reply to the server
-                logging.getLogger("flwr").exception("a message could not be answered")
-        waits.restart()
+            if token:
+                both: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
+                with RuntimeHttpClient.from_server_address(**options, interceptors=both) as own:
+                    _answer(own)
+        except Exception:  # the SuperNode reports a task without a reply to the server
+            logging.getLogger("flwr").exception("a message could not be answered")
 
 
 def _answer(client: Any) -> None:

@@ -32,7 +32,7 @@ class SiteConnections:
         record: Appends entries to the counterpart of the sites' ledgers.
     """
 
-    poll = 0.1  # seconds between polls
+    poll = 0.2  # seconds between polls
     kind: ClassVar[Literal["hello", "statistics"]] = "hello"  # of the first request
 
     def __init__(
