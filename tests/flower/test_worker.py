@@ -96,15 +96,15 @@ def test_waits_grow_with_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatc
     assert slept == pytest.approx([0.1, 0.2, 2.0, 3, 0.1])
 
 
-def test_the_node_s_loop_calls_for_an_answer_only_when_it_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = list[float]()
+def test_the_node_s_loop_answers_only_when_it_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, tasks = list[float](), [True, False]
     monkeypatch.setattr(waits.time, "sleep", slept.append)
-    waiting = node.Waiting()
+    waiting = node.Waiting(lambda: tasks.pop(0))
     waiting.sleep(3)
-    assert not waiting.task.is_set()
+    assert len(tasks) == 2
     waiting.sleep(0.5)
-    assert waiting.task.is_set()
-    assert slept == [node.MESSAGE_SECONDS, node.REPLY_SECONDS]
+    waiting.sleep(0.5)
+    assert (tasks, slept) == ([], [node.MESSAGE_SECONDS, node.REPLY_SECONDS])
 
 
 def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

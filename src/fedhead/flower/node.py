@@ -15,8 +15,8 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import flwr
@@ -30,21 +30,21 @@ MESSAGE_SECONDS, REPLY_SECONDS = 0.2, 0.05  # shortest waits for a message of th
 class Waiting:
     """Sleep of the SuperNode's loop: Flower's is 3 s long without a message, and 0.5 s without a reply.
 
-    Attributes:
-        task: Set while the loop waits for a reply.
+    Args:
+        answer: Answers the task of the message that the loop has received; False if there is none.
     """
 
-    def __init__(self) -> None:
-        self.task, self._message = threading.Event(), Waits(MESSAGE_SECONDS)
+    def __init__(self, answer: Callable[[], bool]) -> None:
+        self._answer, self._message = answer, Waits(MESSAGE_SECONDS)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a message or a reply, for at most that many seconds."""
+        """Wait for a message, for at most that many seconds, or answer the one that is here."""
         if seconds > 1:
             self._message.sleep(seconds)
-        else:
-            self.task.set()
+            return
+        if not self._answer():
             time.sleep(REPLY_SECONDS)
-            self._message.restart()
+        self._message.restart()
 
 
 def main() -> None:
@@ -55,10 +55,8 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    waiting = Waiting()
     shorten_object_waits()
-    start_client_internal.time = waiting  # type: ignore[assignment, attr-defined]
-    threading.Thread(target=_answer_tasks, args=(waiting.task, _runtime_options()), daemon=True).start()
+    start_client_internal.time = Waiting(Tasks(_runtime_options()).answer)  # type: ignore[assignment, attr-defined]
     sys.argv += ["--isolation", "process"]
     flower_supernode()
 
@@ -78,25 +76,39 @@ def _runtime_options() -> dict[str, Any]:
     }
 
 
-def _answer_tasks(waiting: threading.Event, options: dict[str, Any]) -> None:
-    """Take tasks of the SuperNode one after the other, and answer each by fedhead's ClientApp."""
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
+class Tasks:
+    """Tasks of the SuperNode, one per message.
 
-    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    client = RuntimeHttpClient.from_server_address(**options, interceptors=[version])
-    while waiting.wait():
-        waiting.clear()
+    Args:
+        options: Address and certificate authority of the SuperNode's own API.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self._options, self._version = options, RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        self._client = self._connect()
+
+    def _connect(self, *interceptors: Any) -> Any:
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        return RuntimeHttpClient.from_server_address(**self._options, interceptors=[self._version, *interceptors])
+
+    def answer(self) -> bool:
+        """Answer the oldest task by fedhead's ClientApp; return whether there was one."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+
         try:
-            token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+            token = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
             if token:
-                both: list[Any] = [version, RuntimeTokenHttpInterceptor(token)]
-                with RuntimeHttpClient.from_server_address(**options, interceptors=both) as own:
-                    _answer(own)
-        except Exception:  # the SuperNode reports a task without a reply to the server
+                with self._connect(RuntimeTokenHttpInterceptor(token)) as client:
+                    _answer(client)
+        except Exception:  # the SuperNode reports a task without a reply to the server after a minute
             logging.getLogger("flwr").exception("a message could not be answered")
+            return False
+        return bool(token)
 
 
 def _answer(client: Any) -> None:
