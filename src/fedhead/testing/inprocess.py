@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ class InProcessFederation:
     def site(self, k: int, name: str | None = None) -> Site:
         """Return the site of client k."""
 
-        def site_run(spec: RunSpec, number: int) -> SiteRun:
+        @cache  # as a site does
+        def run_of(number: int) -> SiteRun:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             experiment = self.experiment.with_models([model], [0] * len(self.federation))
             clients = Clients(experiment, share(self.federation, number), dtype=self.dtype, all_here=False)
@@ -127,7 +129,7 @@ class InProcessFederation:
             return SiteRun(clients, computed_at_sites(self.metrics))
 
         own = {"model": self.own[k]} if k in self.own else {}
-        return Site(name or f"site-{k}", site_run, self.folder / "state", own)
+        return Site(name or f"site-{k}", lambda spec, number: run_of(number), self.folder / "state", own)
 
     def grid(self) -> InProcess:
         """Return a grid with one node per client."""

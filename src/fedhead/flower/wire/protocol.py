@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,6 +44,7 @@ KINDS = {
 }  # Flower's message types
 
 
+@cache
 def version() -> str:
     """Return the installed version of fedhead."""
     try:
