@@ -19,7 +19,7 @@ from fedhead.deploy.project import Project
 from fedhead.flower import factory, node, waits
 from fedhead.flower.site import worker_client
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.protocol import Request, Response, read_response, to_json
+from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json
 
 
 def test_the_client_app_starts_without_torch() -> None:
@@ -148,3 +148,9 @@ def test_an_untested_flower_starts_its_own_node(
 def test_the_node_finds_its_own_api(words: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["node", "--superlink", "a:1", *words.split(), "--insecure"])
     assert node._runtime_options() == {"server_address": address, "insecure": True, "root_certificates": None}
+
+
+def test_the_client_app_takes_every_kind_of_request() -> None:
+    from fedhead.flower.client_app import app
+
+    assert set(KINDS.values()) == app._registered_funcs.keys()
