@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.digest import digest_text
 from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
@@ -137,7 +138,9 @@ def read_run(folder: RunFolder) -> Run:
     about_data: tuple[Any, ...] = () if split is None else split[:4]
     if split is None and "sites" in environment:  # the server of real sites does not know their split
         names = environment.get("inputs", {}).get("names")
-        about_data = (None, None if names is None else tuple(names), tuple(environment["sites"]))
+        sites = tuple(environment["sites"])
+        pair = digest_text(" ".join([str(folder.recipe.dataset), *sites]), 8)  # runs of the same sites are compared
+        about_data = (None, None if names is None else tuple(names), sites, pair)
     return Run(folder.path, folder.recipe, rows, result, environment, folder.diverged, *about_data)
 
 
