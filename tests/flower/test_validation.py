@@ -135,7 +135,7 @@ def test_a_site_may_keep_its_metrics_for_itself_and_small_classes_are_left_out(t
         )
 
     grid.faults = {100 + k: watched(k) for k in range(5)}
-    row = run(world.transport(grid, said), rounds=1, metrics=find(["f1"])).rows[0]["validation"]
+    row = run(world.transport(grid, said), rounds=2, metrics=find(["f1"])).rows[-1]["validation"]
     assert seen.keys() == {0, 1, 3}
     assert "sums" not in seen[1][1]
     y = held_out().train.y[held_out().validation[3]]  # type: ignore[index]
@@ -145,6 +145,7 @@ def test_a_site_may_keep_its_metrics_for_itself_and_small_classes_are_left_out(t
     assert confusion.sum() == len(y) - sum(int((y == c).sum()) for c in small)
     total = confusion + seen[0][1]["sums"]["confusion"]
     assert row["f1"] == pytest.approx(find(["f1"])["f1"].function(total.numpy()))
+    assert len([line for line in said if "site site-3 leaves classes" in line and "min_class_count" in line]) == 1
     correct = sum(header["correct"] for header, _ in seen.values())
     assert row["accuracy"] == pytest.approx(100 * correct / 7)  # of all sites
 
@@ -182,6 +183,15 @@ def test_what_can_t_be_validated_is_refused_before_the_first_round(tmp_path: Pat
     world.federation = dataclasses.replace(world.federation, validation=empty)
     with pytest.raises(FedheadError, match="no site has validation samples; set 'validation' in site"):
         run(world.transport(world.grid()), callbacks=[fh.BestModel()])
+
+
+def test_a_callback_whose_metric_never_had_a_value_is_named(tmp_path: Path) -> None:
+    world, _ = worlds("fedavg", tmp_path, metrics=["auroc"])
+    grid, said = world.grid(), list[str]()
+    grid.nodes = {n: dataclasses.replace(site, policy=Policy(min_class_count=9)) for n, site in grid.nodes.items()}
+    found = run(world.transport(grid, said), rounds=1, metrics=find(["auroc"]), callbacks=[fh.BestModel("auroc")])
+    assert found.best_round is None
+    assert "callback best_model had no effect: auroc had no value in any round" in said
 
 
 # -- from files ---------------------------------------------------------------------------------------

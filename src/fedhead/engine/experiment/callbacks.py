@@ -228,3 +228,12 @@ class CallbackList:
         if KEEP in action:
             row["kept"] = True
         return action
+
+    def without_value(self) -> list[str]:
+        """Return a warning for each callback whose metric had no value in any round."""
+        pairs = zip(self.callbacks, self.memories, strict=True)
+        return [
+            f"callback {rule.name} had no effect: {rule.metric} had no value in any round"
+            for rule, memory in pairs
+            if isinstance(rule, Watcher) and "best" not in memory
+        ]

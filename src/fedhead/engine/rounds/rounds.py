@@ -104,6 +104,8 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
                     schedule.evaluate_every,
                 )
     transport.end_rounds()
+    for line in callbacks.without_value() if number else ():
+        transport.log(line)
     earlier = kept is not None and kept.round != number
     if kept is not None and earlier:
         transport.states.clear()

@@ -101,6 +101,7 @@ class FlowerTransport(SiteConnections, Transport):
         self.states = SiteStates()
         self._metrics = computed_at_sites(spec.recipe.get("metrics") or ())  # reported by sites
         self._tested: dict[int, Answer] = {}  # answers of the last test, which hold the results of the validation too
+        self._left_out: set[int] = set()  # sites whose metrics on validation samples lack classes, logged once
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
         self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
@@ -183,6 +184,13 @@ class FlowerTransport(SiteConnections, Transport):
         steps: dict[str, list[float | None]] = {}
         answers, refused = self._ask(outgoing)
         self._tested = answers
+        for k, (response, _) in answers.items():
+            if response.left_out and k not in self._left_out:
+                self._left_out.add(k)
+                self.log(
+                    f"validation: site {self.spec.sites[k]} leaves classes {response.left_out} out of its metrics, "
+                    "with fewer validation samples than its min_class_count"
+                )
         for k, why in refused.items():
             self.log(f"{where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
         for k, (response, _) in answers.items():
