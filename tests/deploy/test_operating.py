@@ -1,11 +1,9 @@
-"""The pages for operators: their blocks are run with real processes, units and tables are compared with the code."""
+"""The pages for operators: their blocks are run with real processes, tables are compared with the code."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 from deployments import MARK, end_marked
 
-from fedhead.deploy import processes
+from fedhead.deploy import processes, targets
 from fedhead.flower.wire import site_errors
 from fedhead.runs.run_folder import RunFolder
 
@@ -48,28 +46,6 @@ def test_every_line_of_the_server_s_log_is_one_that_the_code_has() -> None:
         assert text in joined, text
 
 
-@pytest.mark.slow
-def test_the_units_use_options_that_there_are(tmp_path: Path) -> None:
-    units = blocks("ini")
-    assert len(units) == 2
-    for unit in units:
-        command = re.search(r"ExecStart=(.*?)\nRestart", unit, flags=re.DOTALL)[1].replace("\\\n", " ")
-        program, options = Path(command.split()[0]).name, re.findall(r" (--[\w-]+)", command)
-        here = Path(sys.executable).with_name(program)  # the environment need not be on PATH
-        told = subprocess.run([here, "--help"], capture_output=True, text=True, check=True)
-        assert len(options) >= 5
-        assert all(option in told.stdout for option in options)
-        name = re.match(r"# /etc/systemd/system/(\S+)", unit)[1]
-        (tmp_path / name).write_text(
-            re.sub(r"/srv/fedhead/venv/bin", str(Path(sys.executable).parent), unit).replace("/srv/fedhead", "/tmp")
-        )
-        if shutil.which("systemd-analyze"):
-            checked = subprocess.run(
-                ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True
-            )
-            assert name not in checked.stderr, checked.stderr
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     found: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,17 +70,16 @@ def test_keys_certificates_and_the_database_are_replaced(
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start(name: str, command: str) -> None:
-        started[name] = processes.start(["bash", "-euc", f"exec {command}"], tmp_path / f"{name}.log", env, tmp_path)
+    def start(name: str, command: str, folder: str = ".") -> None:
+        words = ["bash", "-euc", f"exec {command}"]
+        started[name] = processes.start(words, tmp_path / f"{name}.log", env, tmp_path / folder)
 
     def stop(name: str) -> None:
         started[name].terminate()
         started[name].wait(60)
 
     def start_link() -> None:
-        link = re.search(r"ExecStart=\S+/(.*?)\nRestart", blocks("ini")[0], flags=re.DOTALL)
-        assert link is not None
-        start("link", link[1].replace("\\\n", " ").replace("--port 8000", f"--port {port}"))
+        start("link", targets.COMMANDS["link"].replace("--port 8000", f"--port {port}"), "clinic")
         deadline = time.monotonic() + 120
         asked = ["bash", "-c", "flwr supernode list"]
         while subprocess.run(asked, env=env, cwd=tmp_path, capture_output=True, check=False).returncode:

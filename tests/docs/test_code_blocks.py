@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
 PAGES |= {page.relative_to(ROOT).as_posix(): page for page in sorted((ROOT / "docs").glob("*.md"))}
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-NOT_RUN = {"console", "text", "yaml", "nginx", "ini"}  # transcripts, output and files of other programs
+NOT_RUN = {"console", "text", "yaml"}  # transcripts, output and files of other programs
 ELSEWHERE = {"docs/deployment.md", "docs/operating.md"}  # their `sh` blocks are run by tests/deploy
 
 

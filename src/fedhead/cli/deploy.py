@@ -1,14 +1,14 @@
-"""The commands deploy init, certs and up."""
+"""The commands deploy init, certs, up and health."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
-from fedhead.core.components.ranges import AtLeast
+from fedhead.core.components.ranges import AtLeast, AtMost, Matches
 
 DeploymentFolder = Annotated[Path, Argument("Folder of the deployment.", label="DIR")]
 
@@ -28,15 +28,29 @@ def init(
     schema: Annotated[
         Path | None, Option("Schema of the sites' tables, a YAML file; each site gets a copy, to accept it.")
     ] = None,
+    target: Annotated[
+        Literal["local", "compose", "kubernetes", "systemd"],
+        Option("Also write the files with which this tool runs the server and the sites; local: none."),
+    ] = "local",
+    address: Annotated[
+        str,
+        Matches(r"[A-Za-z0-9.-]+:\d{1,5}", "the server's name and port"),
+        Option("Name and port at which sites reach the server, for --target."),
+    ] = "server.example.org:8443",
 ) -> None:
     """Write a project for real sites: app/ for `flwr run`, server.yaml, and a site.yaml for each site.
 
     Examples:
       fedhead deploy init demo rounds=3
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
+      fedhead deploy init clinic --site north --site south --target compose --address fl.example.org:8443
     """
+    from fedhead.deploy import targets
+    from fedhead.deploy.processes import require_flower
     from fedhead.deploy.project import Project
 
+    if target != "local":
+        require_flower()  # its version is that of the image
     names = site or [f"site-{k}" for k in range(sites)]
     project = Project.init(folder, recipe, names, assignments or [], data or [], schema)
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
@@ -44,7 +58,11 @@ def init(
     print("runs all of it on this machine, without TLS. With TLS and keys:")
     print(f"  fedhead deploy certs {folder}")
     print(f"  fedhead deploy up {folder}")
-    print("docs/deployment.md shows how to use several machines")
+    if target == "local":
+        print("docs/deployment.md shows how to use several machines")
+        return
+    for path in targets.write(project, target, address):
+        print(path)
 
 
 @command("Deploy", "deploy certs")
@@ -90,3 +108,39 @@ def up(
         RunFolder.refuse_taken(project.server().at(project.server().out))
     with interruptible(f"stopped; resume with fedhead deploy up {folder} --resume{' --insecure' if insecure else ''}"):
         LocalFederation(project, secure=not insecure, resume=resume).run()
+
+
+@command("Deploy", "deploy health")
+def health(
+    folder: Annotated[Path, Argument("Folder of a server.yaml or a site.yaml.", label="DIR")],
+    ready: Annotated[bool, Option("Also check that the run folder or the site's state can be written to.")] = False,
+    port: Annotated[
+        int | None, AtLeast(0), AtMost(65535), Option("Serve /healthz, /readyz and /metrics (Prometheus) at this port.")
+    ] = None,
+    host: Annotated[str, Option("Address to listen at, for --port.")] = "127.0.0.1",
+    flower: Annotated[
+        str | None,
+        Option(
+            "Address of Flower's process; default: https://127.0.0.1:8000 of a server, http://127.0.0.1:9094 of a site."
+        ),
+    ] = None,
+) -> None:
+    """Check that the Flower process of a server or a site on this machine is alive; serve metrics.
+
+    Examples:
+      fedhead deploy health /srv/fedhead/north --ready
+      fedhead deploy health /srv/fedhead/clinic --port 9464
+    """
+    from fedhead.core.system.errors import FedheadError
+    from fedhead.deploy.health import Monitor, http_server
+
+    monitor = Monitor.open(folder, flower)
+    if port is None:
+        fault = monitor.fault(ready)
+        if fault is not None:
+            raise FedheadError(fault)
+        print("ready" if ready else "alive")
+        return
+    with http_server(monitor, host, port) as server, interruptible("stopped"):
+        print(f"http://{host}:{server.server_port}/metrics", flush=True)
+        server.serve_forever()

@@ -17,6 +17,12 @@ from pathlib import Path
 from fedhead.core.system.errors import BadInput
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+# Flower connects only to the federation.
+FLOWER = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
 
 
 def require_flower() -> None:
@@ -102,9 +108,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join(paths),
         "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        **FLOWER,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONUNBUFFERED": "1",
         **more,

@@ -57,8 +57,8 @@ class Project:
     ) -> Project:
         """Create a project.
 
-        The user's own files that the recipe names (`method: file.py:Name`) are copied beside server.yaml and each
-        site.yaml. Each site.yaml lists these files, and modules of installed packages, under `allow`.
+        A recipe file is copied beside server.yaml; the user's own files that it names (`method: file.py:Name`) also
+        beside each site.yaml. Each site.yaml lists these files, and modules of installed packages, under `allow`.
 
         Args:
             path: Folder; it must be empty or not exist.
@@ -89,10 +89,10 @@ class Project:
         own_files, modules = _own_code(loaded)
         project.app.mkdir(parents=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
-        (project.app / "pyproject.toml").write_text(_filled("pyproject.toml", name=name, server=project.server_file))
+        (project.app / "pyproject.toml").write_text(filled("pyproject.toml", name=name, server=project.server_file))
         if Path(recipe).is_file():
-            recipe = str(Path(recipe).resolve())
-        text = _filled(
+            recipe = Path(shutil.copy(recipe, project.path)).name
+        text = filled(
             "server.yaml",
             recipe=json.dumps(recipe),
             set=json.dumps(list(assignments)),
@@ -104,7 +104,7 @@ class Project:
         project.server_file.write_text(text, encoding="utf-8")
         paths = [str(Path(str(loaded.dataset)).resolve())] if not data and is_path(loaded.dataset) else []
         for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
-            text = _filled(
+            text = filled(
                 "site.yaml",
                 name=site,
                 data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
@@ -155,7 +155,8 @@ class Project:
         return {name: SiteFile.read(path) for name, path in files.items() if path.is_file()}
 
 
-def _filled(template: str, **values: object) -> str:
+def filled(template: str, **values: object) -> str:
+    """Return the text of a template with its fields filled."""
     return (files("fedhead.deploy") / "templates" / f"{template}.template").read_text("utf-8").format(**values)
 
 

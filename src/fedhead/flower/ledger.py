@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.digest import digest_json, digest_of
-from fedhead.flower.wire.protocol import Request, Response, to_json
 
 if TYPE_CHECKING:
     from fedhead.core.tree.tree import Tree
+    from fedhead.flower.wire.protocol import Request, Response
 
 LEDGER = "ledger.jsonl"
 ROTATE_BYTES = 16 * 2**20  # a longer file is renamed before the next line
@@ -76,9 +75,7 @@ class Ledger:
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Yield all entries, from the oldest file on; a line that a killed process has cut off is skipped."""
-        for path in (*self._rotated(), self.path):
-            if not path.exists():
-                continue
+        for path in self.files():
             with path.open(encoding="utf-8") as file:
                 for line in file:
                     try:
@@ -86,12 +83,19 @@ class Ledger:
                     except ValueError:
                         continue
 
+    def files(self) -> list[Path]:
+        """Return the existing files, oldest first."""
+        return [*self._rotated(), *([self.path] if self.path.exists() else [])]
+
     def _rotated(self) -> list[Path]:
         return sorted(self.path.parent.glob(f"{self.path.stem}-[0-9]*[0-9].jsonl"))
 
 
 def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Return the entries about a request: its kind, its run with the recipe's keys, and the server's tensors."""
+    from fedhead.core.tree.digest import digest_json  # imported here, so that ledgers are read without torch
+    from fedhead.flower.wire.protocol import to_json
+
     recipe = {key: value for key, value in request.spec.recipe.items() if value not in (None, [])}
     return {
         **{name: value for name, value in to_json(request).items() if name not in ("spec", "seconds")},
@@ -111,6 +115,8 @@ def describe_response(response: Response, trees: Mapping[str, Tree]) -> dict[str
 
 def describe_trees(trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Return shapes of tensors, bytes and a digest of each tree."""
+    from fedhead.core.tree.digest import digest_of
+
     return {
         name: {
             "bytes": tree.nbytes,
