@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,12 +50,12 @@ def project(folder: Path, *words: str) -> tuple[Project, InProcess]:
     return made, InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
-def simulated(folder: Path, normalize: str | None) -> fh.Result:
+def simulated(folder: Path, normalize: str | None, **more: Any) -> fh.Result:
     frames = {name: clinic(k).drop(columns="patient") for k, name in enumerate(NAMES)}
     made = fh.Federation.from_clients(
         frames, client_test=0.25, schema=folder / "schema.yaml", missing="mean", normalize=normalize
     )
-    settings = {"rounds": 2, "batch_size": 8, "lr": 0.1, "executor": "loop", "device": "cpu"}
+    settings = {"rounds": 2, "batch_size": 8, "lr": 0.1, "executor": "loop", "device": "cpu", **more}
     return fh.run(made, "mlp(hidden=[6])", "fedavg", out=folder / "sim", **settings)  # type: ignore[arg-type]
 
 
@@ -76,6 +77,40 @@ def test_a_deployment_equals_a_simulation_of_the_same_tables(normalize: str, tmp
     )
     for name, t in theirs.items():
         torch.testing.assert_close(mine[name], t, atol=1e-10, rtol=0)
+
+
+def test_models_of_tables_are_selected_as_in_a_simulation(tmp_path: Path) -> None:
+    """Preprocessing, validation, early stopping, the best model and a stage."""
+    chosen = "callbacks=[early_stopping(metric=loss, patience=2), best_model(metric=auroc(bins=64), min_delta=0.02)]"
+    words = ("rounds=9", "lr=0.8", "validation=0.25", "metrics=['auroc(bins=64)', f1]", "stages=[finetune]", chosen)
+    made, _ = project(tmp_path, *words)
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "validation: 0.25\n")
+    grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
+    serve(made.server(), grid, log=lambda line: None)
+    found, expected = (
+        fh.load(made.path / "run"),
+        simulated(
+            tmp_path,
+            "standard",
+            rounds=9,
+            lr=0.8,
+            validation=0.25,
+            metrics=["auroc(bins=64)", "f1"],
+            stages=["finetune"],
+            callbacks=[fh.EarlyStopping("loss", patience=2), fh.BestModel("auroc(bins=64)", min_delta=0.02)],
+        ),
+    )
+    assert found.best_round == expected.best_round
+    assert (found.best_round or 0) < len(found.rows) == len(expected.rows) < 9
+    for mine, theirs in zip(found.rows, expected.rows, strict=True):
+        assert mine["validation"] == pytest.approx(theirs["validation"], abs=1e-10)
+    for mine, theirs in ((found, expected), (found.stages["finetune"], expected.stages["finetune"])):
+        assert mine.personal == pytest.approx(theirs.personal, abs=1e-10)
+    assert found.weights is not None
+    assert expected.weights is not None
+    for name, t in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], t, atol=1e-10, rtol=0)
 
 
 def test_a_deployed_table_is_loaded_exported_and_compared(tmp_path: Path) -> None:
