@@ -116,7 +116,7 @@ def test_recipes_say_what_does_not_go_together() -> None:
         ({"objective": "ordinal"}, "objective: 'ordinal' is not one of multiclass, binary"),
     ]:
         with pytest.raises(fh.BadInput, match=message):
-            recipe_data.inputs(Recipe.from_flat(keys))
+            recipe_data.inputs(Recipe.from_flat({"dataset": "digits", **keys}))
     assert build_experiment(Recipe(dataset="digits", objective="multiclass")).models[0].classes == 10
 
 
