@@ -131,7 +131,7 @@ def test_predictions_are_tested_as_the_run_tests_them(run: fh.Result) -> None:
 
 def test_what_is_shown(run: fh.Result) -> None:
     assert "path=" not in repr(run)
-    assert repr(Recipe(dataset="digits", rounds=3)) == "Recipe(rounds=3)"
+    assert repr(Recipe(dataset="digits", rounds=3)) == "Recipe(dataset='digits', rounds=3)"
 
 
 def test_a_plot_shows_the_rounds_and_the_stages(run: fh.Result) -> None:

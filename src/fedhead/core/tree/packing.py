@@ -45,7 +45,7 @@ def pack_rows(trees: StackedTrees) -> list[PackedTree]:
         trees: Trees with at least one tensor.
 
     >>> trees = StackedTrees(Tree(w=torch.arange(6.0).reshape(3, 2), n=torch.tensor([1.0, 2.0, 3.0])), rows=[2, 0])
-    >>> [packed.tree() for packed in pack_rows(trees)]
+    >>> [dict(packed.tree()) for packed in pack_rows(trees)]
     [{'w': tensor([4., 5.]), 'n': tensor(3.)}, {'w': tensor([0., 1.]), 'n': tensor(1.)}]
     """
     kinds = {

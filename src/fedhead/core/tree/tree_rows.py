@@ -26,7 +26,7 @@ class TreeRows(Sequence[Tree]):
         trees: One tree per client.
 
     >>> trees = TreeRows([Tree(w=torch.tensor([1.0])), Tree(w=torch.tensor([4.0]))])
-    >>> trees.mean([1.0, 2.0])
+    >>> dict(trees.mean([1.0, 2.0]))
     {'w': tensor([3.])}
     """
 
@@ -120,7 +120,7 @@ class StackedTrees(TreeRows):
         rows: Row of each tree along that axis.
 
     >>> trees = StackedTrees(Tree(w=torch.tensor([[1.0], [2.0], [4.0]])), rows=[0, 2])
-    >>> trees[1], trees.mean([1.0, 1.0])
+    >>> dict(trees[1]), dict(trees.mean([1.0, 1.0]))
     ({'w': tensor([4.])}, {'w': tensor([2.5000])})
     """
 

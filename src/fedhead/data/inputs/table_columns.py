@@ -136,7 +136,10 @@ class TableColumns:
         return [FeatureSums(rows) if place in categories else own for place, own in enumerate(sums)]
 
     def histograms(self, x: Tensor) -> dict[str, list[int]]:
-        """Return the histograms of the columns of numbers, given the encoded table, [N, features].
+        """Return the histograms of the columns of numbers.
+
+        Args:
+            x: Encoded table, [N, features].
 
         Raises:
             BadInput: If the range of such a column is not known.
