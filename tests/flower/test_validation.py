@@ -269,6 +269,35 @@ def test_sites_hold_out_validation_samples_of_their_own_data(tmp_path: Path) -> 
     assert fh.load(made.path / "run").best_round == expected.best_round
 
 
+def test_a_regression_is_validated_by_sums(tmp_path: Path) -> None:
+    rng = np.random.RandomState(0)
+    x = rng.randn(60, 5).astype(np.float32)
+    y = x @ rng.randn(5, 1).astype(np.float32)
+    words = ("objective=regression", "validation=0.25", "metrics=[mae, r2]", "callbacks=[best_model(metric=mae)]")
+    paths = [str(tmp_path / f"{name}.npz") for name in ("north", "south")]
+    for path, rows in zip(paths, (slice(0, 35), slice(35, 60)), strict=True):
+        np.savez(path, x=x[rows], y=y[rows])
+    changes = ["rounds=3", "local_epochs=1", "lr=0.01", "model=mlp(hidden=[4])", *words]
+    made = Project.init(tmp_path / "own", "digits", ["north", "south"], changes, data=paths)
+    made.server_file.write_text(made.server_file.read_text() + "classes: 1\nshape: [5]\n")
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "client_test: 0.2\nvalidation: 0.25\n")
+    grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
+    serve(made.server(), grid, log=lambda line: None)
+    recipe = made.server().recipe_of_run()
+    whole = Federation.from_clients([(x[:35], y[:35]), (x[35:], y[35:])], objective="regression")
+    split = whole.with_client_test(0.2, recipe.seed).with_validation(0.25, recipe.seed)
+    simulation = Simulation(
+        build_experiment(recipe, InputSpec.of(split)), split, Compute(device="cpu", executor="loop")
+    )
+    expected = rounds.run(simulation).rows
+    found = [json.loads(line) for line in (made.path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for mine, theirs in zip(found, expected, strict=True):
+        for entry in ("loss", "mae", "personal_loss"):  # r2 is no sum
+            assert mine["validation"][entry] == pytest.approx(theirs["validation"][entry], abs=1e-6)
+        assert mine["client_metrics"]["r2"] == pytest.approx(theirs["client_metrics"]["r2"], abs=1e-5)
+
+
 def test_a_site_decides_about_its_validation_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, grid, _ = own_tables(tmp_path / "data", "validation: 0.1\n", "validation=0.25", "callbacks=[best_model]")
     with pytest.raises(FedheadError, match="0 of 2 sites are there"):

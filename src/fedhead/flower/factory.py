@@ -107,7 +107,7 @@ def site(file: SiteFile) -> Site:
         experiment = experiment.with_models([model], [0] * len(spec.sites))
         experiment.check_data(federation, stages=False)
         clients = Clients(experiment, federation, select.device(file.device), all_here=False)
-        return SiteRun(clients, computed_at_sites(recipe.metrics))
+        return SiteRun(clients, computed_at_sites(recipe.metrics, spec.objective))
 
     return Site(file.name, site_run, file.at(file.state), file.own_model(), file, statistics)
 

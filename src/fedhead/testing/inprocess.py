@@ -126,7 +126,7 @@ class InProcessFederation:
             experiment = self.experiment.with_models([model], [0] * len(self.federation))
             clients = Clients(experiment, share(self.federation, number), dtype=self.dtype, all_here=False)
             clients.leave_out_classes_below(self.min_class_count)
-            return SiteRun(clients, computed_at_sites(self.metrics))
+            return SiteRun(clients, computed_at_sites(self.metrics, self.federation.objective))
 
         own = {"model": self.own[k]} if k in self.own else {}
         return Site(name or f"site-{k}", lambda spec, number: run_of(number), self.folder / "state", own)

@@ -99,7 +99,7 @@ class FlowerTransport(SiteConnections, Transport):
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = initial_server(self.experiment.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
-        self._metrics = computed_at_sites(spec.recipe.get("metrics") or ())  # reported by sites
+        self._metrics = computed_at_sites(spec.recipe.get("metrics") or (), spec.objective)  # reported by sites
         self._tested: dict[int, Answer] = {}  # answers of the last test, which hold the results of the validation too
         self._left_out: set[int] = set()  # sites whose metrics on validation samples lack classes, logged once
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
@@ -180,7 +180,7 @@ class FlowerTransport(SiteConnections, Transport):
         ]
         outgoing = self._outgoing("test", context, tested, deliver, validate)
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
-        samples, computed = [0] * len(each), computed_at_sites(metrics)
+        samples, computed = [0] * len(each), {name: self._metrics[name] for name in metrics if name in self._metrics}
         steps: dict[str, list[float | None]] = {}
         answers, refused = self._ask(outgoing)
         self._tested = answers
@@ -202,7 +202,7 @@ class FlowerTransport(SiteConnections, Transport):
         if not any(self.nodes.tests(k) for k in range(len(each))):
             return None
         tests = evaluation.client_tests(each, samples, steps)
-        return replace(tests, notes=tests.notes | not_at_sites(metrics))
+        return replace(tests, notes=tests.notes | not_at_sites(metrics, self.spec.objective))
 
     def validate(self, context: Context) -> Row | None:
         """Combine the validation results that the sites sent with their last test results.
