@@ -141,6 +141,9 @@ class TableColumns:
         Args:
             x: Encoded table, [N, features].
 
+        Returns:
+            Counts of each bin by the name of the column.
+
         Raises:
             BadInput: If the range of such a column is not known.
         """
