@@ -130,7 +130,15 @@ class TableColumns:
         return [name for name, values in self.categories.items() if values is None]
 
     def sums_of_numbers(self, sums: Sequence[FeatureSums], rows: int) -> list[FeatureSums]:
-        """Return sums of features in which those of categories are 0: these are neither filled nor scaled."""
+        """Return sums of features in which those of categories are 0: these are neither filled nor scaled.
+
+        Args:
+            sums: Sums of all features.
+            rows: Number of samples behind them.
+
+        Returns:
+            Sums of each feature.
+        """
         numbers, known = set(self.of_numbers), self.names
         categories = {place for place, name in enumerate(known) if name not in numbers}
         return [FeatureSums(rows) if place in categories else own for place, own in enumerate(sums)]
@@ -154,7 +162,14 @@ class TableColumns:
         return counts
 
     def quantile_scale(self, counts: Mapping[str, Sequence[int]]) -> list[tuple[float, float]]:
-        """Return the middle and half the distance of each feature's quantiles; categories are not scaled."""
+        """Return the middle and half the distance of each feature's quantiles; categories are not scaled.
+
+        Args:
+            counts: Histograms of the columns of numbers.
+
+        Returns:
+            Shift and scale of each feature; 0 and 1 for those of categories.
+        """
         known = {name: quantile_scale(own, self.ranges[name]) for name, own in counts.items()}
         return [known.get(name, (0.0, 1.0)) for name in self.names]
 
