@@ -144,6 +144,8 @@ def test_the_command_is_a_health_check(
     assert capsys.readouterr().out == "ready\n"
     assert call([*words, "http://127.0.0.1:1"]) == 1
     assert "Flower's process does not answer at http://127.0.0.1:1" in capsys.readouterr().err
+    assert call([*words, "https://127.0.0.1:1"]) == 1
+    assert "ca.crt is not there: copy it" in capsys.readouterr().err
     monkeypatch.setattr(health, "FREE_BYTES", 2**80)  # a full disk: restarting the process would not help
     assert call([*words, flower]) == 0
     assert call([*words, flower, "--ready"]) == 1

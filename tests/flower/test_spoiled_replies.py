@@ -67,7 +67,7 @@ SPOILED: dict[Change, str] = {
     missing_tensor: "missing tensor",
     unexpected_tensor: "unexpected tensor",
     nothing_sent: "not that of this site",
-    old_round: "it answered round 1, asked was round 2",
+    old_round: "it answered round 1, the request was for round 2",
     another_experiment: "it answered",
     another_site: "not that of this site",
     no_samples: "said 14 and 4 when it came",

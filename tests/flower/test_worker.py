@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 from flwr.supercore.inflatable import inflatable_utils
 
 from fedhead.deploy.project import Project
-from fedhead.flower import factory, node, waits
+from fedhead.flower import backoff, factory, node
 from fedhead.flower.site import worker_client
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json
@@ -83,11 +83,11 @@ def test_a_busy_worker_ends_with_its_parent(hello: tuple[str, RecordDict]) -> No
         time.sleep(0.1)
 
 
-def test_waits_grow_with_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_intervals_grow_with_the_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], list[float]()
-    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(waits.time, "sleep", slept.append)
-    polls = waits.Waits(0.1)
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(backoff.time, "sleep", slept.append)
+    polls = backoff.Backoff(0.1)
     for later in (0.0, 2.0, 20.0, 200.0):
         now[0] = 100.0 + later
         polls.sleep(3)
@@ -98,7 +98,7 @@ def test_waits_grow_with_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatc
 
 def test_the_node_s_loop_answers_only_when_it_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     slept, tasks = list[float](), [True, False]
-    monkeypatch.setattr(waits.time, "sleep", slept.append)
+    monkeypatch.setattr(backoff.time, "sleep", slept.append)
     waiting = node.Waiting(lambda: tasks.pop(0))
     waiting.sleep(3)
     assert len(tasks) == 2
@@ -110,7 +110,7 @@ def test_the_node_s_loop_answers_only_when_it_has_a_message(monkeypatch: pytest.
 def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = inflatable_utils.pull_objects.__kwdefaults__
     monkeypatch.setitem(defaults, "initial_backoff", 1)
-    waits.shorten_object_waits()
+    backoff.shorten_object_waits()
     tries, begin = [], time.monotonic()
 
     def pull(name: str) -> bytes:

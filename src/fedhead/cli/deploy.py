@@ -26,7 +26,7 @@ def init(
         list[str] | None, Option("Data of a site; repeat the option for each site, in the same order.")
     ] = None,
     schema: Annotated[
-        Path | None, Option("Schema of the sites' tables, a YAML file; each site gets a copy, to accept it.")
+        Path | None, Option("Schema of the sites' tables, a YAML file; copied beside server.yaml and each site.yaml.")
     ] = None,
     target: Annotated[
         Literal["local", "compose", "kubernetes", "systemd"],
@@ -43,6 +43,7 @@ def init(
     Examples:
       fedhead deploy init demo rounds=3
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
+      fedhead deploy init clinic --recipe my.yaml --schema schema.yaml --site north --data north.csv
       fedhead deploy init clinic --site north --site south --target compose --address fl.example.org:8443
     """
     from fedhead.deploy import targets
@@ -63,6 +64,7 @@ def init(
         return
     for path in targets.write(project, target, address):
         print(path)
+    print("docs/containers.md shows how to start them")
 
 
 @command("Deploy", "deploy certs")

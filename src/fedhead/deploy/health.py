@@ -90,6 +90,8 @@ class Monitor:
             context = ssl.create_default_context(cafile=str(self.authority)) if secure else None
             with urllib.request.urlopen(f"{self.flower}/health", timeout=5, context=context):
                 pass
+        except FileNotFoundError:
+            return f"{self.authority} is not there: copy it from the folder of `fedhead deploy certs`"
         except OSError as error:
             return f"Flower's process does not answer at {self.flower} ({error})"
         if ready and not os.access(self._place, os.W_OK):

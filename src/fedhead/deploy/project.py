@@ -81,7 +81,7 @@ class Project:
         if schema is not None:
             TableSchema.read(schema)  # fail now if it is invalid
             if not data:
-                raise BadInput("schema: it is for tables of the sites: give the data of each site")
+                raise BadInput("schema: it describes the sites' tables: give the file of each site with --data")
         refuse_other_clients(assignments, sites)
         loaded = load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; the sites' input shapes are not known yet.

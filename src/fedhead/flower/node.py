@@ -1,11 +1,11 @@
 """Node of a site: `python -m fedhead.flower.node`, with the options of `flower-supernode`.
 
-It is Flower's SuperNode with two differences. A message is answered by this process and the site's worker, where Flower
-starts a process, which imports for two seconds. And it asks for messages more often: soon after the last one, and in
-longer and longer intervals, up to Flower's three seconds. The app that Flower sends with a run is not executed here.
+It is Flower's SuperNode with two differences. This process and the site's worker answer a message; Flower starts a new
+process for each, whose imports take two seconds. And it polls more often: soon after the last message, then in growing
+intervals up to Flower's three seconds. The app that Flower sends with a run is not executed here.
 
-Both use functions of Flower that are not public. With a version of Flower that was not tested the site is started by
-`flower-supernode` itself: the same answers, later.
+Both use functions of Flower that are not public. With an untested version of Flower, `flower-supernode` itself is
+started: the same answers, later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import flwr
 
-from fedhead.flower.waits import Waits, shorten_object_waits
+from fedhead.flower.backoff import Backoff, shorten_object_waits
 
 TESTED = "1.41."
 MESSAGE_SECONDS, REPLY_SECONDS = 0.2, 0.05  # shortest waits for a message of the SuperLink, and for our own reply
@@ -35,7 +35,7 @@ class Waiting:
     """
 
     def __init__(self, answer: Callable[[], bool]) -> None:
-        self._answer, self._message = answer, Waits(MESSAGE_SECONDS)
+        self._answer, self._message = answer, Backoff(MESSAGE_SECONDS)
 
     def sleep(self, seconds: float) -> None:
         """Wait for a message, for at most that many seconds, or answer the one that is here."""
@@ -50,7 +50,8 @@ class Waiting:
 def main() -> None:
     """Run the node until it is stopped."""
     if not flwr.__version__.startswith(TESTED):
-        print(f"Flower {flwr.__version__} starts a process for every message here; {TESTED}x does without", flush=True)
+        slow = f"Flower {flwr.__version__} starts a process for every message, which is slow: install flwr {TESTED}x"
+        print(slow, flush=True)
         os.execvp("flower-supernode", ["flower-supernode", *sys.argv[1:]])
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode

@@ -19,10 +19,10 @@ def main(grid: Grid, context: Context) -> None:
     from fedhead.core.system.errors import BadInput, FedheadError
     from fedhead.core.system.process import ProcessIdentity, exit_with
     from fedhead.core.system.text import printable
+    from fedhead.flower.backoff import shorten_object_waits
     from fedhead.flower.config import ServerFile
     from fedhead.flower.server.server_status import VARIABLE, ServerStatus
     from fedhead.flower.server_run import serve
-    from fedhead.flower.waits import shorten_object_waits
 
     copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
     status = ServerStatus(ProcessIdentity.of(os.getpid()))

@@ -40,7 +40,7 @@ def summable(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def small_classes(predictions: Predictions, minimum: int) -> list[int]:
-    """Return the classes with samples, but fewer than the minimum; none if the objective has no classes."""
+    """Return the classes with some samples, but fewer than `minimum`; none if the objective has no classes."""
     if not OBJECTIVES[predictions.objective].has_classes:
         return []
     counts = predictions.y.bincount(minlength=predictions.classes)

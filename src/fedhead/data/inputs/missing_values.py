@@ -39,9 +39,9 @@ class MissingValues:
     def filled(self, sums: Sequence[FeatureSums], rows: int) -> list[FeatureSums]:
         """Return the sums of the filled table, given those of the table and its number of rows."""
         means = torch.tensor(self.mean).tolist()  # as filled in
-        values = [known.times(mean, rows - known.count) for known, mean in zip(sums, means, strict=True)]
+        values = [known.with_rows(rows - known.count, mean) for known, mean in zip(sums, means, strict=True)]
         gaps = [rows - sums[place].count for place in self.indicated]
-        return [*values, *(FeatureSums().times(1.0, gap).times(0.0, rows - gap) for gap in gaps)]
+        return [*values, *(FeatureSums().with_rows(gap, 1.0).with_rows(rows - gap, 0.0) for gap in gaps)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the table without missing values, [N, F + indicated]."""

@@ -79,7 +79,7 @@ class TableStatistics:
             schema: Schema of the table.
             wanted: Preprocessing.
             minimum: Smallest number of rows behind a sum, a category or a class. Smaller categories and classes are not
-                named: only if no other client names them the table can't be encoded.
+                named: the table can be encoded only if another client names them.
 
         Raises:
             BadInput: If a category is not in the schema's list, or there are fewer rows behind a sum.
@@ -115,7 +115,7 @@ class TableStatistics:
 
     @classmethod
     def read(cls, entries: Mapping[str, Any], schema: TableSchema) -> TableStatistics:
-        """Read and validate the statistics of another machine, which may have sent anything.
+        """Read and validate the statistics that another machine has sent.
 
         Raises:
             BadInput: If they are not statistics of such a table.

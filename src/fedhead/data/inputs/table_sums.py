@@ -1,8 +1,8 @@
 """Sums over the rows of a table, from which missing values are filled and features are normalized.
 
-A sum is exact to about 32 digits: it is kept as a fraction, and sent as two numbers, the second of which is the
-rounding error of the first. So the sums of all clients equal those of the pooled table in any order, and the variance
-of a feature with a large mean, such as a year, keeps its digits although it is computed in one pass.
+A sum is exact to about 32 digits: it is stored as a fraction, and sent as a float and its rounding error. So the sums
+of all clients equal those of the pooled table in any order. The variance of a feature with a large mean, such as a
+year, keeps its digits although it is computed in one pass.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FeatureSums:
     def __add__(self, other: FeatureSums) -> FeatureSums:
         return FeatureSums(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
-    def times(self, value: float, rows: int) -> FeatureSums:
-        """Return the sums after adding some rows with one value."""
+    def with_rows(self, rows: int, value: float) -> FeatureSums:
+        """Return the sums after adding rows that all have one value."""
         exact = Fraction(value)
         return self + FeatureSums(rows, rows * exact, rows * exact**2)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.text import printable
 from fedhead.core.tree.tree import Tree
-from fedhead.flower.waits import Waits
+from fedhead.flower.backoff import Backoff
 from fedhead.flower.wire import site_errors, wire
 from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json, version
 
@@ -87,7 +87,7 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
             pending[message_id] = key
         else:
             answers[key] = Failure("the message could not be sent")
-    deadline, waits = time.monotonic() + seconds, Waits(poll)
+    deadline, backoff = time.monotonic() + seconds, Backoff(poll)
     while pending and time.monotonic() < deadline:
         for reply in grid.pull_messages(list(pending)):
             # Flower's own errors come from no node: only the message id identifies the request.
@@ -95,7 +95,7 @@ def ask(grid: Grid, poll: float, outgoing: Mapping[int, Outgoing], seconds: floa
             if key_of is not None:
                 answers[key_of] = _read(reply, outgoing[key_of].expected)
         if pending:
-            waits.sleep(LONGEST_POLL)
+            backoff.sleep(LONGEST_POLL)
     return answers | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 

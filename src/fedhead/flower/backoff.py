@@ -1,19 +1,19 @@
-"""Waits between two polls: short at first, then growing."""
+"""Polling intervals: short at first, then growing."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 
-SHARE = 0.1  # of the time that has passed
-OBJECT_SECONDS = 0.1
+SHARE = 0.1  # interval as a share of the elapsed time
+OBJECT_SECONDS = 0.1  # first interval for parts of a message
 
 
-class Waits:
-    """Waits that are a share of the time since they began, so that polling adds a tenth at most and polls rarely.
+class Backoff:
+    """Polling intervals that grow with the elapsed time: long waits need few polls and last at most a tenth longer.
 
     Args:
-        shortest: Shortest wait in seconds.
+        shortest: Shortest interval in seconds.
     """
 
     def __init__(self, shortest: float) -> None:
@@ -21,18 +21,18 @@ class Waits:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with short waits again."""
+        """Begin with short intervals again."""
         self._begin = time.monotonic()
 
     def sleep(self, longest: float) -> None:
-        """Wait, for at most that many seconds."""
+        """Sleep for the next interval, at most `longest` seconds."""
         time.sleep(min(longest, max(self.shortest, SHARE * (time.monotonic() - self._begin))))
 
 
 def shorten_object_waits() -> None:
-    """Let Flower ask again soon for parts of a message that are still on their way to the SuperLink.
+    """Shorten Flower's wait for parts of a message that have not arrived at the SuperLink yet.
 
-    By default it waits for a second, which frequent polls would meet in most rounds. The setting is not public: a
+    Flower waits for a second. With frequent polls this would happen in most rounds. The setting is not public: a
     version of Flower without it keeps its own wait.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
