@@ -70,7 +70,7 @@ SPOILED: dict[Change, str] = {
     old_round: "it answered round 1, the request was for round 2",
     another_experiment: "it answered",
     another_site: "not that of this site",
-    no_samples: "said 14 and 4 when it came",
+    no_samples: "reported 14 samples to train, 0 to validate and 4 to test on when it joined",
     negative_samples: "out of range",
     another_version: "runs fedhead 0.0.1",
     an_unknown_entry: "another version",

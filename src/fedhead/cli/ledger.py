@@ -14,7 +14,7 @@ def ledger(
 ) -> None:
     """List the requests of a server to a site, and what the site sent.
 
-    Every line of ledger.jsonl is a JSON object with more: the recipe, names and shapes of all tensors, metrics.
+    The lines of ledger.jsonl have more entries: the recipe, names and shapes of all tensors, metrics.
 
     Examples:
       fedhead ledger clinic/sites/north

@@ -140,7 +140,7 @@ class SiteFile(_File, Policy):
     test: str | None = None  # the site's test samples, in the same formats
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share to hold out
     schema: str | None = None  # the schema of tables that this site has accepted: a copy of the server's file
-    label: str | None = None  # column of the labels, if it is called otherwise than in the schema
+    label: str | None = None  # column of the labels, if its name is not the schema's
     leave_out: tuple[str, ...] = ()  # columns of its tables that are not used
     validation: Annotated[float, Above(0), Below(1)] | None = None  # share to hold out for callbacks
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size

@@ -28,7 +28,7 @@ MESSAGE_SECONDS, REPLY_SECONDS = 0.2, 0.05  # shortest waits for a message of th
 
 
 class Waiting:
-    """Sleep of the SuperNode's loop: Flower's is 3 s long without a message, and 0.5 s without a reply.
+    """Replacement of `time` in the SuperNode's loop, which sleeps for 3 s without a message, for 0.5 s without a reply.
 
     Args:
         answer: Answers the task of the message that the loop has received; False if there is none.

@@ -130,7 +130,7 @@ class TableSchema:
         Args:
             source: A data frame, the path of a CSV or Parquet file, or a list of paths, whose rows are concatenated.
             label: Name of the label's column in the table; None: that of the schema.
-            leave_out: Columns of the table that are not used. A column of the schema counts as empty then.
+            leave_out: Columns of the table that are not used. A column of the schema is then empty.
             objective: Objective of the labels: classes are texts, other targets numbers.
 
         Returns:
@@ -154,7 +154,9 @@ class TableSchema:
             for name in wanted:
                 require(name in known, f"{where} has no column {name!r}; it has {', '.join(known)}")
             if other := [name for name in known if name not in wanted and name not in leave_out]:
-                raise BadInput(f"{where}: {', '.join(other)} is not in the schema: name what is not used in leave_out")
+                raise BadInput(
+                    f"{where}: {', '.join(other)} is not in the schema: drop it, or list it in leave_out of site.yaml"
+                )
             checked = {
                 name: pd.Series(None, frame.index, object if column.type == "category" else np.float64)
                 if name in leave_out

@@ -292,7 +292,7 @@ class FlowerTransport(SiteConnections, Transport):
         )
         if counts != before:
             self.nodes.forget(response.site)
-            return f"it has {counts}, and said {before} when it came: its data has changed, it is asked again"
+            return f"it has {counts}, but reported {before} when it joined: its data has changed"
         if (response.correct or 0) > response.validations:
             return "it reports more correct predictions than validation samples"
         known = self._exchanges[request.algorithm]
