@@ -292,7 +292,8 @@ class FlowerTransport(SiteConnections, Transport):
         )
         if counts != before:
             self.nodes.forget(response.site)
-            return f"it has {counts}, but reported {before} when it joined: its data has changed"
+            change = f"it has {counts}, but reported {before} when it joined"
+            return f"{change}: its data has changed, it is asked again"
         if (response.correct or 0) > response.validations:
             return "it reports more correct predictions than validation samples"
         known = self._exchanges[request.algorithm]
