@@ -44,14 +44,16 @@ class Server:
         spec.recipe.update({"model.hidden": [int(width) for width in self.hidden.split()], **keys})
         return spec
 
-    def ask(self, spec: RunSpec, stage: str = "ridge", kind: Any = "work", shift: float = 0.0) -> tuple[Response, Any]:
+    def ask(
+        self, spec: RunSpec, stage: str = "ridge", kind: Any = "work", shift: float = 0.0, accepted: int = 0
+    ) -> tuple[Response, Any]:
         """Return the site's response and tensors; `shift` changes the weights."""
         experiment = factory.experiment_of(spec.recipe_of_run(), spec)
         clients = DryRun(spec, experiment, lambda own: experiment.models).clients
         server = experiment.method.init_server(clients.initial[0] + shift, clients.task)
         algorithm = exchanges(experiment.method, experiment.stages)[stage]
         down = make_downlink(algorithm, server, [0], clients.task_of)
-        request = Request(kind, spec, 60.0, round=1, algorithm=stage)
+        request = Request(kind, spec, 60.0, round=1 + accepted, algorithm=stage, accepted=accepted)
         trees = {"broadcast": down.broadcast, "per_client": down.per_client[0]}
         content = through_bytes(wire.pack(to_json(request), {} if kind == "hello" else trees))
         site = factory.site_of(str(self.site_file))  # a new process for every request
@@ -122,6 +124,31 @@ def test_rows_are_drawn_once(tmp_path: Path) -> None:
     drawn = {tuple(whole.with_client_test(0.2, seed=seed).rows[0]) for seed in range(5)}
     assert len(drawn) == 5
     assert all(count(spec) == expected for spec in [*others, moved])
+
+
+def test_other_classes_draw_no_other_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The draw of a share depends on the numbers of the classes, which the server gives."""
+    server = Server(tmp_path, "client_test: stratified(0.17)\n")
+    mistaken = replace(server.new_run(), classes=2)
+    assert server.ask(mistaken, kind="hello")[0].problem == "data"  # its classes are not kept
+    assert server.ask(server.spec)[0].problem is None
+    assert server.ask(replace(server.new_run(), names=["0", "1", "2"]))[0].problem is None
+    for other in (
+        replace(server.new_run(), names=["1", "2", "0"]),
+        replace(server.new_run(rounds=1, stages=[], objective="regression"), classes=1),
+    ):
+        assert server.ask(other, "train")[0].problem == "policy"
+        assert "differ from those of this site's first run, and would draw other samples" in capsys.readouterr().err
+    (tmp_path / "state" / "draw-north.json").write_text("[0, 0]")
+    assert server.ask(server.spec)[0].problem == "state"
+
+
+def test_statistics_from_another_state_are_another_release(tmp_path: Path) -> None:
+    server = Server(tmp_path, "releases: 1\n")
+    spec = server.new_run(method="fedclassavg", rounds=3, stages=["ncm"])
+    for shift, problem in ((0.0, None), (0.5, "policy")):  # round 1 again, with another classifier: another extractor
+        assert server.ask(spec, "train", shift=shift)[0].problem is None
+        assert server.ask(spec, "ncm", accepted=1)[0].problem == problem
 
 
 def test_other_weights_and_other_runs_count_as_releases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

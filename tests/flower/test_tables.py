@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from clinics import NAMES, SCHEMA, clinic, write_clinics
 
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
+from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.deploy.project import Project
 from fedhead.flower import factory
 from fedhead.flower.server_run import serve
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.site_errors import TEXTS
+from fedhead.flower.wire.site_errors import TEXTS, SiteProblem
 from fedhead.testing.inprocess import InProcess
 
 WORDS = ("rounds=2", "batch_size=8", "lr=0.1", "model=mlp(hidden=[6])", "missing=mean", "normalize=standard")
@@ -217,6 +220,23 @@ def test_a_site_accepts_one_schema(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "differs from schema.yaml in the column 'age'" in told
     assert "differs from schema.yaml in the column 'sex'" in told
     assert "site.yaml names no schema of tables" in told
+
+
+def test_a_site_accepts_only_encodings_of_its_schema(tmp_path: Path) -> None:
+    """Numbers as categories would be one feature per value, whose statistics are whole rows."""
+    made, _ = project(tmp_path)
+    spec, site = factory.run_spec(made.server()), made.sites()["north"]
+    schema = TableSchema.from_mapping(yaml.safe_load(SCHEMA))
+    fitted = schema.encoding([{name: ["a", "b"] for name in schema.columns}], missing=True).to_json()
+    site.check_schema(replace(spec, table={**spec.table, "columns": fitted}))
+    numbers = next(name for name, column in schema.columns.items() if column.type == "number")
+    for changed in (
+        {**fitted, "categories": {**fitted["categories"], numbers: ["1", "2"]}},
+        {**fitted, "categories": dict(reversed(fitted["categories"].items()))},
+        {**fitted, "categories": {**fitted["categories"], "sex": ["f"]}},
+    ):
+        with pytest.raises(SiteProblem, match="encodes other columns or categories"):
+            site.check_schema(replace(spec, table={**spec.table, "columns": changed}))
 
 
 def test_statistics_of_a_table_are_a_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

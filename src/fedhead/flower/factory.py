@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -31,7 +31,7 @@ from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site import site_data as own_data
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_metrics import computed_at_sites
-from fedhead.flower.site.site_store import first_draw
+from fedhead.flower.site.site_store import first_draw, keep_draw
 from fedhead.flower.wire.protocol import RunSpec, to_json
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.models.split_model import SplitModel
@@ -42,6 +42,9 @@ from fedhead.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+
+Read = TypeVar("Read")
 
 
 # -- sites ------------------------------------------------------------------------------------------
@@ -76,20 +79,25 @@ def site(file: SiteFile) -> Site:
         if file.data == RECIPE_DATA:
             return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
         more = {"test": file.test, "validation": file.validation, "size": file.size, "public": file.public}
-        return own_data.federation(spec, number, file.data, **own_table(number, recipe), **more)  # type: ignore[arg-type]
+        return read_own(own_data.federation, spec, number, **more)
 
-    def own_table(number: int, recipe: Recipe) -> dict[str, Any]:
-        drawn = first_draw(file.at(file.state), file.name, recipe.seed, number) if file.draws else None
+    def read_own(read: Callable[..., Read], spec: RunSpec, number: int, **more: Any) -> Read:
+        draw = file.at(file.state) / f"draw-{file.name}.json"
+        first = first_draw(draw, spec, number) if file.draws else None
+        drawn = None if first is None else (first["seed"], first["number"])
         names = own_data.ColumnNames(file.label, file.leave_out)
-        return {"base": file.path.parent, "client_test": file.client_test, "drawn": drawn, "names": names}
+        more |= {"base": file.path.parent, "client_test": file.client_test, "drawn": drawn, "names": names}
+        result = read(spec, number, file.data, **more)
+        if first is not None:
+            keep_draw(draw, first)  # after the data are read, so that a mistaken run decides nothing
+        return result
 
     def statistics(spec: RunSpec, number: int) -> TableStatistics:
         recipe = spec.recipe_of_run([file.path.parent])
         file.check_held_out(recipe)
         file.check_schema(spec)
         with coded("data"):
-            given = own_table(number, recipe)
-            return own_data.statistics(spec, number, file.data, **given, minimum=file.min_class_count)
+            return read_own(own_data.statistics, spec, number, minimum=file.min_class_count)
 
     def fresh(spec: RunSpec, number: int) -> SiteRun:
         recipe = spec.recipe_of_run([file.path.parent])

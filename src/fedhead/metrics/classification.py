@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.core.components.ranges import AtLeast
+from fedhead.core.components.ranges import AtLeast, AtMost
 from fedhead.core.system.errors import BadInput
 from fedhead.metrics.predictions import Confusion, Predictions
 from fedhead.metrics.registry import CLASSIFICATION, Undefined, metric
 
 Average = Literal["macro", "weighted", "micro", "binary"]
 Floats = NDArray[np.float64]
-ROC_BINS = 1024  # resolution of histograms that sites send for the AUROC
+ROC_BINS = 1024  # most bins of histograms, since finer ones would show single samples of a site
 
 
 # -- from counts --------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def brier(predictions: Predictions) -> float:
 
 
 @metric("ece", "min", CLASSIFICATION)
-def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1)] = 15) -> float:
+def ece(predictions: Predictions, bins: Annotated[int, AtLeast(1), AtMost(ROC_BINS)] = 15) -> float:
     """Return the expected calibration error with equal-width confidence bins (Guo et al., 2017, Eq. 3).
 
     Args:
@@ -169,7 +169,7 @@ def ece_of_gaps(gaps: Tensor, samples: int, bins: int = 15) -> float:
 def auroc(
     predictions: Predictions,
     average: Literal["macro", "weighted"] = "macro",
-    bins: Annotated[int, AtLeast(2)] | None = None,
+    bins: Annotated[int, AtLeast(2), AtMost(ROC_BINS)] | None = None,
 ) -> float:
     """Return the area under the ROC curve: of the second of two classes, or the one-vs-rest average.
 

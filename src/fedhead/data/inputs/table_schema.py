@@ -117,6 +117,15 @@ class TableSchema:
             return "the names or the order of the columns"
         return next((f"the column {name!r}" for name, own in self.columns.items() if own != other.columns[name]), None)
 
+    def permits(self, columns: TableColumns) -> bool:
+        """Return whether an encoding is one of this schema: its columns with their types, categories and ranges."""
+        found = {name: columns.categories.get(name) or () for name in self.columns}
+        try:
+            own = self.encoding([found], columns.missing)
+            return columns == own and list(columns.categories) == list(own.categories)
+        except BadInput:
+            return False
+
     # -- tables -----------------------------------------------------------------------------------
     def table(
         self,

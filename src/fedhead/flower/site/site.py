@@ -142,7 +142,7 @@ class Site:
             metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
             tests = ModelTests(clients, algorithm, downlink, states, request.round, k, metrics)
             return self._test(request, tests, trees.get("model"), response, store)
-        release = self._release(request, downlink, clients, k) if _sends_statistics(algorithm) else ""
+        release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
@@ -189,22 +189,24 @@ class Site:
     def _check_statistics(self, request: Request, site_run: SiteRun, k: int) -> None:
         """Check a run's statistics before its first round, so that no training is lost."""
         names = [name for name, algorithm in site_run.algorithms.items() if _sends_statistics(algorithm)]
-        values = sum(t[0].numel() for t in tensors_of(request.spec.blank()))
+        table = request.spec.schema
+        values = len(table.columns) if table else sum(t[0].numel() for t in tensors_of(request.spec.blank()))
         self.policy.check_features(names, site_run.clients.task_of(k).model.features, values)
         if names and request.kind == "hello":
             others = [run for run in self._releases().values() if run != request.spec.experiment]
             self.policy.check_releases(len(others))
 
-    def _release(self, request: Request, downlink: Downlink, clients: Clients, k: int) -> str:
+    def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
         """Return the digest of a release of statistics; one that was sent before is permitted again.
 
         It covers everything that the sums depend on, except the kind of statistics: all stages of a run that start from
         the same weights are one release.
         """
         asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen=""))
+        (k,) = downlink.per_client
         samples = clients.federation.train.take(clients.federation.rows[k])
         tensors = {str(i): t for i, t in enumerate((*tensors_of(samples.x), samples.y))}
-        trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k])]
+        trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k], kept)]
         release, earlier = digest_json([asked, *trees, digest_of(tensors, 16)], 16), self._releases()
         if release not in earlier:
             self.policy.check_releases(len(earlier))

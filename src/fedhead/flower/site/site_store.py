@@ -10,28 +10,53 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree, save_tree
+from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem
 
 
-def first_draw(root: Path, site: str, seed: int, number: int) -> tuple[int, int]:
+def first_draw(path: Path, spec: RunSpec, number: int) -> dict[str, Any]:
     """Return the seed and client number of a site's first run, which draw its test samples in all later runs too.
 
     So no server can change the training samples of a site. The first run equals a simulation with the same seed.
+    Its classes and its objective are returned as well: the draw depends on them, so later runs must have the same.
     """
-    path = root / f"draw-{site}.json"
-    if not path.exists():
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            with atomic(path) as draft:
-                draft.write_text(json.dumps([seed, number]))
-        except OSError as error:
-            raise _unwritable(path, error) from error
-    first_seed, first_number = json.loads(path.read_text())
-    return int(first_seed), int(first_number)
+    unfitted = spec.schema is not None and spec.columns is None  # the classes of a table may not be known yet
+    names = None if unfitted else list(spec.names or map(str, range(spec.classes)))
+    run = {"seed": int(spec.recipe["seed"]), "number": number, "objective": spec.objective, "classes": names}
+    first = _read_draw(path) if path.exists() else run
+    for key in ("objective", "classes"):
+        if None not in (first[key], run[key]) and first[key] != run[key]:
+            raise SiteProblem(
+                "policy",
+                f"the run's {key} differ from those of this site's first run, and would draw other samples: "
+                f"delete {path} if you agree to this run",
+            )
+    return first | {"classes": first["classes"] or names}
+
+
+def keep_draw(path: Path, first: dict[str, Any]) -> None:
+    """Write the file of the first draw if it is missing, or its classes were not known."""
+    if path.exists() and _read_draw(path) == first:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as draft:
+            draft.write_text(json.dumps(first))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _read_draw(path: Path) -> dict[str, Any]:
+    try:
+        first = json.loads(path.read_text())
+        return {key: first[key] for key in ("seed", "number", "objective", "classes")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SiteProblem("state", f"{path} can't be read: restore it, or delete it to draw anew") from error
 
 
 def _unwritable(path: Path, error: OSError) -> SiteProblem:
