@@ -6,7 +6,7 @@
 trains the methods on the tables, texts, series and sounds of a folder (the layout is in docs/data_files.md) for several
 seeds, computes heads after FedAvg and in one round, writes one CSV row per file, seed and method as soon as it is done,
 and prints the tables of docs/natural.md (--show: of the rows that there are). Rows that the CSV file holds already are
-kept. Compute belong to a kind of data (`KINDS` of natural_files.py), not to a file; for time there are half as many
+kept. Settings belong to a kind of data (`KINDS` of natural_files.py), not to a file; for time there are half as many
 rounds, and batches of 64.
 """
 
