@@ -70,7 +70,7 @@ def test_csv_and_parquet_files_are_the_same_table(tmp_path: Path) -> None:
         ({"age": ["old"] * 40}, r"column 'age' holds 'old' in row 0, it must be a number in years"),
         ({"age": [np.inf] * 40}, "column 'age' holds inf in row 0, it must be a number"),
         ({"age": [600.0] * 40}, "column 'age' holds 600.0 in row 0, it must be between 0 and 120 in years"),
-        ({"weight": [1.0] * 40}, "weight is not in the schema: name what is not used in leave_out"),
+        ({"weight": [1.0] * 40}, "weight is not in the schema: drop it, or list it in leave_out"),
         ({"ward": None}, "has no column 'ward'; it has patient"),
     ],
 )
