@@ -125,7 +125,7 @@ class WrongHook(fh.Method):
 
 
 FAULTS = {
-    CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample; a model",
+    CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample;",
     CallsItem: r"^CallsItem: .*CallsItem\.loss \(test_planted_faults\.py, line \d+\) .*item.*at once.*torch\.where$",
     Branches: r"^Branches: .*Branches\.finish \(test_planted_faults\.py, line \d+\) .*an if.*at once.*torch\.where$",
     KeepsOnSelf: r"^KeepsOnSelf changes KeepsOnSelf\.seen, but a component keeps nothing .* client's state",
