@@ -170,7 +170,7 @@ def test_other_weights_and_other_runs_count_as_releases(tmp_path: Path, capsys: 
 
 
 def test_all_stages_of_a_run_are_one_release(tmp_path: Path) -> None:
-    """Those that begin with another stage too: `finetune_ccvr` asks for other statistics than `ccvr`."""
+    """Stages that begin with another stage count once too, though `finetune_ccvr` and `ccvr` ask for different sums."""
     stages = ["ncm", "ridge", "qda", "ccvr", "personal_lda", "finetune_ccvr"]
     words = ["subset=300", "partition=iid", "rounds=1", f"stages=[{', '.join(stages)}]", "client_test=0.2"]
     words += ["model.hidden=[16]", "stage.ccvr.epochs=1", "stage.ccvr.samples=5", "stage.finetune_ccvr.epochs=1"]

@@ -41,7 +41,7 @@ class Ledger:
         """Return the ledger at a path: a ledger file, a run folder, or the folder of a site or of its state.
 
         Raises:
-            BadInput: If there is none.
+            BadInput: If the path has no ledger.
         """
         for place in (path, path / LEDGER, path / "state" / LEDGER):
             if place.is_file():

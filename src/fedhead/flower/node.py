@@ -31,7 +31,7 @@ class Waiting:
     """Replacement of `time` in the SuperNode's loop, which sleeps for 3 s without a message, for 0.5 s without a reply.
 
     Args:
-        answer: Answers the task of the message that the loop has received; False if there is none.
+        answer: Answers the task of the received message; returns False without a task.
     """
 
     def __init__(self, answer: Callable[[], bool]) -> None:

@@ -91,7 +91,7 @@ def cutout(grid: Grid, key: Tensor, side: int) -> Grid:
 def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
     """Crop a random rectangle and resize it to the full size (bilinear), as torchvision's RandomResizedCrop.
 
-    Ten rectangles are drawn and the first one inside the image is used; if there is none, the whole image.
+    Draw ten rectangles and use the first that lies inside the image, or the whole image if all lie outside.
 
     Args:
         x: Images, [B, C, H, W].
