@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.flower import ledger
 from fedhead.flower.site.site import Site
+from fedhead.flower.site.site_store import unwritable
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.protocol import Response, read_request, to_json, version
 from fedhead.flower.wire.site_errors import SiteProblem, coded, record
@@ -55,9 +56,7 @@ def _record(site: Site, entry: Mapping[str, object]) -> None:
     try:
         site.ledger.append(entry)
     except OSError as error:
-        raise SiteProblem(
-            "disk", f"{site.ledger.path} can't be written: {error.strerror}; make room or set another 'state' folder"
-        ) from error
+        raise unwritable(site.ledger.path, error) from error
 
 
 def _problem(name: str, header: dict[str, object], code: str, reference: str) -> RecordDict:

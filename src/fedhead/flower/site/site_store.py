@@ -48,7 +48,7 @@ def keep_draw(path: Path, first: dict[str, Any]) -> None:
         with atomic(path) as draft:
             draft.write_text(json.dumps(first))
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def _read_draw(path: Path) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def _read_draw(path: Path) -> dict[str, Any]:
         raise SiteProblem("state", f"{path} can't be read: restore it, or delete it to draw anew") from error
 
 
-def _unwritable(path: Path, error: OSError) -> SiteProblem:
+def unwritable(path: Path, error: OSError) -> SiteProblem:
+    """Return the problem of a file that can't be written."""
     reason = f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
     return SiteProblem("disk", reason)
 
@@ -90,4 +91,4 @@ class SiteStore:
             self.path.mkdir(parents=True, exist_ok=True)
             save_tree(path, tree)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
