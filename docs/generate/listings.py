@@ -39,6 +39,7 @@ GUIDES = {
     "samplers": "clients.md",
     "aggregators": "robustness.md",
     "uploads": "uploads.md",
+    "protections": "privacy.md",
     "executors": "executors.md",
     "analyses": "ccvr.md",
 }

@@ -24,7 +24,7 @@ GROUPS = {
         "Writing methods and stages",
         ("fedhead.algorithm", "fedhead.core.training.batch", "fedhead.core.tree.tree"),
     ),
-    "statistics": ("Class statistics", ("fedhead.calibration",)),
+    "statistics": ("Class statistics and privacy", ("fedhead.calibration", "fedhead.privacy")),
     "clients": (
         "Aggregators, samplers and clients",
         ("fedhead.aggregators", "fedhead.samplers", "fedhead.engine.policies"),

@@ -139,6 +139,11 @@ from fedhead.papers.analyses.registry import ANALYSES as ANALYSES
 from fedhead.papers.analyses.registry import AnalysisOptions as AnalysisOptions
 from fedhead.papers.analyses.registry import AnalysisReport as AnalysisReport
 from fedhead.papers.analyses.registry import analysis as analysis
+from fedhead.privacy.base import PROTECTIONS as PROTECTIONS
+from fedhead.privacy.base import Protection as Protection
+from fedhead.privacy.base import protection as protection
+from fedhead.privacy.dp import DP as DP
+from fedhead.privacy.guarantee import Guarantee as Guarantee
 from fedhead.runs.reopen import Trained as Trained
 from fedhead.samplers.base import SAMPLERS as SAMPLERS
 from fedhead.samplers.base import Sampler as Sampler

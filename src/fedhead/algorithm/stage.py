@@ -17,6 +17,7 @@ from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.privacy.base import Protection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,18 @@ class Stage(Algorithm):
         # starting from the method's model needs all that the method broadcasts
         object.__setattr__(bound, "broadcast", tuple(dict.fromkeys((*method.broadcast, *type(self).broadcast))))
         return bound
+
+    def protect(self, protection: Protection, releases: int) -> Self:
+        """Return the stage with differential privacy of what its clients send.
+
+        Args:
+            protection: Protection of the run's stages.
+            releases: Number of stages that share its budget.
+
+        Raises:
+            BadInput: If the stage can't be protected.
+        """
+        raise BadInput(f"privacy: {protection.name} can't protect what clients send in the stage {self.name}")
 
     def check_counts(self, count: Tensor) -> None:
         """Check the samples per class before the run; called only in simulations, which know all clients' data.

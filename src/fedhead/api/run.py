@@ -41,6 +41,7 @@ from fedhead.models.check import require_runnable
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
+from fedhead.privacy.base import Protection
 from fedhead.recipes import initial_weights
 from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.parts import COMPONENT_KINDS, LOGGER_PART
@@ -91,6 +92,7 @@ def run(
     sampler: Sampler | type[Sampler] | str | None = None,
     stragglers: Stragglers | str | None = None,
     uploads: Sequence[Upload | type[Upload] | str] = (),
+    privacy: Sequence[Protection | type[Protection] | str] = (),
     aggregator: Aggregator | type[Aggregator] | str | None = None,
     outliers: OutlierPolicy | str | None = None,
     seed: int = 0,
@@ -162,6 +164,7 @@ def run(
             steps.
         uploads: Transforms of each reply before it is sent, in order: uploads, their classes, or texts such as
             `clip(1.0)`.
+        privacy: Differential privacy of what clients send, such as `dp(epsilon=1)` for the statistics of stages.
         aggregator: Aggregator that replaces the weighted mean, such as `krum(2)`, its class, or a text.
         outliers: Policy for replies that differ from the others of their round, such as `drop(norm=5)`.
 

@@ -10,7 +10,7 @@ from fedhead.cli.output import print_table
 
 Kind = Literal[
     "methods", "stages", "datasets", "models", "heads", "partitions", "executors", "analyses", "metrics", "uploads",
-    "aggregators", "samplers", "callbacks", "loggers", "recipes", "keys",
+    "protections", "aggregators", "samplers", "callbacks", "loggers", "recipes", "keys",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.loggers.base import LOGGERS, Logger
 from fedhead.methods import METHODS
+from fedhead.privacy.base import PROTECTIONS, Protection
 from fedhead.recipes.recipe import Recipe
 from fedhead.samplers.base import SAMPLERS, Sampler
 from fedhead.stages import STAGES
@@ -116,6 +117,7 @@ COMPONENT_KINDS = (
     Part("method", Method, METHODS),
     Part("stages", Stage, STAGES, many=True, example="['ccvr']"),
     Part("uploads", Upload, UPLOADS, many=True, example="['clip(1.0)', 'half']"),
+    Part("privacy", Protection, PROTECTIONS, many=True, example="['dp(epsilon=1)']"),
     Part("aggregator", Aggregator, AGGREGATORS),
     Part("sampler", Sampler, SAMPLERS),
     Part("outliers", OutlierPolicy, example="'drop(norm=5)'"),

@@ -26,7 +26,7 @@ Decay = Annotated[float, AtLeast(0), Below(1)]  # decay of a moving average
 Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
-_CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
+_CALLS = ("model", "uploads", "privacy", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
 _HOW = ("executor", "device", "precision", "compile")  # options of commands
 _NO_KEYS = {*_NESTED.values(), FOLDERS}
 # Keys that, with the seeds, determine the samples and their partition; and keys of the model's inputs.
@@ -109,6 +109,7 @@ class Recipe:
     stages: tuple[str, ...] = ()  # stages after the rounds, e.g. stages=[ccvr, finetune]
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uploads: tuple[str, ...] = ()  # transforms of what clients send, e.g. uploads=[clip(1.0), half]
+    privacy: tuple[str, ...] = ()  # differential privacy of what clients send, e.g. privacy=[dp(epsilon=1)]
     aggregator: str | None = None  # aggregation rule; null: the method's weighted mean, e.g. aggregator=krum(2)
     outliers: str | None = None  # policy for replies that stand out; null: none, e.g. outliers=drop(norm=5)
     metrics: tuple[str, ...] = ()  # metrics besides the accuracy, e.g. metrics=[balanced_accuracy]

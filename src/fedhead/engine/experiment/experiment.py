@@ -21,13 +21,14 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.system.log import warn_once
 from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.data.federation.federation import Federation
-from fedhead.engine.experiment import compatibility, training_objective
+from fedhead.engine.experiment import compatibility, protections, training_objective
 from fedhead.engine.experiment.callbacks import Callback, CallbackList
 from fedhead.engine.policies import robust_mean, sampling
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.metrics.registry import Metric
 from fedhead.models.split_model import SplitModel
+from fedhead.privacy.base import Protection
 from fedhead.samplers.base import Sampler
 from fedhead.samplers.uniform import UniformSampler
 
@@ -86,6 +87,7 @@ class Experiment:
         schedule: Rounds, participation, seed and evaluation.
         stages: Stages after the rounds, in order.
         uploads: Transforms of a reply before it leaves a client, in order.
+        privacy: Differential privacy of what clients send.
         aggregator: Aggregator that replaces the weighted mean; None: the mean.
         outliers: Policy for outlying replies; None: all replies count.
         sampler: Sampler of the cohorts; None: uniform.
@@ -104,6 +106,7 @@ class Experiment:
     schedule: Schedule
     stages: tuple[Stage, ...] = ()
     uploads: tuple[Upload, ...] = ()
+    privacy: tuple[Protection, ...] = ()
     aggregator: Aggregator | None = None
     outliers: OutlierPolicy | None = None
     sampler: Sampler | None = None
@@ -113,8 +116,8 @@ class Experiment:
     assign: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Bind the stages to the method."""
-        object.__setattr__(self, "stages", bind(self.stages, self.method))
+        """Bind the stages to the method and protect them."""
+        object.__setattr__(self, "stages", protections.protect(bind(self.stages, self.method), self.privacy))
 
     def with_models(self, models: Sequence[SplitModel], assign: Sequence[int]) -> Self:
         """Return the experiment with other models: those of one site, or those of all sites as the server knows them.
@@ -149,6 +152,7 @@ class Experiment:
         for algorithm in (self.method, *self.stages):
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
+        protections.check(self.privacy, self.method, self.stages, self.schedule.rounds)
         for step in self.uploads:
             step.check(self.method)
         if self.aggregator is not None:

@@ -1,0 +1,44 @@
+"""Protections of an experiment: binding to its stages, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import warn_once
+from fedhead.privacy.base import Protection
+
+
+def protect(stages: Sequence[Stage], privacy: Sequence[Protection]) -> tuple[Stage, ...]:
+    """Return the stages with the differential privacy of what their clients send.
+
+    Raises:
+        BadInput: If a stage can't be protected.
+    """
+    releases = sum(bool(stage.class_rows) or stage.prerequisite() is not None for stage in stages)
+    for protection in privacy:
+        if protection.covers == "stages":
+            stages = [stage.protect(protection, releases) for stage in stages]
+    return tuple(stages)
+
+
+def check(privacy: Sequence[Protection], method: Method, stages: Sequence[Stage], rounds: int) -> None:
+    """Check that each protection has something to protect; warn if others than the protected replies leave clients.
+
+    Raises:
+        BadInput: If a protection has no effect, or two protect the same.
+    """
+    covered = [protection.covers for protection in privacy]
+    for protection in privacy:
+        if covered.count(protection.covers) > 1:
+            raise BadInput(f"privacy: two protections of the {protection.covers}: name one")
+        if protection.covers == "stages" and not stages:
+            raise BadInput(f"privacy: {protection.name} protects stages, and there is none: add stages=[ridge]")
+        if protection.covers == "rounds" and not rounds:
+            raise BadInput(f"privacy: {protection.name} protects rounds, and there is none: set rounds")
+    if privacy and rounds and "rounds" not in covered:
+        warn_once(f"privacy protects the stages only: the updates of {method.name}'s rounds are sent without noise")
+    if privacy and stages and "stages" not in covered:
+        warn_once(f"privacy protects the rounds only: stage {stages[0].name} sends its replies without noise")

@@ -1,0 +1,73 @@
+"""Gaussian mechanism: published values, `dp-accounting`, and the noise itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedhead.privacy import gaussian, noise
+
+budgets = st.tuples(st.floats(0.01, 50), st.floats(1e-12, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "sigma"),
+    # δ = 1e-5; the classical √(2 ln(1.25/δ))/ε is 4.84 at ε = 1 (Balle and Wang, 2018, Figure 1 shows the ratio)
+    [(0.5, 7.0318), (1.0, 3.7306), (2.0, 1.9938), (8.0, 0.6002)],
+)
+def test_sigma_is_the_published_one(epsilon: float, sigma: float) -> None:
+    assert gaussian.sigma_of(epsilon, 1e-5) == pytest.approx(sigma, abs=1e-4)
+
+
+@given(budgets)
+@settings(max_examples=100, deadline=None)
+def test_delta_of_mu_is_the_given_one(budget: tuple[float, float]) -> None:
+    epsilon, delta = budget
+    mu = gaussian.mu_of(epsilon, delta)
+    naive = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    assert naive == pytest.approx(delta, rel=1e-4)
+    assert gaussian.delta_of(epsilon, mu) == pytest.approx(delta, rel=1e-9)
+    assert gaussian.epsilon_of(delta, mu) == pytest.approx(epsilon, rel=1e-7)
+    assert gaussian.mu_of(epsilon * 1.01, delta) > mu > gaussian.mu_of(epsilon, delta * 0.99)
+
+
+@given(budgets)
+@settings(max_examples=15, deadline=None)
+def test_accounting_equals_dp_accounting(budget: tuple[float, float]) -> None:
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
+    epsilon, delta = budget
+    loss = pld.GaussianPrivacyLoss.from_privacy_guarantee(_parameters(epsilon, delta))
+    assert gaussian.sigma_of(epsilon, delta) == pytest.approx(loss.standard_deviation, rel=1e-4)
+    assert loss.get_delta_for_epsilon(epsilon) <= delta * (1 + 1e-6)
+
+
+def _parameters(epsilon: float, delta: float) -> object:
+    common = pytest.importorskip("dp_accounting.pld.common")
+    return common.DifferentialPrivacyParameters(epsilon, delta)
+
+
+def test_releases_compose_as_one_of_larger_mu() -> None:
+    mu = gaussian.mu_of(1.0, 1e-5)
+    assert gaussian.compose([mu / math.sqrt(3)] * 3) == pytest.approx(mu)
+    assert gaussian.epsilon_of(1e-5, 0.0) == 0.0
+
+
+def test_noise_has_the_claimed_variance_and_shares_add_up_to_it() -> None:
+    source = noise.generator()
+    whole = noise.gaussian(source, (200_000,), 3.0)
+    parts = sum(noise.gaussian(source, (200_000,), noise.share(3.0, 25)) for _ in range(25))
+    for drawn in (whole, parts):
+        assert float(drawn.mean()) == pytest.approx(0, abs=5 * 3 / math.sqrt(200_000))
+        assert float(drawn.var()) == pytest.approx(9, rel=5 * math.sqrt(2 / 200_000))
+
+
+def test_noise_comes_from_entropy_unless_a_test_asks_for_a_seed() -> None:
+    np.random.seed(0)  # noqa: NPY002 (must have no effect)
+    assert noise.generator().random() != noise.generator().random()
+    assert noise.generator(3, "ridge", 0).random() == noise.generator(3, "ridge", 0).random()
+    assert noise.generator(3, "ridge", 0).random() != noise.generator(3, "ridge", 1).random()
