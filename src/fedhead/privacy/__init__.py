@@ -1,4 +1,4 @@
-"""Differential privacy: mechanisms, their noise and guarantees, and the registry `PROTECTIONS`."""
+"""Differential privacy (mechanisms, noise, guarantees, the registry `PROTECTIONS`) and secure sums."""
 
 from fedhead.privacy.base import PROTECTIONS
 
