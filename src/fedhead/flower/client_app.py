@@ -13,6 +13,7 @@ app = ClientApp()
 
 @app.query("statistics")
 @app.query("hello")
+@app.query("model")
 @app.train("work")
 @app.evaluate("test")
 def handle(message: Message, context: Context) -> Message:

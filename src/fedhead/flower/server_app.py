@@ -15,14 +15,14 @@ LINE = 2000  # length limit of a log line
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the server. Flower's run config gives `server`, the path of server.yaml, and `resume`."""
+    """Run the server; Flower's run config gives `server`, the path of server.yaml, and `resume` or `evaluate`."""
     from fedhead.core.system.errors import BadInput, FedheadError
     from fedhead.core.system.process import ProcessIdentity, exit_with
     from fedhead.core.system.text import printable
     from fedhead.flower.backoff import shorten_object_waits
     from fedhead.flower.config import ServerFile
     from fedhead.flower.server.server_status import VARIABLE, ServerStatus
-    from fedhead.flower.server_run import serve
+    from fedhead.flower.server_run import evaluate, serve
 
     copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
     status = ServerStatus(ProcessIdentity.of(os.getpid()))
@@ -48,7 +48,10 @@ def main(grid: Grid, context: Context) -> None:
         file = ServerFile.read(str(path))
         if context.run_config.get("insecure", False):
             file = replace(file, keys=None)
-        serve(file, grid, bool(context.run_config.get("resume", False)), log)
+        if context.run_config.get("evaluate", False):
+            evaluate(file, grid, log)
+        else:
+            serve(file, grid, bool(context.run_config.get("resume", False)), log)
     except FedheadError as error:
         log(f"error: {error}")
         tell(replace(status, failure=printable(error, LINE)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,16 @@ from fedhead.engine.rounds.observer import FinishedRun, Observer, Snapshot
 from fedhead.flower import factory
 from fedhead.flower.config import ServerFile
 from fedhead.flower.ledger import LEDGER, Ledger
-from fedhead.flower.server import table_fit
+from fedhead.flower.server import cross_site, table_fit
 from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.table_fit import TableFit
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.metrics.records import Row
 from fedhead.recipes import inputs_record
-from fedhead.runs import environment
+from fedhead.runs import environment, reopen
+from fedhead.runs.run_folder import RunFolder
+from fedhead.runs.run_folder_schema import CROSS_SITE
 from fedhead.runs.run_loggers import final_metrics
 from fedhead.runs.run_writer import RunWriter
 
@@ -80,6 +83,44 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
     return final_metrics(str(out), run.recipe, finished)
 
 
+def evaluate(file: ServerFile, grid: Grid, log: Callable[[str], None] = print) -> None:
+    """Write the cross-site matrix of a finished run into its folder: of its last stage, else of its rounds.
+
+    Raises:
+        BadInput: If the run is not finished.
+    """
+    folder = RunFolder.open(file.at(file.out))
+    result, begun = folder.result(), folder.environment()
+    if result is None:
+        raise BadInput(f"{folder.path} is not finished: resume the run first")
+    torch.set_num_threads(1)
+    recipe = replace(folder.recipe, folders=(*folder.recipe.folders, file.path.parent))
+    spec = factory.run_spec(file, begun["experiment"], recipe, lambda s: table_fit.entries(begun["inputs"], s.table))
+    transport = factory.transport(file, spec, recipe, factory.server_data(file, recipe), grid, log)
+    number, state = reopen.checkpoint_state(folder)
+    transport.restore(state["server"], accepted_rounds(state), number)
+    with _disk(folder.path), folder.locked():
+        transport.begin()
+        context = transport.context(number)
+        for stage in transport.experiment.stages[-1:]:
+            row = result["stages"][stage.name]
+            without = {**row.get("failed", {}), **row.get("absent", {})}
+            replied = [k for k, name in enumerate(spec.sites) if name not in without]
+            context.states.keep(replied, [stage.name] * len(replied))
+            algorithm = stage.on_method(context.algorithm)
+            context = replace(context, algorithm=algorithm, server=folder.stage_states()[stage.name], round=number + 1)
+        cells, missing = cross_site.matrix(transport, context)
+        for what, why in missing.items():
+            log(f"{what}: {why}")
+        cross_site.write(folder.path, spec.sites, cells, missing)
+    log(f"wrote {folder.path / CROSS_SITE}")
+
+
+def accepted_rounds(state: Tree) -> dict[int, Any]:
+    """Return the version of each site's valid state in a checkpoint."""
+    return {k: int(r) for k, r in enumerate(state["accepted"]) if r}
+
+
 def _check_first_weights(clients: Clients) -> None:
     """Check that no client state depends on the initial weights, whose file only the server has."""
     method, task, w = clients.method, clients.task, clients.initial[0]
@@ -115,7 +156,7 @@ class ServerWriter(RunWriter):
 
     def clients(self, state: Tree) -> dict[int, Any]:
         """Return the version of each site's valid state."""
-        return {k: int(r) for k, r in enumerate(state["accepted"]) if r}
+        return accepted_rounds(state)
 
     def start(self, name: str, resume: Snapshot | None) -> None:
         """Do nothing: the environment is already recorded."""

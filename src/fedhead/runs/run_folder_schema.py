@@ -22,6 +22,8 @@ CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
 STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
+CROSS_SITE = "cross_site.json"  # test results of every site's model at every site, beside a .csv of them
+GLOBAL_MODEL = "(global)"  # name of the global model among the sites' models
 FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 TABLE_LOCK = ".table.lock"  # in the folder of a table or a sweep
 # Entries of results that reports and commands read, of runs and stages, and of runs alone.

@@ -130,7 +130,7 @@ class SiteConnections:
         label, round = request.algorithm, request.round
         if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
             return f"it answered {where(response.algorithm, response.round)}, the request was for {where(label, round)}"
-        needed = {"send"} if request.kind == "work" else set()
+        needed = {"work": {"send"}, "model": {"model"}}.get(request.kind, set())
         if response.site != self.spec.sites[k] or trees.keys() - {"sums"} != needed:
             return "its response is not that of this site"
         return None

@@ -136,3 +136,13 @@ class DryRun:
             (reply,) = Loop().train(job.truncated(0))
             self._replies[key] = reply.send.to("meta")
         return self._replies[key]
+
+    def personal_model(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
+        """Return the final model of a client after no steps; its schema is that of a trained one."""
+        clients = self.clients
+        downlink = make_downlink(algorithm, server, [client], clients.task_of)
+        (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
+        (reply,) = Loop().train(job.truncated(0))
+        (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state, {client: reply.keep}), round=1)
+        with torch.no_grad():
+            return algorithm.personal_model(job.program.client(job.inputs(0)))

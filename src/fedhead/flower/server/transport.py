@@ -204,6 +204,27 @@ class FlowerTransport(SiteConnections, Transport):
         tests = evaluation.client_tests(each, samples, steps)
         return replace(tests, notes=tests.notes | not_at_sites(metrics, self.spec.objective))
 
+    def delivered_models(self, context: Context) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Ask the sites for their final models; return the answers, and the reasons of sites that refuse."""
+        label, seconds = self._label(context.algorithm), self.timeouts.round_seconds
+        request = Request("model", self.spec, seconds, context.round, label)
+        outgoing = {}
+        for k in self._connected():
+            expected = self.dry_run.personal_model(context.algorithm, k, context.server)
+            outgoing[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, expected={"model": expected})
+        return self._ask(outgoing)
+
+    def test_model(
+        self, context: Context, sites: list[int], kind: Literal["", "global", "site"] = "", model: Tree | None = None
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Ask sites to test a model, or each its own; return the answers, and the reasons of missing ones."""
+        sent = {} if model is None else {"model": model}
+        outgoing = {
+            k: replace(message, request=replace(message.request, given=kind), trees={**message.trees, **sent})
+            for k, message in self._outgoing("test", context, sites).items()
+        }
+        return self._ask(outgoing)
+
     def validate(self, context: Context) -> Row | None:
         """Combine the validation results that the sites sent with their last test results.
 

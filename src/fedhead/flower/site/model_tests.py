@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.client import Client
 from fedhead.algorithm.stage import Stage
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest
 from fedhead.engine.clients.global_model_tests import global_predictions
@@ -18,7 +21,9 @@ from fedhead.engine.clients.server import Downlink
 from fedhead.engine.policies import reply_check
 from fedhead.engine.rounds.client_model_tests import client_model_tests
 from fedhead.engine.states.client_states import ClientStates
+from fedhead.executors.stack.map_clients import samples_at_once
 from fedhead.flower.wire.protocol import Response
+from fedhead.metrics.predictions import predict
 from fedhead.metrics.registry import NO_METRICS, Measured, Metric
 from fedhead.metrics.sums import metric_sums, small_classes, summable
 
@@ -46,6 +51,27 @@ class ModelTests:
             metrics=_values(own.measured),
             steps={name: self._own(step).accuracy for name, step in steps.items()},
         )
+
+    def test_given(self, response: Response, sent: Tree, kind: str) -> Response:
+        """Return the response with the results of a given model on the site's test samples.
+
+        Args:
+            response: Response so far.
+            sent: Weights of the model.
+            kind: "global", or "site" for the personal model of another site.
+        """
+        clients, task, (rows, pool) = self.clients, self.clients.task_of(self.k), self.clients.test_rows
+        model = Weights(sent.to(clients.device), getattr(sent, "buffers", ()))
+        reply_check.check_finite(model, "the given model")
+        pool = pool.take(torch.from_numpy(rows[self.k]).to(clients.device))
+        if kind == "global":
+            predictions = global_predictions(self.algorithm, model, task, pool, clients.bf16, keep_scores=True)
+        else:
+            scores = partial(self.algorithm.predict, model, client=self._client())
+            with torch.no_grad():
+                predictions = predict(scores, pool, task.classes, True, samples_at_once(pool), task.objective)
+        given = evaluation.client_test(predictions, self.metrics)
+        return replace(response, accuracy=given.accuracy, loss=finite(given.loss), metrics=_values(given.measured))
 
     def validate(self, response: Response) -> Response:
         """Return the response with the results of the site's own model on its validation samples."""
@@ -80,9 +106,12 @@ class ModelTests:
 
     def personal_model(self) -> Weights:
         """Return the site's own model."""
-        (job,) = self.clients.work(self.algorithm, self.downlink, self.states, self.round)
         with torch.no_grad():
-            return self.algorithm.personal_model(job.program.client(job.inputs(0)))
+            return self.algorithm.personal_model(self._client())
+
+    def _client(self) -> Client:
+        (job,) = self.clients.work(self.algorithm, self.downlink, self.states, self.round)
+        return job.program.client(job.inputs(0))
 
     def _own(
         self, algorithm: Algorithm, metrics: Mapping[str, Metric] = NO_METRICS, validation: bool = False

@@ -37,6 +37,7 @@ class Policy:
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
     report_train_loss: bool = True  # send the mean training loss of each round
     report_metrics: bool = True  # send metrics on the site's test samples
+    share_model: bool = False  # send the site's final model, to be tested at the other sites
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
         """Check that the site permits a run.
@@ -90,6 +91,12 @@ class Policy:
                 f"statistics of this site's samples were sent {count} times, 'releases' in site.yaml permits "
                 f"{self.releases}: see fedhead ledger, and raise it if you agreed to this run",
             )
+
+    def check_share(self) -> None:
+        """Check that the site's final model may be sent."""
+        if not self.share_model:
+            reason = "the server asks for this site's model: set share_model in site.yaml if it may leave the site"
+            raise SiteProblem("policy", reason)
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:
         """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.

@@ -131,6 +131,8 @@ class Site:
         with coded("request"):
             algorithm = site_run.algorithm(request.algorithm)
         store = SiteStore(self.state, request.spec.experiment, self.name)
+        if request.kind == "model":
+            return Handled(response, {"model": self._delivered(request, store)})
         broadcast = _with_frozen(trees["broadcast"], request.frozen, store)
         downlink = Downlink(broadcast.to(clients.device), {k: trees["per_client"].to(clients.device)})
         with coded("tensors"):
@@ -141,6 +143,9 @@ class Site:
         if request.kind == "test":
             metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
             tests = ModelTests(clients, algorithm, downlink, states, request.round, k, metrics)
+            if request.given and response.tests:
+                with coded("tensors"):
+                    return Handled(tests.test_given(response, trees["model"], request.given))
             return self._test(request, tests, trees.get("model"), response, store)
         release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
         (job,) = clients.work(algorithm, downlink, states, request.round)
@@ -180,6 +185,16 @@ class Site:
         if request.deliver:
             commit = partial(store.save, f"model-{request.algorithm}", tests.personal_model())
         return Handled(response, sums, commit)
+
+    def _delivered(self, request: Request, store: SiteStore) -> Tree:
+        """Return the site's final model, if its policy permits that it leaves the site."""
+        self.policy.check_share()
+        with coded("state"):
+            model = store.load(f"model-{request.algorithm}")
+        if model is None:
+            raise SiteProblem("state", f"the final model of this run is not in {store.path}: put it back")
+        reply_check.check_finite(model, "the site's final model")
+        return model
 
     def _releases(self) -> dict[str, str]:
         """Return the runs of earlier releases of statistics, by their digests."""

@@ -41,6 +41,7 @@ KINDS = {
     "hello": "query.hello",
     "work": "train.work",
     "test": "evaluate.test",
+    "model": "query.model",
 }  # Flower's message types
 
 
@@ -147,7 +148,7 @@ class RunSpec:
 class Request:
     """Request to one site."""
 
-    kind: Literal["statistics", "hello", "work", "test"]
+    kind: Literal["statistics", "hello", "work", "test", "model"]  # model: send the delivered model
     spec: RunSpec
     seconds: Annotated[float, Above(0)]  # deadline
     round: Count = 0
@@ -157,6 +158,7 @@ class Request:
     staged: bool = False  # in a test: the site's reply to this stage was accepted, so its state is valid
     deliver: bool = False  # in a test: the site shall store the tested model
     validate: bool = False  # in a test: the site shall test on its validation samples too
+    given: Literal["", "global", "site"] = ""  # in a test: test the model sent along, the global one or another site's
     best: Count = 0  # the site's state after this round belongs to the best models so far, so it is not deleted
     frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
 
