@@ -1,4 +1,4 @@
-"""The commands deploy init, certs, up and health."""
+"""The commands deploy init, certs, up, evaluate and health."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
 from fedhead.core.components.ranges import AtLeast, AtMost, Matches
+from fedhead.core.system.errors import BadInput
 
 DeploymentFolder = Annotated[Path, Argument("Folder of the deployment.", label="DIR")]
 
@@ -110,6 +111,35 @@ def up(
         RunFolder.refuse_taken(project.server().at(project.server().out))
     with interruptible(f"stopped; resume with fedhead deploy up {folder} --resume{' --insecure' if insecure else ''}"):
         LocalFederation(project, secure=not insecure, resume=resume).run()
+
+
+@command("Deploy", "deploy evaluate")
+def evaluate(
+    folder: DeploymentFolder,
+    insecure: Annotated[bool, Option("Use neither TLS nor keys, for trials on one machine.")] = False,
+) -> None:
+    """Test the global model and every site's final model on every site's test samples, after a finished run.
+
+    A site sends its model only if its site.yaml sets share_model. Between machines:
+    flwr run DIR/app --run-config 'evaluate=true' --stream
+
+    Examples:
+      fedhead deploy evaluate demo --insecure
+    """
+    from fedhead.cli.output import print_table
+    from fedhead.deploy.local_federation import LocalFederation
+    from fedhead.deploy.project import Project
+    from fedhead.report.cross_site import matrix
+    from fedhead.runs.run_folder import RunFolder
+
+    project = Project.open(folder)
+    out = project.server().at(project.server().out)
+    if not RunFolder.open(out).finished:
+        raise BadInput(f"{out} is not finished: run fedhead deploy up {folder} --resume first")
+    with interruptible("stopped"):
+        LocalFederation(project, secure=not insecure, evaluate=True).run()
+    for table in matrix(out):
+        print_table(table)
 
 
 @command("Deploy", "deploy health")

@@ -28,7 +28,7 @@ def ledger(
     rows = []
     for entry in Ledger.find(path).entries():
         work = [entry.get("kind", "unreadable"), entry.get("algorithm", "")]
-        request = " ".join(work) if work[0] in ("work", "test") else work[0]
+        request = " ".join(work) if work[0] in ("work", "test", "model") else work[0]
         numbers, trees = entry.get("numbers", {}), entry.get("sent", {})
         samples = numbers.get("tests" if work[0] == "test" else "samples", "")
         size, digests = sum(tree["bytes"] for tree in trees.values()), [tree["digest"][:12] for tree in trees.values()]

@@ -18,7 +18,7 @@ from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.flower.server import server_status
 from fedhead.flower.server.server_status import ServerStatus
-from fedhead.runs.run_folder_schema import RESULT
+from fedhead.runs.run_folder_schema import CROSS_SITE, RESULT
 
 RESTART_SECONDS = 5.0  # pause before each restart of a node; Flower refuses a killed node's key for a minute
 LINK_SECONDS = 90.0  # time limit for the SuperLink to answer
@@ -47,12 +47,14 @@ class LocalFederation:
         project: Folder of the deployment.
         secure: Use TLS and authenticated nodes.
         resume: Continue an interrupted run.
+        evaluate: Test the models of the finished run at every site, instead of a run.
         log: Called with each progress message and each line of the server's log.
     """
 
     project: Project
     secure: bool = False
     resume: bool = False
+    evaluate: bool = False
     log: Callable[[str], None] = print
     nodes: list[Node] = field(default_factory=list, init=False)
     link: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -68,7 +70,8 @@ class LocalFederation:
         self.private.mkdir(parents=True, exist_ok=True)
         link_port, *self._node_ports = processes.free_ports(1 + len(self.sites))
         self.address = f"127.0.0.1:{link_port}"
-        self._result = self.project.server().at(self.project.server().out) / RESULT
+        self._result = self.project.server().at(self.project.server().out) / (CROSS_SITE if self.evaluate else RESULT)
+        self._again = "" if self.evaluate else "; go on with --resume"
         self._status, server_log = self.private / "server.json", self.private / "server.log"
         self._lock = (self.private / "lock").open("w")
         self._server_log = server_log.open("a+", encoding="utf-8")  # reading starts after the lines of earlier runs
@@ -101,6 +104,8 @@ class LocalFederation:
         except BlockingIOError as error:
             raise BadInput(f"{self.project.path} is up already, in another process: end that one first") from error
         self._status.unlink(missing_ok=True)
+        if self.evaluate:
+            self._result.unlink(missing_ok=True)
         self._start_link()
         if self.secure:
             keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
@@ -152,7 +157,8 @@ class LocalFederation:
 
     def _submit(self) -> None:
         """Hand the run to the SuperLink by Flower's own command."""
-        values = {"server": str(self.project.server_file), "resume": self.resume, "insecure": not self.secure}
+        values = {"server": str(self.project.server_file), "insecure": not self.secure}
+        values |= {"resume": self.resume, "evaluate": self.evaluate}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         completed = subprocess.run(
             ["flwr", "run", str(self.project.app), "--run-config", config, "--format", "json"],
@@ -204,8 +210,8 @@ class LocalFederation:
     def _check_running(self) -> None:
         if self.link is not None and self.link.poll() is not None:
             raise FedheadError(
-                f"the SuperLink has ended with code {self.link.returncode}: see {self.private / 'link.log'}, then "
-                "go on with --resume"
+                f"the SuperLink has ended with code {self.link.returncode}: see {self.private / 'link.log'}"
+                f"{self._again}"
             )
         status = ServerStatus.read(self._status)
         if status is None:
@@ -214,7 +220,7 @@ class LocalFederation:
             failure = None if status.process.alive() else "the run's server has ended without a result"
             failure = status.failure or failure
         if failure is not None and not self._result.exists():
-            raise FedheadError(f"{failure} (logs: {self.private}); go on with --resume")
+            raise FedheadError(f"{failure} (logs: {self.private}){self._again}")
 
     def close(self) -> None:
         """Stop all processes that this object started."""

@@ -19,6 +19,7 @@ from fedhead.engine.clients.clients import Clients
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds import rounds
 from fedhead.engine.rounds.observer import FinishedRun, Observer, Snapshot
+from fedhead.engine.rounds.transport import Context
 from fedhead.flower import factory
 from fedhead.flower.config import ServerFile
 from fedhead.flower.ledger import LEDGER, Ledger
@@ -107,8 +108,8 @@ def evaluate(file: ServerFile, grid: Grid, log: Callable[[str], None] = print) -
             without = {**row.get("failed", {}), **row.get("absent", {})}
             replied = [k for k, name in enumerate(spec.sites) if name not in without]
             context.states.keep(replied, [stage.name] * len(replied))
-            algorithm = stage.on_method(context.algorithm)
-            context = replace(context, algorithm=algorithm, server=folder.stage_states()[stage.name], round=number + 1)
+            server = folder.stage_states()[stage.name]
+            context = Context(stage.on_method(transport.experiment.method), server, context.states, number + 1)
         cells, missing = cross_site.matrix(transport, context)
         for what, why in missing.items():
             log(f"{what}: {why}")

@@ -49,8 +49,7 @@ def matrix(transport: FlowerTransport, context: Context) -> tuple[list[Cell], di
     missing |= {f"model {names[k]}": why for k, why in refused.items()}
     own, failed = transport.test_model(context, testing)
     for k in transport.present():
-        if k in testing:
-            add(names[k], *({k: each[k]} if k in each else {} for each in (own, failed)))
+        add(names[k], {j: own[j] for j in own if j == k}, {j: failed[j] for j in failed if j == k})
         if k in models:
             others = [j for j in testing if j != k and clients.assign[j] == clients.assign[k]]
             add(names[k], *transport.test_model(context, others, "site", models[k][1]["model"]))

@@ -96,7 +96,7 @@ class Policy:
         """Check that the site's final model may be sent."""
         if not self.share_model:
             reason = "the server asks for this site's model: set share_model in site.yaml if it may leave the site"
-            raise SiteProblem("policy", reason)
+            raise SiteProblem("consent", reason)
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:
         """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.

@@ -29,6 +29,7 @@ def every(content: Content) -> list[Section]:
         classes.section(content),
         classes.confusion_section(content),
         clients.section(content),
+        clients.cross_site_section(content),
         tuning.section(content),
         analyses.section(content),
         costs.traffic_section(content),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhead.report.cross_site import matrix
 from fedhead.report.page.charts import Chart, axis, distinct, text
 from fedhead.report.page.content import Content, Entry
 from fedhead.report.page.markup import Section, blocks, chart, choice, legend, panels, table
@@ -29,6 +30,16 @@ def section(content: Content) -> Section | None:
     )
     body = choice("clients", "Setting", list(charts)) + legend("clients", content.styles) + remark
     return Section("clients", "Accuracy by client", body + panels([figure]) + blocks("clients", tables))
+
+
+def cross_site_section(content: Content) -> Section | None:
+    """Return every site's model on every site's test samples, with a selector of run and metric."""
+    tables = {f"{content.name(run.path)}: {each.title}": each for run in content.runs for each in matrix(run.path)}
+    if not tables:
+        return None
+    shown = {key: table(f"sites-{i}", each) for i, (key, each) in enumerate(tables.items())}
+    remark = "<p>Rows: the global model and the sites' final models. Columns: test samples of a site.</p>"
+    return Section("sites", "Models by site", choice("sites", "Table", list(tables)) + remark + blocks("sites", shown))
 
 
 def _clients(entry: Entry) -> list[list[float]]:
