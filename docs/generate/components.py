@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
-from wire import MODEL, look
-
+import fedhead as fh
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.stage import STAGES, Stage
+from fedhead.api import wire as fh_wire
 from fedhead.api.reference import field_entries
 from fedhead.core.training.objectives import NAMES as OBJECTIVES
 
@@ -24,6 +24,7 @@ NEEDS = {
     "personal_lda": ["client_test=0.2"],
     "personal_ridge": ["client_test=0.2"],
 }
+MODEL = "mlp(hidden=[64])"
 PARAGRAPH = "\n\n"
 HOOKS = {word for base in (Algorithm, Method, Stage) for word, value in vars(base).items() if inspect.isfunction(value)}
 HOOKS -= {"check", "check_reply", "check_head", "check_counts", "digest", "find_inconsistent_replies", "add", "after"}
@@ -133,18 +134,18 @@ def _hooks(cls: type[Algorithm]) -> list[str]:
 
 
 def _wire(folder: str, name: str, cls: type[Algorithm]) -> list[str]:
+    """List the messages of rounds, or of the stage, as `fedhead wire` does."""
     method = name if folder == "methods" else "fedetf" if cls.head == "etf" else "fedavg"
-    wire = look(method=method, rounds=1) if folder == "methods" else look(method=method, rounds=0, stages=[name])
-    if not wire.sent:
-        return ["Clients send nothing."]
-    intro = f"For one client and one exchange, with `{MODEL}` on the digits (4,810 weights, 64 features, 10 classes)"
-    rows = [("the client receives", wire.received), ("sends", wire.sent), ("keeps", wire.kept)]
-    return [f"{intro}:", "", "| | entries, and how many numbers each has |", "|---|---|", *map(_wire_row, rows)]
-
-
-def _wire_row(row: tuple[str, Mapping[str, int]]) -> str:
-    label, entries = row
-    return f"| {label} | {', '.join(f'`{word}` {size:,}' for word, size in entries.items()) or '–'} |"
+    keys = {"rounds": 2, "public": "digits"} if folder == "methods" else {"rounds": 0}
+    entries = fh.wire(method, [] if folder == "methods" else [name], model=MODEL, **keys)
+    wanted = "work train" if folder == "methods" else f"work {name}"
+    messages = fh_wire.Wire(entry for entry in entries if entry.exchange.startswith(wanted))
+    sent = [entry for entry in messages if entry.direction == fh_wire.UP and entry.bytes]
+    intro = f"For one client, with `{MODEL}` on the digits (4,810 weights, 64 features, 10 classes)"
+    lines = [f"{intro}; `fedhead wire` lists it for your model:", ""] if sent else ["Clients send nothing.", ""]
+    for table in messages.tables() if sent else ():
+        lines += [*table.markdown().splitlines(), ""]
+    return lines[:-1]
 
 
 def _first_line(cls: type[Algorithm]) -> str:

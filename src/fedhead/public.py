@@ -40,6 +40,7 @@ from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.api.run_recipe import run_recipe as run_recipe
 from fedhead.api.sweep import sweep as sweep
+from fedhead.api.wire import wire as wire
 from fedhead.calibration import membership as _membership
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics

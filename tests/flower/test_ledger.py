@@ -149,3 +149,18 @@ def test_the_server_is_the_link_and_the_authority_that_the_node_trusts(tmp_path:
         node = [sys.executable, "-c", NODE, *words]
         found = subprocess.run(node, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert found.stdout.strip() == identity
+
+
+def test_a_simulated_run_lists_what_would_have_left_the_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["subset=120", "rounds=2", "stages=[personal_ridge]", "client_test=0.2", "clients=3", "partition=iid"]
+    assert call(["run", "digits", *words, "--out", str(tmp_path), "--quiet"]) == 0
+    capsys.readouterr()
+    assert call(["ledger", str(tmp_path)]) == 0
+    _, *rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    up, down = f"{3 * 220840:,}", f"{3 * (220840 + 397736):,}"
+    assert [row[:5] for row in cells[:2]] == [[str(n), "train", "model", "3", up] for n in (1, 2)]
+    sums = f"{3 * (80 + 16000 + 160800 + 8):,}"
+    assert cells[2] == ["personal_ridge", "statistics, second_moment, architecture", "3", sums, down]

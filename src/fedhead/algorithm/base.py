@@ -8,7 +8,7 @@ client axis and runs the same code in a loop, in a stack, in lanes or across mac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -36,6 +36,8 @@ class Algorithm(Component):
         sums: Sent entries of which the server only uses the plain sum over clients.
         class_rows: Sent entries with one row per class, zero for a class without samples; rows of small classes may be
             set to zero.
+        class_sums: Sent sums over all classes, from which the client itself leaves out its small classes.
+        reveals: Sentence about each sent entry, by its name or a prefix of its full name, for `fedhead wire`.
         head: Required head of the model; None: any.
         objectives: Names of the supported objectives; all by default.
         oracle: Whether it needs the pooled data of all clients, which only simulations have.
@@ -44,6 +46,11 @@ class Algorithm(Component):
     broadcast: ClassVar[tuple[str, ...]] = ("model",)
     sums: ClassVar[tuple[str, ...]] = ()
     class_rows: ClassVar[tuple[str, ...]] = ()
+    class_sums: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[Mapping[str, str]] = {
+        "model": "weights trained on all samples of the client: whether a sample was among them, and if they were few, "
+        "much of the samples",
+    }
     head: ClassVar[str | None] = None
     objectives: ClassVar[tuple[str, ...]] = OBJECTIVE_NAMES
     oracle: ClassVar[bool] = False

@@ -29,6 +29,7 @@ from fedhead.cli import reproduce as reproduce
 from fedhead.cli import run as run
 from fedhead.cli import sweep as sweep
 from fedhead.cli import tune as tune
+from fedhead.cli import wire as wire
 from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
 from fedhead.core.system.assignments import refuse_repeated

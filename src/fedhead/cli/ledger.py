@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedhead.cli.app import Argument, command
+
+if TYPE_CHECKING:
+    from fedhead.report.table import Table
 
 
 @command("Deploy")
 def ledger(
-    path: Annotated[Path, Argument("A site's folder, the run folder of a server, or a ledger.jsonl.")],
+    path: Annotated[Path, Argument("A site's folder, a run folder, or a ledger.jsonl.")],
 ) -> None:
-    """List the requests of a server to a site, and what the site sent.
+    """List the requests of a server to its sites or clients, and what they sent.
 
-    The lines of ledger.jsonl have more entries: the recipe, names and shapes of all tensors, metrics.
+    The lines of ledger.jsonl have more entries: the recipe, names and shapes of all tensors, metrics. A simulated run
+    has no such file: nothing leaves the machine. Its rounds and stages are listed with what would have left the
+    clients.
 
     Examples:
       fedhead ledger clinic/sites/north
       fedhead ledger clinic/run
+      fedhead ledger runs/mine
     """
     from fedhead.cli.output import print_table
-    from fedhead.flower.ledger import Ledger
+    from fedhead.flower.ledger import LEDGER, Ledger
     from fedhead.report.table import Table
+    from fedhead.runs.run_folder_schema import CONFIG
 
+    if (path / CONFIG).exists() and not (path / LEDGER).exists():
+        print_table(_simulated(path), left=3)
+        return
     head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "digest"]
     rows = []
     for entry in Ledger.find(path).entries():
@@ -35,3 +45,30 @@ def ledger(
         start = [entry["time"], entry.get("site") or "", entry.get("run", ""), entry.get("round", ""), request]
         rows.append([str(cell) for cell in (*start, entry["decision"], samples, size, " ".join(digests))])
     print_table(Table("", head, rows), left=6)
+
+
+def _simulated(path: Path) -> Table:
+    """Return the rounds and stages of a simulated run: clients, entries that they sent, bytes."""
+    from fedhead.api.wire import UP, wire_of_recipe
+    from fedhead.core.system.errors import BadInput
+    from fedhead.report.table import Table
+    from fedhead.runs.read_runs import read_run
+    from fedhead.runs.run_folder import RunFolder
+
+    run = read_run(RunFolder.open(path))
+    sent: dict[str, list[str]] = {}
+    try:
+        for entry in wire_of_recipe(run.recipe):
+            if entry.direction == UP and entry.bytes:
+                sent.setdefault(entry.exchange, []).append(entry.name.partition("/")[0])
+    except BadInput:  # the recipe names Python objects that are not here
+        sent = {}
+    work = [(str(row["round"]), "train", row) for row in run.rows]
+    work += [("", name, row) for name, row in run.stage_rows.items()]
+    body = []
+    for number, name, row in work:
+        exchanges = [key for key in sent if key == f"work {name}" or key.startswith(f"work {name}.")]
+        names = dict.fromkeys(entry for key in exchanges for entry in sent[key])
+        cells = [row["participants"], f"{row['bytes_up']:,}", f"{row['bytes_down']:,}"]
+        body.append([number, name, ", ".join(names), *map(str, cells)])
+    return Table("", ["round", "request", "sent by each client", "clients", "bytes up", "bytes down"], body)

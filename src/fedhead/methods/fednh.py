@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, cast
 
@@ -35,6 +36,10 @@ class FedNH(Method):
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
+    reveals: ClassVar[Mapping[str, str]] = {
+        "prototypes": "direction of each class's mean feature; of a class of one sample, that of its feature",
+        "counts": "number of samples of each class",
+    }
     rho: Annotated[float, AtLeast(0), AtMost(1)] = 0.9  # ρ, momentum of the prototypes from round to round
     average_over: Literal["clients", "samples"] = "clients"  # equal weight per client or per sample in the mean model
 

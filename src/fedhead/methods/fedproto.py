@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
@@ -41,6 +41,10 @@ class FedProto(LocalOnly):
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")
+    reveals: ClassVar[Mapping[str, str]] = {
+        "sums": "mean feature of each class; of a class of one sample, that sample's feature",
+        "counts": "number of samples of each class; with average_over=clients, whether there are any",
+    }
     # λ, weight of the distance to the prototypes (Eq. 7); the paper uses 1, and 0.1 for CIFAR
     lam: Annotated[float, AtLeast(0)] = 1.0
     predict_by: Literal["prototypes", "logits"] = "prototypes"  # rule of prediction: nearest prototype or classifier

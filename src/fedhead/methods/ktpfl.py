@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
@@ -44,6 +44,10 @@ class KTpFL(Method):
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[Mapping[str, str]] = {
+        "knowledge": "predictions on public samples by a model trained on all samples of the client; with share=all, "
+        "that model",
+    }
     temperature: Annotated[float, Above(0)] = 10.0  # T, temperature of the soft predictions
     penalty: Annotated[float, AtLeast(0)] = 0.7  # ρ, weight of the penalty that pulls the coefficients towards 1/K
     # η₃, learning rate of the coefficients; None: the public code's (`step_size`)

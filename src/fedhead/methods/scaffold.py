@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, cast
 
@@ -29,6 +30,9 @@ class Scaffold(Method):
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "control")
     sums: ClassVar[tuple[str, ...]] = ("control",)
+    reveals: ClassVar[Mapping[str, str]] = {
+        "control": "change of the client's mean gradient, over all of its samples: as much as weights",
+    }
     server_lr: Annotated[float, Above(0)] = 1.0  # η_g, learning rate of the server
 
     def check_local(self, local: LocalTraining) -> None:

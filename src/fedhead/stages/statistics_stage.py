@@ -40,6 +40,15 @@ class StatisticsStage(Stage):
     broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
     sums: ClassVar[tuple[str, ...]] = ("statistics", OUTER)
     class_rows: ClassVar[tuple[str, ...]] = ("statistics",)
+    class_sums: ClassVar[tuple[str, ...]] = (OUTER,)
+    reveals: ClassVar[Mapping[str, str]] = {
+        "statistics": "spread of the features of each class; with count and sum, both features of a class of two",
+        "statistics/count": "number of samples of each class",
+        "statistics/sum": "mean feature of each class; of a class of one sample, that sample's feature",
+        OUTER: "spread of the features of all classes together",
+        "architecture": "architecture of the model, as a hash of its parameters' names and shapes",
+        "head": "classifier trained on all samples of the client: whether a sample was among them",
+    }
 
     @property
     def kind(self) -> Kind:

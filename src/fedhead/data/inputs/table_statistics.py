@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -61,6 +61,13 @@ class TableStatistics:
         histograms: Histograms by column of numbers, over the training rows.
     """
 
+    reveals: ClassVar[Mapping[str, str]] = {  # sentence about each entry, for `fedhead wire`
+        "rows": "number of training rows",
+        "found": "names of the categories that enough rows have, if the schema lists none; whether cells are empty",
+        "classes": "names of the classes that enough rows have",
+        "sums": "number of values, their mean, and with normalize=standard their deviation",
+        "histograms": "distribution of the values, an outlier to 1/256 of the range",
+    }
     rows: Count
     found: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()

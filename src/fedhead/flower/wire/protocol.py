@@ -163,6 +163,11 @@ class Request:
     frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
 
 
+def _told(reveals: str, *kinds: str) -> dict[str, Any]:
+    """Return the metadata of an entry: a sentence about it, and the kinds of requests that it answers."""
+    return {"reveals": reveals, "kinds": kinds}
+
+
 @dataclass(frozen=True)
 class Response:
     """Response of a site."""
@@ -174,23 +179,51 @@ class Response:
     algorithm: str
     problem: str | None = None  # error code, see `site_errors.TEXTS`
     reference: str = ""  # reference number of the error in the site's log
-    samples: Count = 0  # n_k, number of training samples
-    tests: Count = 0  # number of test samples
-    validations: Count = 0  # number of validation samples
-    left_out: list[Count] = field(default_factory=list)  # classes with too few samples to be part of what is sent
-    statistics: dict[str, Any] = field(default_factory=dict)  # statistics: `TableStatistics` of its table
-    model: dict[str, Any] = field(default_factory=dict)  # recipe keys that the site overrides with its own architecture
-    train_loss: Value | None = None  # after work: mean loss of the local steps
-    loss: Value | None = None  # after a test: mean cross entropy on the site's test samples
-    accuracy: Percent | None = None  # after a test: accuracy in per cent
-    steps: dict[str, Percent | None] = field(default_factory=dict)  # accuracies after the steps of a stage
-    metrics: dict[str, Value | None] = field(default_factory=dict)  # further metrics; null: no value
+    samples: Count = field(
+        default=0, metadata=_told("number of its training samples", "statistics", "hello", "work", "test")
+    )
+    tests: Count = field(default=0, metadata=_told("number of its test samples", "hello", "work", "test"))
+    validations: Count = field(default=0, metadata=_told("number of its validation samples", "hello", "work", "test"))
+    left_out: list[Count] = field(
+        default_factory=list, metadata=_told("numbers of the classes with too few samples to be sent", "work", "test")
+    )
+    # `TableStatistics` of its table
+    statistics: dict[str, Any] = field(
+        default_factory=dict, metadata=_told("counts, sums or histograms of its table's columns", "statistics")
+    )
+    model: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_told("recipe keys of the site's own architecture, if it has one", "hello", "work", "test"),
+    )
+    train_loss: Value | None = field(default=None, metadata=_told("mean loss of the local steps", "work"))
+    loss: Value | None = field(
+        default=None, metadata=_told("mean loss of the site's model on its test samples", "test")
+    )
+    accuracy: Percent | None = field(
+        default=None, metadata=_told("accuracy of the site's model on its test samples, in per cent", "test")
+    )
+    steps: dict[str, Percent | None] = field(
+        default_factory=dict, metadata=_told("accuracies after the steps of a stage", "test")
+    )
+    metrics: dict[str, Value | None] = field(
+        default_factory=dict, metadata=_told("further metrics on its test samples; null: no value", "test")
+    )
     # After a validation: of the global model, sums over the samples; of the site's own model, as after a test.
-    correct: Count | None = None
-    loss_sum: Value | None = None
-    personal: Percent | None = None
-    personal_loss: Value | None = None
-    personal_metrics: dict[str, Value | None] = field(default_factory=dict)
+    correct: Count | None = field(
+        default=None, metadata=_told("number of validation samples that the global model classifies correctly", "test")
+    )
+    loss_sum: Value | None = field(
+        default=None, metadata=_told("sum of the global model's losses on validation samples", "test")
+    )
+    personal: Percent | None = field(
+        default=None, metadata=_told("accuracy of the site's model on validation samples", "test")
+    )
+    personal_loss: Value | None = field(
+        default=None, metadata=_told("mean loss of the site's model on validation samples", "test")
+    )
+    personal_metrics: dict[str, Value | None] = field(
+        default_factory=dict, metadata=_told("further metrics on validation samples", "test")
+    )
 
 
 def _of_table(read: Callable[[], T]) -> T:

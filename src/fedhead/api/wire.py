@@ -1,0 +1,360 @@
+"""Messages of a method and its stages: everything that crosses between server and clients, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import require
+from fedhead.core.tree.inputs import blank, map_inputs
+from fedhead.core.tree.tree import Tree
+from fedhead.data.federation.federation import Federation
+from fedhead.data.inputs import targets
+from fedhead.data.inputs.arrays import Samples
+from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_statistics import FittedTable, Preprocessing, TableStatistics
+from fedhead.data.sources import datasets
+from fedhead.engine.clients.evaluation import ClientTests
+from fedhead.engine.clients.server import make_downlink
+from fedhead.engine.experiment.compute import Compute
+from fedhead.engine.experiment.experiment import Experiment, InputSpec
+from fedhead.engine.rounds.rounds import run
+from fedhead.engine.rounds.simulation import Simulation
+from fedhead.engine.rounds.transport import Context, Received
+from fedhead.flower.server.validation import Validation
+from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.wire.protocol import Response, exchanges
+from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.recipes import recipe_data
+from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.recipe import Recipe
+from fedhead.report.table import Table
+
+DOWN, UP = "to clients", "to server"
+WORDS = ("a", "b")  # categories or classes that a schema does not list
+HEADER = "JSON"  # type of an entry of a message's header
+SPEC = "recipe, names of the sites and classes, normalization of inputs, digests of code: nothing about samples"
+COMMON = "computed from the replies of all clients; with two clients, each may compute the other's"
+OWN = "computed by the server for this client"
+PER_CLIENT = "per client"
+UNKNOWN = "numbers of this client that its method does not describe"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor, or one entry of a header, in a message between the server and one client.
+
+    Args:
+        exchange: Kind of request and its algorithm, as in `fedhead ledger`: "hello", "work train", "test ccvr".
+        direction: "to clients" or "to server".
+        name: Full name.
+        shape: Shape of the tensor.
+        dtype: Type of its numbers; "JSON" in the header.
+        bytes: Size of the tensor; 0 in the header, which has a few hundred characters.
+        samples: Samples that a sum is over: at least how many; "per client" for other numbers of a client.
+        needs: Whether the server needs the sum over clients, or each client's.
+        when: Messages that have the entry, if not all.
+        reveals: One sentence about the samples of a client.
+    """
+
+    exchange: str
+    direction: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    samples: str
+    needs: Literal["", "sum", "each"]
+    when: str
+    reveals: str
+
+
+class Wire(list[Entry]):
+    """Entries of all messages, in the order in which they are sent."""
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the entries for JSON."""
+        return [{**asdict(entry), "shape": list(entry.shape)} for entry in self]
+
+    def of(self, exchange: str, direction: str) -> Wire:
+        """Return the entries of one message."""
+        return Wire(entry for entry in self if (entry.exchange, entry.direction) == (exchange, direction))
+
+    def tables(self) -> list[Table]:
+        """Return one table per message; tensors of a tree that reveal the same share a line."""
+        messages = dict.fromkeys((entry.exchange, entry.direction) for entry in self)
+        return [self.of(*message)._table(", ".join(message)) for message in messages]
+
+    def _table(self, title: str) -> Table:
+        header = [entry for entry in self if entry.dtype == HEADER and "/" not in entry.name]
+        lines: dict[tuple[str, ...], list[Entry]] = {}
+        for entry in self:
+            if entry not in header:
+                key = (entry.name.partition("/")[0], entry.dtype, entry.samples, entry.when, entry.reveals)
+                lines.setdefault(key, []).append(entry)
+        rows = []
+        for (top, dtype, samples, when, text), parts in lines.items():
+            size = sum(entry.bytes for entry in parts)
+            name, shape = (
+                (parts[0].name, str(list(parts[0].shape))) if len(parts) == 1 else (top, f"{len(parts)} parts")
+            )
+            cells = [name, shape, dtype, f"{size:,}" if size else "", samples, parts[0].needs]
+            rows.append([*cells, f"{text} ({when})" if when else text])
+        names = ", ".join(entry.name for entry in header)
+        rows.append(["header", "", HEADER, "", "", "", header[0].reveals if len(header) == 1 else names])
+        head = ["entry", "shape", "type", "bytes", "sum over", "server needs", "reveals"]
+        keep = [column for column in range(len(head)) if column == 0 or any(row[column] for row in rows)]
+        total = sum(entry.bytes for entry in self)
+        return Table(f"{title}: {total:,} bytes", [head[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def wire(
+    method: str | Method | type[Method] = "fedavg",
+    stages: Sequence[str | Stage | type[Stage]] = (),
+    *,
+    min_class_count: int = 5,
+    schema: str | PathLike[str] | TableSchema | None = None,
+    **keys: Any,
+) -> Wire:
+    """List everything that crosses between server and clients, in both directions.
+
+    The method and its stages run on two clients with random samples, and their messages are recorded. No data set is
+    loaded, except your own files.
+
+    Args:
+        method: Method.
+        stages: Stages after the rounds.
+        min_class_count: Smallest class of which a site sends statistics.
+        schema: Schema of the sites' tables, or its YAML file; None: other samples.
+        **keys: Other keys of a recipe, such as `model="resnet20"`, `dataset="cifar10"` (default: the digits),
+            `uploads=["half"]`.
+
+    Returns:
+        One entry per tensor and per entry of a header.
+
+    Raises:
+        BadInput: A key or a component is unknown, or components are incompatible.
+
+    >>> [entry.name for entry in wire("fedavg", ["ncm"], rounds=0).of("work ncm", "to server") if entry.bytes]
+    ['statistics/count', 'statistics/sum', 'architecture']
+    """
+    recipe = Recipe.from_flat({"dataset": "digits", "clients": 2, **keys})
+    table = schema if schema is None or isinstance(schema, TableSchema) else TableSchema.read(schema)
+    return wire_of_recipe(recipe, min_class_count, {"method": method, "stages": stages}, table)
+
+
+def wire_of_recipe(
+    recipe: Recipe,
+    min_class_count: int = 5,
+    given: Mapping[str, Any] | None = None,
+    schema: TableSchema | None = None,
+) -> Wire:
+    """List everything that crosses in a run of a recipe; `given` has components that override the recipe's.
+
+    Raises:
+        BadInput: Components are unknown or incompatible.
+    """
+    require(min_class_count >= 1, f"min_class_count: {min_class_count} is out of range, it must be at least 1")
+    before, inputs = _table_messages(schema, recipe, min_class_count) if schema else ([], recipe_data.inputs(recipe))
+    experiment = build_experiment(recipe, inputs, given=given)
+    public = None
+    if recipe.public is not None:
+        sizes = datasets.get(recipe.public, recipe.folders).sizes or (0,)
+        public = recipe.public_samples or (sizes[0] // 5 if recipe.public == recipe.dataset else 3000)
+    at_sites = computed_at_sites(recipe.metrics, inputs.objective)
+    federation = synthetic(inputs, public, recipe.validation is not None)
+    return Wire([*before, *record(experiment, federation, min_class_count, at_sites)])
+
+
+def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[list[Entry], InputSpec]:
+    """Return the messages before the first round about tables of a schema, and the inputs of the model then."""
+    import pandas as pd
+
+    objective, wanted = recipe.objective or "multiclass", Preprocessing(recipe.missing == "mean", recipe.normalize)
+    labels = (schema.classes or WORDS) if targets.objective_of(objective).has_classes else (0.0, 1.0)
+    values = {
+        name: column.range or (0.0, 1.0) if column.type == "number" else column.categories or WORDS
+        for name, column in schema.columns.items()
+    }
+    rows = 2 * max(map(len, (labels, *values.values())))  # every category and class is there
+    frame = schema.table(
+        pd.DataFrame(
+            {name: [own[i % len(own)] for i in range(rows)] for name, own in (values | {schema.label: labels}).items()}
+        ),
+        objective=objective,
+    )
+    sent = TableStatistics.of(frame, np.arange(rows), schema, wanted)
+    fitted = FittedTable.fit(schema, [sent], wanted)
+    entries = [Entry("statistics", DOWN, "request", (), HEADER, 0, "", "", "", SPEC)]
+    for field in fields(sent):
+        value = getattr(sent, field.name)
+        for name, own in value.items() if isinstance(value, dict) else [("", value)]:
+            shape = (len(own),) if field.name in ("sums", "histograms") else ()
+            samples = PER_CLIENT if field.name == "rows" else f"at least {minimum} rows"
+            text = TableStatistics.reveals[field.name]
+            full = f"{field.name}/{name}" if name else field.name
+            if own or name:
+                entries.append(Entry("statistics", UP, full, shape, HEADER, 0, samples, "each", "", text))
+    features = len(fitted.columns.names) + (0 if fitted.missing is None else len(fitted.missing.indicated))
+    return entries, InputSpec((features,), len(fitted.classes) or 1, objective=objective)
+
+
+def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = False) -> Federation:
+    """Return two clients with four random samples of each class, and as many test samples."""
+    generator = torch.Generator().manual_seed(0)
+    has_classes = targets.objective_of(inputs.objective).has_classes
+    half = 4 * (inputs.classes if has_classes else 1)
+
+    def samples(count: int) -> Samples:
+        one = blank(inputs.shape, inputs.types)
+        x = map_inputs(
+            lambda t: (
+                torch.randn(count, *t.shape[1:], generator=generator)
+                if t.is_floating_point()
+                else t.expand(count, *t.shape[1:]).clone()
+            ),
+            one,
+        )
+        y = targets.blank(count, inputs.classes, inputs.objective)
+        return Samples(x, torch.arange(count) % inputs.classes if has_classes else y)
+
+    rows = [np.arange(half), np.arange(half, 2 * half)]
+    return Federation(
+        samples(2 * half),
+        rows,
+        inputs.classes,
+        test=samples(2 * half),
+        client_test=rows,
+        client_test_from="test",
+        public=None if public is None else samples(public),
+        validation=rows if validation else None,
+        objective=inputs.objective,
+    )
+
+
+def record(experiment: Experiment, federation: Federation, minimum: int, metrics: Mapping[str, Metric]) -> Wire:
+    """Record the messages of an experiment: at most two rounds of one local step, and all stages."""
+    schedule = replace(
+        experiment.schedule,
+        rounds=min(experiment.schedule.rounds, 2),
+        participation=1.0,
+        evaluate_every=1,
+        last_rounds=1,
+        validation=None,
+        cache_features=None,
+    )
+    experiment = replace(
+        experiment,
+        schedule=schedule,
+        local=replace(experiment.local, epochs=1, steps=1, batch_size=4, warmup_rounds=0),
+        aggregator=None,
+        outliers=None,
+        sampler=None,
+        stragglers=None,
+        callbacks=(),
+        metrics={},
+        assign=None,
+    )
+    recorder = _Recorder(experiment, federation, minimum, metrics)
+    run(recorder)
+    return Wire(recorder.entries.values())
+
+
+class _Recorder(Simulation):
+    """Simulation that records the messages to and from the first client."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, minimum: int, metrics: Mapping[str, Metric]):
+        super().__init__(experiment, federation, Compute(device="cpu", executor="loop"))
+        self.entries: dict[tuple[str, str, str], Entry] = {}
+        self._minimum, self._at_sites = minimum, metrics
+        self._labels = exchanges(experiment.method, experiment.stages)
+        self._add("hello", DOWN, "request", (), HEADER, reveals=SPEC)
+        self._numbers("hello", "hello")
+
+    def exchange(self, context: Context, cohort: list[int]) -> Received:
+        """Record what the first client receives and sends."""
+        name = self._down("work", context)
+        received = super().exchange(context, cohort)
+        algorithm = context.algorithm
+        for full, tensor in received.replies[cohort[0]].send.leaves().items():
+            entry = full.partition("/")[0]
+            needs: Literal["sum", "each"] = "sum" if entry in algorithm.sums else "each"
+            samples, text = self._samples(algorithm, entry), reveals(algorithm, full)
+            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
+        self._numbers("work", name)
+        return received
+
+    def evaluate(
+        self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
+    ) -> ClientTests | None:
+        """Record the models that the first client tests, and what it answers."""
+        name = self._down("test", context)
+        validates = self.clients.federation.validation is not None and isinstance(context.algorithm, Method)
+        if validates:
+            down, up = Validation(self.clients, self._at_sites).message(context)
+            for full, tensor in down.get("model", Tree()).leaves().items():
+                self._add(name, DOWN, f"global/{full}", tensor.shape, tensor.dtype, reveals=COMMON)
+            samples = f"classes of at least {self._minimum} samples"
+            for full, tensor in up.get("sums", Tree()).leaves().items():
+                text = "sums over validation samples, from which the metrics are computed"
+                self._add(name, UP, f"sums/{full}", tensor.shape, tensor.dtype, samples, "sum", reveals=text)
+        self._numbers("test", name)
+        return super().evaluate(context, deliver, metrics)
+
+    def _down(self, kind: str, context: Context) -> str:
+        label = next(label for label, known in self._labels.items() if known == context.algorithm)
+        name = f"{kind} {label}"
+        broadcast, per_client = make_downlink(context.algorithm, context.server, [0], self.clients.task_of)
+        frozen = {f"model/{full}" for full in self.clients.frozen_part(broadcast).leaves()}
+        late = f"from round {context.round} on" if context.round > 1 and (name, DOWN, "request") in self.entries else ""
+        self._add(name, DOWN, "request", (), HEADER, reveals=SPEC)
+        for tree, text in ((broadcast, COMMON), (per_client[0], OWN)):
+            for full, tensor in tree.leaves().items():
+                when = "until the client's first reply" if full in frozen else late
+                self._add(name, DOWN, full, tensor.shape, tensor.dtype, when=when, reveals=text)
+        return name
+
+    def _numbers(self, kind: str, name: str) -> None:
+        """Record the entries of a response's header that answer a kind of request."""
+        for field in fields(Response):
+            if kind in field.metadata.get("kinds", ()):
+                self._add(name, UP, field.name, (), HEADER, PER_CLIENT, "each", "", field.metadata["reveals"])
+
+    def _samples(self, algorithm: Algorithm, entry: str) -> str:
+        if entry in algorithm.class_rows:
+            return f"at least {self._minimum} samples of a class"
+        return f"classes of at least {self._minimum} samples" if entry in algorithm.class_sums else PER_CLIENT
+
+    def _add(
+        self,
+        exchange: str,
+        direction: str,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype | str,
+        samples: str = "",
+        needs: Literal["", "sum", "each"] = "",
+        when: str = "",
+        reveals: str = "",
+    ) -> None:
+        size = torch.Size(shape).numel() * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
+        text = str(dtype).removeprefix("torch.")
+        entry = Entry(exchange, direction, name, tuple(shape), text, size, samples, needs, when, reveals)
+        self.entries.setdefault((exchange, direction, name), entry)
+
+
+def reveals(algorithm: Algorithm, name: str) -> str:
+    """Return the sentence about a sent entry, which its class or a base class declares, by the longest prefix."""
+    declared = {
+        key: text for cls in reversed(type(algorithm).__mro__) for key, text in vars(cls).get("reveals", {}).items()
+    }
+    prefixes = [key for key in declared if name == key or name.startswith(f"{key}/")]
+    return declared[max(prefixes, key=len)] if prefixes else UNKNOWN
