@@ -26,6 +26,7 @@ from fedhead.algorithm.task import Task as Task
 from fedhead.algorithm.upload import UPLOADS as UPLOADS
 from fedhead.algorithm.upload import Clip as Clip
 from fedhead.algorithm.upload import Float16Upload as Float16Upload
+from fedhead.algorithm.upload import SecureSum as SecureSum
 from fedhead.algorithm.upload import Upload as Upload
 from fedhead.algorithm.upload import upload as upload
 from fedhead.api.calibrate import calibrate as calibrate

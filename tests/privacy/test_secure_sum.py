@@ -41,7 +41,7 @@ class Federation:
         self.registered = {k: key.public_key() for k, key in keys.items()}
         self.session = Session(secrets.token_bytes(16), tuple(numbers), -(-2 * self.clients // 3), self.neighbours)
         self.members = {k: SecureSumClient(self.session, k, keys[k], self.registered) for k in numbers}
-        self.server = SecureSumServer(self.session, self.length, self.registered)
+        self.server = SecureSumServer(self.session, self.registered)
 
     def run(
         self,

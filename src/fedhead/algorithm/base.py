@@ -89,6 +89,22 @@ class Algorithm(Component):
         return False
 
     # -- server -----------------------------------------------------------------------------------
+    @property
+    def adds_up(self) -> bool:
+        """True if the server needs only totals over clients: sums, and means weighted by samples (`Replies.total`)."""
+        return False
+
+    def public(self, task: Task) -> Tree:
+        """Return sent entries that the server knows before; they are not part of a secure sum.
+
+        Args:
+            task: Task with the client's own architecture.
+
+        Returns:
+            Entries by name; none by default.
+        """
+        return Tree()
+
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """Return the entries that one client receives in addition to the broadcast; none by default.
 

@@ -94,6 +94,11 @@ class Method(Algorithm):
         send = w.part(*self.shared).without(*client.task.model.fixed)
         return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
 
+    @property
+    def adds_up(self) -> bool:
+        """True for methods that average the clients' models as FedAvg does."""
+        return type(self).aggregate is Method.aggregate
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Average the clients' models, weighted by their sample counts."""
         model = self._model(server, "aggregate", "the server's state")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -76,7 +76,8 @@ class Replies:
         clients: Numbers of the clients.
         samples: n_k, number of training samples of each client.
         sent: Entries that each client sent.
-        total: Sums over the replies, if each reply was added on arrival (`Stage.add`); `sent` is then empty.
+        total: Totals over the replies, if each reply was added on arrival (`Stage.add`) or by a secure sum; `sent` is
+            then empty. After a secure sum, entries of a method that are not in `sums` are means weighted by samples.
         robust_mean: The run's aggregator, which replaces the weighted mean; called with an entry's name and the
             clients' values.
     """
@@ -104,6 +105,8 @@ class Replies:
             BadInput: If a client did not send the entry or sent integers, the number of weights is wrong, or their sum
                 is not positive.
         """
+        if self.total is not None:
+            return self.total[name]
         rows = self._under(name)
         form = rows.schema() or schema(rows[0])
         if self.robust_mean is not None:
@@ -124,6 +127,8 @@ class Replies:
         Returns:
             The sum.
         """
+        if self.total is not None:
+            return cast(Tree | Tensor, self.total[name])
         rows = self._under(name)
         if not self._rows.holds_tensor(name):
             return trees.total(list(rows))

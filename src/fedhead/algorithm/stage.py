@@ -115,11 +115,6 @@ class Stage(Algorithm):
         """Send nothing and keep the client's state."""
         return Reply(send=Tree(), keep=client.state)
 
-    @property
-    def adds_up(self) -> bool:
-        """True if the server needs only sums over clients: each reply is passed to `add` and then dropped."""
-        return False
-
     def add(self, total: Tree, sent: Tree) -> Tree:
         """Add a reply to the sums so far; called only if `adds_up`.
 

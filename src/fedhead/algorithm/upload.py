@@ -7,6 +7,7 @@ loop, in a stack, in lanes and at a site.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -19,10 +20,12 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import Task
 from fedhead.core.components.component import Component
-from fedhead.core.components.ranges import Above
+from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
+from fedhead.privacy.secure_sum.fixed_point import FixedPoint
+from fedhead.privacy.secure_sum.session import FEWEST, Session
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,39 @@ class Float16Upload(Upload):
         """Convert numbers back to the model's dtype."""
         dtype = next(task.model.parameters()).dtype
         return send.map(lambda t: t.to(dtype) if t.dtype == torch.float16 else t)
+
+
+@upload("secure_sum")
+@dataclass(frozen=True)
+class SecureSum(Upload):
+    """Masks that cancel out in the sum over clients: the server learns the sum and no single reply.
+
+    The protocol of Bonawitz et al. (2017) runs in the transport, so it is the last upload. Numbers are encoded as
+    fixed-point integers, so the sum is exact.
+    """
+
+    range: Annotated[float, Above(0)] = 2.0**24  # largest absolute number that a client may send
+    threshold: Annotated[float, AtLeast(0.5), AtMost(1)] = 2 / 3  # share of the clients that a sum covers at least
+    neighbours: Annotated[int, AtLeast(2)] = 100  # largest number of clients with which a client shares masks
+    spares_sums: ClassVar[bool] = True
+
+    def fewest(self, clients: int) -> int:
+        """Return the smallest number of clients in a sum over a cohort of that many clients."""
+        return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1, FEWEST)
+
+    def code(self, clients: int) -> FixedPoint:
+        """Return the encoding of numbers that are summed over a cohort of that many clients."""
+        return FixedPoint(clients, self.range)
+
+    def session(self, id: bytes, clients: Sequence[int], cohort: int) -> Session:
+        """Return a session of clients.
+
+        Args:
+            id: Identity of the session.
+            clients: Numbers of the invited clients.
+            cohort: Number of clients in a cohort of which none is absent.
+        """
+        return Session(id, tuple(clients), self.fewest(cohort), self.neighbours)
 
 
 # -- the chain ----------------------------------------------------------------------------------------

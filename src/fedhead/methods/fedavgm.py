@@ -24,6 +24,11 @@ class FedAvgM(Method):
         """Initialize the model and the velocity v = 0."""
         return super().init_server(w, task).replace(velocity=w.part(*self.shared).params.zeros())
 
+    @property
+    def adds_up(self) -> bool:
+        """True: the server needs only the mean model."""
+        return True
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Update w ← w − v; average running statistics without momentum, which could make a variance negative."""
         old, new = server["model"], super().aggregate(server, replies, task)["model"]

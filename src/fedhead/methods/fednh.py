@@ -57,6 +57,11 @@ class FedNH(Method):
         if bool((sent["prototypes"].norm(dim=1) > sent["counts"] * (1 + 1e-3)).any()):
             raise BadInput("a mean of unit features is longer than 1")
 
+    @property
+    def adds_up(self) -> bool:
+        """True if models are averaged over samples; prototypes are sums."""
+        return self.average_over != "clients"
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Update w_c ← ρ w_c + (1−ρ) μ_c and normalize it; classes without samples keep their prototype."""
         shares = [1.0] * len(replies) if self.average_over == "clients" else None

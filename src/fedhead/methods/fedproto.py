@@ -87,6 +87,11 @@ class FedProto(LocalOnly):
         """Check that the prototypes' counts match the client's samples."""
         check_counts("its prototypes", sent["counts"], samples, sent["sums"])
 
+    @property
+    def adds_up(self) -> bool:
+        """True: clients send sums and counts."""
+        return True
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Average the prototypes of each class (Eq. 6); classes without samples keep their prototype."""
         old = server["prototypes"]

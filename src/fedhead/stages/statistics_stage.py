@@ -83,11 +83,11 @@ class StatisticsStage(Stage):
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the class statistics of the features, as sums."""
-        sums, number = self.collect(w, client), architecture_number(client.task.model)
+        sums, public = self.collect(w, client), self.public(client.task)
         send = Tree(statistics=sums)
         if self.kind == "pooled":
             send = Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
-        return Reply(send.replace(architecture=torch.tensor(number, device=client.counts.device)), client.state)
+        return Reply(send.replace(public.to(client.counts.device)), client.state)
 
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
@@ -95,6 +95,10 @@ class StatisticsStage(Stage):
         statistics_check.check(self.received(sent), "its statistics", samples=samples)
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
+
+    def public(self, task: Task) -> Tree:
+        """Return the number of the architecture."""
+        return Tree(architecture=torch.tensor(architecture_number(task.model)))
 
     def add(self, total: Tree, sent: Tree) -> Tree:
         """Add a client's sums to those of its architecture, in the same order as `merge`."""

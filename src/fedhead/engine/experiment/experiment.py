@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from fedhead.aggregators.base import Aggregator
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining, Task
@@ -23,7 +24,7 @@ from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment import compatibility, protections, training_objective
 from fedhead.engine.experiment.callbacks import Callback, CallbackList
-from fedhead.engine.policies import robust_mean, sampling
+from fedhead.engine.policies import robust_mean, sampling, secure_sums
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.metrics.registry import Metric
@@ -138,6 +139,10 @@ class Experiment:
         """Return the number of clients in a round, if that many hold data."""
         return max(1, math.floor(self.schedule.participation * clients + 0.5))  # round() would round half to even
 
+    def exchange_size(self, algorithm: Algorithm, clients: int) -> int:
+        """Return the number of clients in a round or stage, if none is absent."""
+        return clients if isinstance(algorithm, Stage) else self.cohort_size(clients)
+
     def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
         """Check that all components are compatible, without reading data.
 
@@ -155,6 +160,7 @@ class Experiment:
         protections.check(self.privacy, self.method, self.stages, self.schedule.rounds)
         for step in self.uploads:
             step.check(self.method)
+        self._check_secure_sum(clients)
         if self.aggregator is not None:
             robust_mean.check(self.aggregator, self.method)
         if self.outliers is not None:
@@ -167,6 +173,17 @@ class Experiment:
             task = Task(model, inputs.classes, clients, self.schedule.rounds, self.local)
             for algorithm in (self.method, *self.stages):
                 compatibility.check_trained(algorithm, self.method, task)
+
+    def _check_secure_sum(self, clients: int) -> None:
+        single = {"aggregator": self.aggregator, "outliers": self.outliers}
+        others = [name for name, part in single.items() if part is not None]
+        if len(self.models) > 1:
+            others.append("a federation of several architectures")
+        if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:
+            others.append(f"the weighting of sampler {self.sampler.name}")
+        exchanges = [*((self.method,) if self.schedule.rounds else ()), *self.stages]
+        exchanges += [earlier.on_method(self.method) for stage in self.stages if (earlier := stage.prerequisite())]
+        secure_sums.check(self.uploads, exchanges, clients, self.cohort_size(clients), others)
 
     def check_models(self, clients: int) -> None:
         """Raise `BadInput` if the method can't train the clients' models together."""

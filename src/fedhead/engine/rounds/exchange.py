@@ -7,12 +7,12 @@ those with numbers that no client could have computed (`Algorithm.check_reply`),
 (`fedhead.engine.policies.outliers`).
 
 If an algorithm needs only sums over clients (`Stage.adds_up`), clients are queried in batches. Each reply is added to
-a running total once it is checked, so memory does not grow with the number of clients.
+a running total once it is checked, so memory does not grow with the number of clients. In a run with secure sums
+(`fedhead.engine.rounds.secure_exchange`), the server never has a single reply.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from fedhead.aggregators.base import Aggregator
@@ -24,13 +24,13 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.malloc import hand_back_memory
 from fedhead.core.tree.finite import all_finite
-from fedhead.core.tree.tree import Tree, Weights
+from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import TreeRows
-from fedhead.engine.clients.evaluation import nanmean
 from fedhead.engine.clients.server import aggregate
-from fedhead.engine.policies import reply_check
+from fedhead.engine.policies import reply_check, secure_sums
 from fedhead.engine.policies.outliers import Outlier
 from fedhead.engine.policies.sampling import Cohort
+from fedhead.engine.rounds.exchange_record import exchange_record, skip, with_frozen
 from fedhead.engine.rounds.reply_selection import (
     check_after_aggregation,
     check_replies,
@@ -38,6 +38,7 @@ from fedhead.engine.rounds.reply_selection import (
     find_inconsistent_replies,
     without_outliers,
 )
+from fedhead.engine.rounds.secure_exchange import secure_exchange
 from fedhead.engine.rounds.transport import Context, Quorum, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.metrics.records import Row
@@ -61,6 +62,8 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         Diverged: If the new server state is not finite.
     """
     algorithm, server, round = context.algorithm, context.server, context.round
+    if (secure := secure_sums.of_exchange(transport.experiment.uploads, algorithm)) is not None:
+        return secure_exchange(transport, context, select, secure)
     quorum = transport.quorum or Quorum()
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     fewest = 1 if rule is None else rule.quorum()
@@ -77,7 +80,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         participants = {*queried, *accepted}
         # A retry would drop the same late clients again. Without late clients, too few replies are an error.
         if not participants or (cohort.dropped and len(participants) < fewest):
-            return server, _skip(transport, where, len(participants), cohort.dropped)
+            return server, skip(transport, where, len(participants), cohort.dropped)
         replies, faults, received, total = request_replies(transport, context, queried, total)
         down += received
         inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
@@ -107,7 +110,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
             context.states.keep(list(accepted), accepted.kept)
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in accepted and k not in failed}
-            return new, _record(transport, accepted, failed, absent, clipped, down)
+            return new, exchange_record(transport, accepted, failed, absent, clipped, down)
         transport.log(f"{where}, attempt {attempt}: only {len(accepted)} replies that count")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
     raise FedheadError(
@@ -179,7 +182,7 @@ def _aggregate(
     task = transport.clients.task
     if total is not None:
         added = Replies(list(replies), replies.samples, [], total)
-        return _with_frozen(server, aggregate(algorithm, server, added, task), task.model.frozen)
+        return with_frozen(server, aggregate(algorithm, server, added, task), task.model.frozen)
     sent, samples = replies.sent, dict(zip(replies, replies.samples, strict=True))
     if clipped or transport.experiment.uploads:
         trees = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
@@ -187,55 +190,4 @@ def _aggregate(
     samples |= {k: outlier.samples for k, outlier in clipped.items()}
     weights = [count / inclusion[k] if k in inclusion else count for k, count in samples.items()]
     new = aggregate(algorithm, server, Replies(list(replies), weights, sent), task, rule)
-    return _with_frozen(server, new, task.model.frozen)
-
-
-def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
-    """Return the new server state with its frozen weights restored from the old one."""
-    model = old.get("model")
-    if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
-        return new
-    return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
-
-
-def _skip(transport: Transport, where: str, clients: int, dropped: Mapping[int, str]) -> Row:
-    """Return the record of a round that is skipped because too few clients take part."""
-    reason = f"only {clients} clients are not late" if clients else "no client takes part"
-    reason += ", the model stays as it is"
-    transport.log(f"{where}: {reason}")
-    return _record(transport, ReplySet.of({}), {}, dict(dropped), {}, 0) | {"skipped": reason}
-
-
-def _record(
-    transport: Transport,
-    replies: ReplySet,
-    failed: dict[int, FedheadError],
-    absent: dict[int, str],
-    clipped: dict[int, Outlier],
-    down: int,
-) -> Row:
-    record: Row = {"bytes_up": replies.nbytes, "bytes_down": down, "participants": len(replies)}
-    record |= _train_losses(transport, replies)
-    if failed:
-        record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
-    if absent:
-        record["absent"] = {transport.client_name(k): why for k, why in absent.items()}
-    if clipped:
-        record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
-    if replies.left_out:
-        record["left_out"] = {transport.client_name(k): list(classes) for k, classes in replies.left_out.items()}
-    return record
-
-
-def _train_losses(transport: Transport, replies: ReplySet) -> Row:
-    """Return each client's training loss and their means; an empty record if no client has trained."""
-    # NaN marks a client that made no step
-    losses = {k: value if math.isfinite(value) else None for k, value in replies.losses().items()}
-    if not losses:
-        return {}
-    samples = [count for k, count in zip(replies, replies.samples, strict=True) if k in losses]
-    return {
-        "train_loss": nanmean(list(losses.values()), samples),
-        "train_loss_unweighted": nanmean(list(losses.values())),
-        "client_train_loss": {transport.client_name(k): value for k, value in losses.items()},
-    }
+    return with_frozen(server, new, task.model.frozen)

@@ -14,6 +14,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
+from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.log import logger, warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.data.partitions.allocation import Rows
@@ -26,7 +27,8 @@ from fedhead.engine.experiment import compatibility, training_objective
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, InputSpec
 from fedhead.engine.rounds.client_model_tests import client_model_tests
-from fedhead.engine.rounds.transport import Context, Received, Transport
+from fedhead.engine.rounds.simulated_secure_sum import SimulatedSecureSum
+from fedhead.engine.rounds.transport import Context, Received, SecureStep, Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.engine.states.host_states import HostStates
 from fedhead.executors import select
@@ -37,9 +39,11 @@ from fedhead.executors.loop import Loop
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.models.precision import set_precision
+from fedhead.privacy.secure_sum.session import Message, Session
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
+    from fedhead.privacy.secure_sum.identity import PublicKey
 
 
 class Simulation(Transport):
@@ -165,6 +169,28 @@ class Simulation(Transport):
             self._prepare_next(context, cohort, replies.whole_stacks)
         known = sum(k in context.states for k in cohort) * self.clients.frozen_part(downlink.broadcast).nbytes
         return Received(replies, downlink.nbytes() - known)
+
+    def public_keys(self) -> Mapping[int, PublicKey]:
+        """Return the public keys of the clients, which were made for this simulation."""
+        return self._secure.registered
+
+    def secure_step(
+        self, context: Context, session: Session, step: SecureStep, messages: Mapping[int, Message]
+    ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
+        """Let the clients take a step of a secure sum."""
+        return self._secure.step(session, step, messages), {}
+
+    def masked_exchange(self, context: Context, session: Session, messages: Mapping[int, Message]) -> Received:
+        """Train clients with the executor and mask their replies."""
+        return self._secure.mask(context.algorithm, self.exchange(context, list(messages)), messages)
+
+    def template(self, context: Context, client: int) -> Tree:
+        """Return the first reply of the exchange, on the meta device."""
+        return self._secure.template
+
+    @cached_property
+    def _secure(self) -> SimulatedSecureSum:
+        return SimulatedSecureSum(self.clients)
 
     def _prepare_next(self, context: Context, training: list[int], tables: bool) -> None:
         """Prepare the next round while a GPU trains this one; on a CPU this would save no time.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
@@ -23,7 +23,13 @@ from fedhead.executors.client.base import ExecutorReport
 from fedhead.executors.client.reply_set import ReplySet
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.privacy.secure_sum.session import Message, Session
 from fedhead.samplers.uniform import UniformSampler
+
+if TYPE_CHECKING:
+    from fedhead.privacy.secure_sum.identity import PublicKey
+
+SecureStep = Literal["advertise", "share", "unmask"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,38 @@ class Transport(ABC):
     @abstractmethod
     def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Query a cohort and return the replies, without writing any state."""
+
+    # -- secure sums ------------------------------------------------------------------------------
+    def public_keys(self) -> Mapping[int, PublicKey]:
+        """Return the registered public keys of all clients."""
+        raise NotImplementedError
+
+    def secure_step(
+        self, context: Context, session: Session, step: SecureStep, messages: Mapping[int, Message]
+    ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
+        """Query clients for a step of a secure sum; return the answers and the errors of the other clients.
+
+        Args:
+            context: Context of the exchange.
+            session: Session of the secure sum.
+            step: Step without tensors.
+            messages: Message to each client.
+        """
+        raise NotImplementedError
+
+    def masked_exchange(self, context: Context, session: Session, messages: Mapping[int, Message]) -> Received:
+        """Query clients for their masked vectors, in the entry `masked` of the replies.
+
+        Args:
+            context: Context of the exchange.
+            session: Session of the secure sum.
+            messages: Encrypted shares for each client.
+        """
+        raise NotImplementedError
+
+    def template(self, context: Context, client: int) -> Tree:
+        """Return a client's reply before it is masked, with tensors on the meta device."""
+        raise NotImplementedError
 
     def schema(self, context: Context, client: int) -> Schema | None:
         """Return the expected schema of a client's reply; None: the schema of the first reply."""

@@ -24,13 +24,12 @@ class SecureSumServer:
 
     Args:
         session: The session.
-        length: Length of the vectors.
         registered: Registered public keys of all clients, by number.
     """
 
-    def __init__(self, session: Session, length: int, registered: Mapping[int, PublicKey]):
+    def __init__(self, session: Session, registered: Mapping[int, PublicKey]):
         self.session, self._registered = session, registered
-        self._total = np.zeros(length, np.uint64)
+        self._total: Vector = np.zeros(0, np.uint64)
         self._keys: dict[int, Advert] = {}
         self._shared: set[int] = set()
         self.survivors: list[int] = []  # clients whose vectors are in the sum
@@ -68,7 +67,7 @@ class SecureSumServer:
 
     def add(self, client: int, vector: Vector) -> None:
         """Add the masked vector of a client."""
-        self._total += vector
+        self._total = self._total + vector if self.survivors else vector
         self.survivors.append(client)
 
     def masked(self) -> list[int]:

@@ -13,6 +13,7 @@ from fedhead.privacy.secure_sum.masks import KEY, is_public_key
 if TYPE_CHECKING:
     from fedhead.privacy.secure_sum.identity import PublicKey
 
+FEWEST = 3  # clients in a sum: each of two would learn the other's vector from it
 Message = Mapping[int, bytes]  # by the number of the client that it is about, from or for
 
 
