@@ -63,6 +63,15 @@ def test_children_are_stopped_and_those_that_do_not_listen_killed(project: Proje
     eventually(lambda: not marked(project.private), 5.0)
 
 
+def test_a_child_is_stopped_after_a_signal_interrupted_a_poll_of_it(project: Project) -> None:
+    """`Popen.poll` leaves its lock locked if a signal's exception is raised between acquiring it and `try`."""
+    child = processes.start(["sleep", "60"], project.path / "child.log", dict(os.environ), project.path)
+    child._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    processes.stop([child], seconds=0.2)
+    child._waitpid_lock.release()  # type: ignore[attr-defined]
+    assert child.wait(5) == -signal.SIGTERM
+
+
 def test_one_process_at_a_time_runs_a_deployment(project: Project) -> None:
     """The lock is the process's own: it ends with it, however that ends."""
     program = (

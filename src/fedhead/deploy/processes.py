@@ -77,7 +77,9 @@ def stop(started: Sequence[subprocess.Popen[bytes]], seconds: float = 10.0) -> N
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
         _signal_group(process, signal.SIGKILL)
-        process.wait()
+        # bounded: a signal that interrupts `poll` can leave the lock of `Popen.wait` locked for ever
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
