@@ -181,6 +181,7 @@ def test_a_federation_of_files_is_left_out_client_by_client(tmp_path: Path) -> N
     made = fh.Federation.from_clients(files, **settings)
     rest = fh.Federation.from_clients({name: files[name] for name in ("north", "south")}, **settings)
     assert made.leave_out(2).transform == rest.transform
+    assert made.with_validation(0.2).leave_out(2).transform == rest.transform
     with pytest.raises(BadInput, match="quantiles needs the range of 'a'"):
         fh.Federation.from_clients(
             [pd.DataFrame({"a": [1.0, 2.0], "y": ["u", "v"]})],

@@ -13,44 +13,19 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from clinics import NAMES, SCHEMA, clinic, write_clinics
+from clinic_sites import project
+from clinics import NAMES, SCHEMA, clinic
 
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.data.inputs.table_schema import TableSchema
-from fedhead.deploy.project import Project
 from fedhead.flower import factory
 from fedhead.flower.server_run import serve
 from fedhead.flower.wire import wire
 from fedhead.flower.wire.site_errors import TEXTS, SiteProblem
 from fedhead.testing.inprocess import InProcess
-
-WORDS = ("rounds=2", "batch_size=8", "lr=0.1", "model=mlp(hidden=[6])", "missing=mean", "normalize=standard")
-
-
-def project(folder: Path, *words: str) -> tuple[Project, InProcess]:
-    """Write three sites with CSV files, which know the patients by number, and the first calls its label `died`."""
-    files = write_clinics(folder)
-    table = pd.read_csv(files["north"], dtype={"patient": str})
-    table.rename(columns={"outcome": "died"}).to_csv(files["north"], index=False)
-    (folder / "mine.yaml").write_text("method: fedavg\n")
-    chosen = {word.partition("=")[0]: word for word in [*WORDS, *words]}
-    made = Project.init(
-        folder / "clinic",
-        str(folder / "mine.yaml"),
-        NAMES,
-        list(chosen.values()),
-        [str(path) for path in files.values()],
-        schema=folder / "schema.yaml",
-    )
-    made.server_file.write_text(made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 1"))
-    for name, file in made.sites().items():
-        with file.path.open("a") as text:
-            label = "label: died\n" if name == "north" else ""
-            text.write(f"{label}leave_out: [patient]\nclient_test: 0.25\nmin_class_count: 1\n")
-    return made, InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
 def simulated(folder: Path, normalize: str | None, **more: Any) -> fh.Result:

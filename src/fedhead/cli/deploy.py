@@ -94,6 +94,9 @@ def up(
     folder: DeploymentFolder,
     insecure: Annotated[bool, Option("Use neither TLS nor keys, for trials on one machine.")] = False,
     resume: Annotated[bool, Option("Continue from the run's last checkpoint.")] = False,
+    leave_out_site: Annotated[
+        str, Option("Site that does not train: it tests the global model. The run folder is run-without-SITE.")
+    ] = "",
 ) -> None:
     """Run a whole deployment on this machine: SuperLink, one SuperNode per site, and the run.
 
@@ -101,16 +104,18 @@ def up(
       fedhead deploy up demo --insecure
       fedhead deploy certs demo && fedhead deploy up demo
       fedhead deploy up demo --resume
+      fedhead deploy up demo --insecure --leave-out-site site-0
     """
     from fedhead.deploy.local_federation import LocalFederation
     from fedhead.deploy.project import Project
     from fedhead.runs.run_folder import RunFolder
 
     project = Project.open(folder)
+    file = project.server().without(leave_out_site)
     if not resume:
-        RunFolder.refuse_taken(project.server().at(project.server().out))
+        RunFolder.refuse_taken(file.at(file.out))
     with interruptible(f"stopped; resume with fedhead deploy up {folder} --resume{' --insecure' if insecure else ''}"):
-        LocalFederation(project, secure=not insecure, resume=resume).run()
+        LocalFederation(project, secure=not insecure, resume=resume, leave_out_site=leave_out_site).run()
 
 
 @command("Deploy", "deploy evaluate")

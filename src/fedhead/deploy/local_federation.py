@@ -48,6 +48,7 @@ class LocalFederation:
         secure: Use TLS and authenticated nodes.
         resume: Continue an interrupted run.
         evaluate: Test the models of the finished run at every site, instead of a run.
+        leave_out_site: Site that only tests; "": all sites train.
         log: Called with each progress message and each line of the server's log.
     """
 
@@ -55,6 +56,7 @@ class LocalFederation:
     secure: bool = False
     resume: bool = False
     evaluate: bool = False
+    leave_out_site: str = ""
     log: Callable[[str], None] = print
     nodes: list[Node] = field(default_factory=list, init=False)
     link: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -70,7 +72,8 @@ class LocalFederation:
         self.private.mkdir(parents=True, exist_ok=True)
         link_port, *self._node_ports = processes.free_ports(1 + len(self.sites))
         self.address = f"127.0.0.1:{link_port}"
-        self._result = self.project.server().at(self.project.server().out) / (CROSS_SITE if self.evaluate else RESULT)
+        file = self.project.server().without(self.leave_out_site)
+        self._result = file.at(file.out) / (CROSS_SITE if self.evaluate else RESULT)
         self._again = "" if self.evaluate else "; go on with --resume"
         self._status, server_log = self.private / "server.json", self.private / "server.log"
         self._lock = (self.private / "lock").open("w")
@@ -158,7 +161,7 @@ class LocalFederation:
     def _submit(self) -> None:
         """Hand the run to the SuperLink by Flower's own command."""
         values = {"server": str(self.project.server_file), "insecure": not self.secure}
-        values |= {"resume": self.resume, "evaluate": self.evaluate}
+        values |= {"resume": self.resume, "evaluate": self.evaluate, "leave_out_site": self.leave_out_site}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         completed = subprocess.run(
             ["flwr", "run", str(self.project.app), "--run-config", config, "--format", "json"],

@@ -89,19 +89,27 @@ class ServerFile(_File, Timeouts):
     max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # memory limit for building a site's model
     allow_changed_code: bool = False  # resume even if the user's code has changed
     keys: str | None = None  # folder of the sites' public keys, NAME.pub, which authenticate names
+    leave_out_site: SiteName | None = None  # site that does not train and tests the global model on all its samples
 
     def __post_init__(self) -> None:
         if len(set(self.sites)) != len(self.sites) or not self.sites:
             raise BadInput("sites: give at least one name, each once")
         if self.schema is not None and (self.classes is not None or self.shape is not None):
             raise BadInput("schema: it describes the samples; leave classes and shape out")
-        if self.quorum > len(self.sites):
-            raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
+        if self.leave_out_site not in (None, *self.sites):
+            raise BadInput(f"leave_out_site: {self.leave_out_site} is not among the sites {', '.join(self.sites)}")
+        train = len(self.sites) - (self.leave_out_site is not None)
+        if self.quorum > train:
+            raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {train} sites that train")
         try:
             refuse_repeated(self.set)
             refuse_other_clients(self.set, self.sites)
         except BadInput as error:
             raise BadInput(f"set: {error}") from error
+
+    def without(self, site: str | None) -> ServerFile:
+        """Return the file of a run that leaves a site out, in a folder of its own; None: this file."""
+        return self if not site else dataclasses.replace(self, leave_out_site=site, out=f"{self.out}-without-{site}")
 
     @property
     def own_data(self) -> str | None:

@@ -110,6 +110,8 @@ def site(file: SiteFile) -> Site:
             _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
+        if file.name == spec.leave_out_site:
+            federation = own_data.as_test_samples(federation, number)
         experiment = experiment_of(_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
         experiment = experiment.with_models([model], [0] * len(spec.sites))
@@ -144,6 +146,7 @@ def run_spec(
             classes=1,
             shape=[],
             table={"schema": TableSchema.read(file.at(file.schema)).to_json()},
+            leave_out_site=file.leave_out_site,
             code=_digests(recipe),
         )
         return table_spec if table is None else replace(table_spec, **table(table_spec))
@@ -174,6 +177,7 @@ def run_spec(
         sites=list(file.sites),
         classes=classes,
         names=None if names is None else list(names),
+        leave_out_site=file.leave_out_site,
         code=_digests(recipe),
         **spec_inputs(x, transform),
     )
@@ -210,7 +214,7 @@ def transport(
         test, public = whole.test, whole.public if public is None else public
     elif file.test not in (None, RECIPE_DATA):
         test, _ = own_data.load(file.test, spec, file.path.parent)
-    pool = None if test is None else Pool(test, spec.transform())
+    pool = None if test is None or spec.leave_out_site else Pool(test, spec.transform())
 
     def models(overrides: Mapping[str, Any]) -> Sequence[SplitModel]:
         if not overrides:

@@ -15,7 +15,7 @@ LINE = 2000  # length limit of a log line
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the server; Flower's run config gives `server`, the path of server.yaml, and `resume` or `evaluate`."""
+    """Run the server; Flower's run config gives `server`, the path of server.yaml, and `resume`, `evaluate`, …."""
     from fedhead.core.system.errors import BadInput, FedheadError
     from fedhead.core.system.process import ProcessIdentity, exit_with
     from fedhead.core.system.text import printable
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if not path:
             raise BadInput("no server.yaml is named: flwr run app --run-config 'server=\"/path/to/server.yaml\"'")
-        file = ServerFile.read(str(path))
+        file = ServerFile.read(str(path)).without(str(context.run_config.get("leave_out_site", "")))
         if context.run_config.get("insecure", False):
             file = replace(file, keys=None)
         if context.run_config.get("evaluate", False):

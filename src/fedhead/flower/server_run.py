@@ -51,6 +51,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         return run.result
     torch.set_num_threads(1)  # the server only aggregates
     as_now: dict[str, Any] = {"executor": FlowerTransport.name, "sites": list(file.sites)}
+    as_now["leave_out_site"] = file.leave_out_site
     if file.schema is not None:
         as_now["table_schema"] = TableSchema.read(file.at(file.schema)).to_json()
     if any(run.environment.get(name, value) != value for name, value in as_now.items()):

@@ -170,6 +170,6 @@ def _standard(columns: TableColumns | None, x: Tensor, given: Transform) -> Tran
 
 
 def _training(federation: FederationData) -> Inputs:
-    """Return the inputs of the clients' training samples."""
-    rows = np.sort(np.concatenate(federation.rows))
+    """Return the inputs of the clients' training samples, with those held out for validation."""
+    rows = np.sort(np.concatenate([*federation.rows, *(federation.validation or [])]))
     return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x

@@ -25,6 +25,7 @@ class ClientTests:
         steps: Accuracies of a stage's intermediate steps, by step and client.
         metrics: Additional metrics by name and client.
         notes: Reasons for missing metric values, by metric.
+        global_row: Record entries of the global model, if remote clients have tested it.
     """
 
     accuracy: list[float | None]
@@ -33,6 +34,7 @@ class ClientTests:
     steps: dict[str, list[float | None]] = field(default_factory=dict)
     metrics: dict[str, list[float | None]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    global_row: Row = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

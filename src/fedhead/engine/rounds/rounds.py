@@ -210,7 +210,7 @@ def evaluate(
     task, test = transport.clients.task, (transport.test, transport.clients.bf16)
     row = evaluate_global_model(context.algorithm, context.server, task, *test, metrics, final)
     tests = transport.evaluate(context, deliver, metrics)
-    row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
+    row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests) | tests.global_row
     columns = (None, None) if tests is None else (tests.accuracy, tests.loss)
     spread = measure_clients(metrics, *columns)
     for name, entries in (("metrics", spread.values), ("notes", spread.notes), ("notes", tests.notes if tests else {})):

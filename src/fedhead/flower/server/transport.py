@@ -25,7 +25,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
-from fedhead.engine.clients.server import initial_server, make_downlink
+from fedhead.engine.clients.server import global_model, initial_server, make_downlink
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
@@ -103,6 +103,7 @@ class FlowerTransport(SiteConnections, Transport):
         self._tested: dict[int, Answer] = {}  # answers of the last test, which hold the results of the validation too
         self._left_out: set[int] = set()  # sites whose metrics on validation samples lack classes, logged once
         self._exchanges = exchanges(self.experiment.method, self.experiment.stages)
+        self._left_out_site = spec.number(spec.leave_out_site) if spec.leave_out_site else None
         self._lost: set[int] = set()  # sites that reported that they lost the frozen parameters
 
     @property
@@ -124,14 +125,19 @@ class FlowerTransport(SiteConnections, Transport):
     def begin(self) -> None:
         """Check what callbacks watch; wait for all sites, or for a quorum after `join_seconds`."""
         self._validation.check(self.context(0), self.experiment)
+        if self._left_out_site is not None and self._global_model(self.context(0)) is None:
+            raise BadInput(f"leave_out_site: {self.experiment.method.name} has no global model for that site to test")
         present = self._gather()
         if self._validates and not any(map(self.nodes.validations, present)):
             raise FedheadError("validation: no site has validation samples; set 'validation' in site.yaml")
 
     def present(self) -> list[int]:
         """Return the connected sites with data; wait for a quorum if necessary."""
-        present = self._connected()
-        return present if len(present) >= self.timeouts.quorum else self._gather()
+        present = self._training(self._connected())
+        return present if len(present) >= self.timeouts.quorum else self._training(self._gather())
+
+    def _training(self, present: list[int]) -> list[int]:
+        return [k for k in present if k != self._left_out_site]
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return the numbers of training samples that these sites reported when joining."""
@@ -140,7 +146,7 @@ class FlowerTransport(SiteConnections, Transport):
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
         """Return the reasons of absent sites: not connected, or refused when joining."""
         refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
-        names = {k: name for k, name in enumerate(self.spec.sites) if k not in present}
+        names = {k: name for k, name in enumerate(self.spec.sites) if k not in (*present, self._left_out_site)}
         return {k: refused.get(name, "it is not connected") for k, name in names.items()}
 
     def _admit(self, response: Response) -> None:
@@ -178,7 +184,9 @@ class FlowerTransport(SiteConnections, Transport):
         tested = [
             k for k in self._connected() if deliver or self.nodes.tests(k) or (validate and self.nodes.validations(k))
         ]
-        outgoing = self._outgoing("test", context, tested, deliver, validate)
+        outgoing, left_out = self._outgoing("test", context, tested, deliver, validate), self._left_out_site
+        if left_out in outgoing:
+            outgoing[left_out] = _testing(outgoing[left_out], "global", self._global_model(context))
         each: list[ClientTest | None] = [None] * len(self.spec.sites)
         samples, computed = [0] * len(each), {name: self._metrics[name] for name in metrics if name in self._metrics}
         steps: dict[str, list[float | None]] = {}
@@ -193,6 +201,11 @@ class FlowerTransport(SiteConnections, Transport):
                 )
         for k, why in refused.items():
             self.log(f"{where(label, context.round)}: site {self.spec.sites[k]} was not tested: {why}")
+        global_row: Row = {}
+        if left_out in answers:
+            response, _ = answers.pop(left_out)
+            measured = reported(computed, response.metrics).values
+            global_row = {"accuracy": response.accuracy, "test_loss": response.loss, "metrics": measured}
         for k, (response, _) in answers.items():
             samples[k] = response.tests
             if samples[k]:
@@ -202,7 +215,8 @@ class FlowerTransport(SiteConnections, Transport):
         if not any(self.nodes.tests(k) for k in range(len(each))):
             return None
         tests = evaluation.client_tests(each, samples, steps)
-        return replace(tests, notes=tests.notes | not_at_sites(metrics, self.spec.objective))
+        notes = tests.notes | not_at_sites(metrics, self.spec.objective)
+        return replace(tests, notes=notes, global_row=global_row)
 
     def delivered_models(self, context: Context) -> tuple[dict[int, Answer], dict[int, str]]:
         """Ask the sites for their final models; return the answers, and the reasons of sites that refuse."""
@@ -218,12 +232,11 @@ class FlowerTransport(SiteConnections, Transport):
         self, context: Context, sites: list[int], kind: Literal["", "global", "site"] = "", model: Tree | None = None
     ) -> tuple[dict[int, Answer], dict[int, str]]:
         """Ask sites to test a model, or each its own; return the answers, and the reasons of missing ones."""
-        sent = {} if model is None else {"model": model}
-        outgoing = {
-            k: replace(message, request=replace(message.request, given=kind), trees={**message.trees, **sent})
-            for k, message in self._outgoing("test", context, sites).items()
-        }
-        return self._ask(outgoing)
+        messages = self._outgoing("test", context, sites)
+        return self._ask({k: _testing(message, kind, model) for k, message in messages.items()})
+
+    def _global_model(self, context: Context) -> Tree | None:
+        return global_model(context.algorithm, context.server, self.clients.task)
 
     def validate(self, context: Context) -> Row | None:
         """Combine the validation results that the sites sent with their last test results.
@@ -335,3 +348,10 @@ class FlowerTransport(SiteConnections, Transport):
         if match is None:
             raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
         return match
+
+
+def _testing(message: Outgoing, kind: Literal["", "global", "site"], model: Tree | None) -> Outgoing:
+    """Return a request to test a model that is sent along."""
+    sent = {} if model is None else {"model": model}
+    request = replace(message.request, given=kind, deliver=False, validate=False)
+    return replace(message, request=request, trees={**message.trees, **sent})

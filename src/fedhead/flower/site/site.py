@@ -85,6 +85,8 @@ class Site:
             k = request.spec.number(self.name)
         with coded("setup"):
             self.policy.check(request.spec.recipe_of_run(), self.model)
+            if self.name == request.spec.leave_out_site and request.kind not in ("hello", "test"):
+                raise SiteProblem("left-out", f"the run leaves {self.name} out of the training: it only tests")
             if request.kind == "statistics":
                 return self._table_statistics(request, k)
             site_run = self.site_run(request.spec, k)

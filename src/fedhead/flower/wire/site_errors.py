@@ -23,6 +23,7 @@ TEXTS = {
     "code": "the run names code that its site.yaml does not allow, or that differs from the server's",
     "policy": "its site.yaml does not allow this run's method, stages, model, data set or statistics",
     "consent": "share_model in its site.yaml is false",
+    "left-out": "the run leaves it out of the training: it only tests",
     "memory": "it has not enough memory for the request, or may not have more",
     "schema": "its site.yaml has not accepted the run's schema of tables",
     "data": "its data can't be used for this run",

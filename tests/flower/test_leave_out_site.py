@@ -1,0 +1,76 @@
+"""Leave-one-site-out: the others train, and the site tests the global model on all its samples, as in simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from clinic_sites import project
+from clinics import NAMES, clinic
+
+import fedhead as fh
+from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.treefile import load_tree
+from fedhead.flower import factory
+from fedhead.flower.ledger import Ledger
+from fedhead.flower.server_run import serve
+
+
+def test_a_left_out_site_tests_as_in_simulation(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "metrics=[f1]", "validation=0.25", "callbacks=[best_model]", "stages=[lda]")
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "validation: 0.25\nwide_features: true\n")
+    grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
+    serve(made.server().without("east"), grid, log=lambda line: None)
+    found = fh.load(made.path / "run-without-east")
+    frames = {name: clinic(k).drop(columns="patient") for k, name in enumerate(NAMES)}
+    whole = fh.Federation.from_clients(
+        frames, client_test=0.25, schema=tmp_path / "schema.yaml", missing="mean", normalize="standard"
+    )
+    expected = fh.run(
+        whole.leave_out(2),
+        "mlp(hidden=[6])",
+        rounds=2,
+        batch_size=8,
+        lr=0.1,
+        executor="loop",
+        device="cpu",
+        metrics=["f1"],
+        stages=["lda"],
+        validation=0.25,
+        callbacks=[fh.BestModel()],
+        out=tmp_path / "sim",
+    )
+    assert found.accuracy == pytest.approx(expected.accuracy, abs=1e-10)
+    assert found.test_loss == pytest.approx(expected.test_loss, abs=1e-10)
+    assert found.metrics == pytest.approx(expected.metrics, abs=1e-10)
+    assert found.stages["lda"].accuracy == pytest.approx(expected.stages["lda"].accuracy, abs=1e-10)
+    assert found.best_round == expected.best_round
+    for mine, theirs in zip(found.rows, expected.rows, strict=True):
+        assert mine["validation"]["loss"] == pytest.approx(theirs["validation"]["loss"], abs=1e-10)
+        assert not mine.get("absent")
+    here, there = (
+        load_tree(folder / "checkpoint.safetensors")[0]["server"].leaves()
+        for folder in (made.path / "run-without-east", tmp_path / "sim")
+    )
+    for name, t in there.items():
+        torch.testing.assert_close(here[name], t, atol=1e-10, rtol=0)
+    book = list(Ledger(made.path / "sites" / "east" / "state" / "ledger.jsonl").entries())
+    assert {(entry["kind"], entry["decision"]) for entry in book} == {
+        ("statistics", "refused: left-out"),
+        ("hello", "sent"),
+        ("test", "sent"),
+    }
+    assert {entry["numbers"]["tests"] for entry in book if entry["kind"] == "test"} == {40}
+
+
+def test_what_can_t_be_left_out_is_refused(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "method=fedrep")
+    with pytest.raises(BadInput, match="leave_out_site: west is not among the sites north, south, east"):
+        made.server().without("west")
+    with pytest.raises(BadInput, match="leave_out_site: fedrep has no global model"):
+        serve(made.server().without("east"), grid, log=lambda line: None)
+    made.server_file.write_text(made.server_file.read_text().replace("quorum: 2", "quorum: 3"))
+    with pytest.raises(BadInput, match="quorum: 3 is out of range, it must be at most the 2 sites that train"):
+        made.server().without("east")
