@@ -88,6 +88,11 @@ class Algorithm(Component):
         """True if the loss is not the run's, so that label smoothing and class weights have no effect."""
         return False
 
+    @property
+    def protected(self) -> bool:
+        """True if what clients send has differential privacy."""
+        return False
+
     # -- server -----------------------------------------------------------------------------------
     @property
     def adds_up(self) -> bool:

@@ -19,7 +19,7 @@ from fedhead.core.tree.tree import Tree
 def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> Tree:
     """Return sent entries with the rows of small classes set to zero; pure, for one client."""
     least = client.task.min_class_count
-    if least <= 1:
+    if least <= 1 or algorithm.protected:  # rows left out by exact counts would void differential privacy
         return send
     large = client.counts >= least
 
@@ -34,6 +34,6 @@ def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> T
 
 def small_classes(algorithm: Algorithm, counts: Tensor, least: int) -> list[int]:
     """Return the numbers of the classes that `without_small_classes` removes from a client's reply."""
-    if least <= 1 or not algorithm.class_rows:
+    if least <= 1 or algorithm.protected or not algorithm.class_rows:
         return []
     return [int(c) for c in torch.nonzero((counts > 0) & (counts < least)).flatten()]

@@ -18,6 +18,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.privacy.base import Protection
+from fedhead.privacy.dp import Release
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +29,11 @@ class Stage(Algorithm):
 
     Args:
         method: Method that trained the model; set by `on_method`.
+        release: Share of the privacy budget; set by `protect`, None: no differential privacy.
     """
 
     method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
+    release: Release | None = dataclasses.field(default=None, repr=False, kw_only=True)
 
     def on_method(self, method: Method) -> Self:
         """Bind this stage to a method.
@@ -62,6 +65,21 @@ class Stage(Algorithm):
             BadInput: If the stage can't be protected.
         """
         raise BadInput(f"privacy: {protection.name} can't protect what clients send in the stage {self.name}")
+
+    @property
+    def protected(self) -> bool:
+        """True if what clients send has differential privacy."""
+        return self.release is not None
+
+    def add_noise(self, sent: Tree, client: int, task: Task) -> Tree:
+        """Return a client's reply with its noise; unchanged by default. Called outside of the executor, by the client.
+
+        Args:
+            sent: Entries from `finish`.
+            client: Number of the client.
+            task: Sizes and settings.
+        """
+        return sent
 
     def check_counts(self, count: Tensor) -> None:
         """Check the samples per class before the run; called only in simulations, which know all clients' data.

@@ -53,6 +53,14 @@ class Upload(Component):
             BadInput: If it does not.
         """
 
+    def hides(self, clients: int) -> int:
+        """Return the minimum number of clients in a total, if the server sees only totals; 1: it sees single replies.
+
+        Args:
+            clients: Number of clients of the run.
+        """
+        return 1
+
     def encode(self, send: Tree, client: Client) -> Tree:
         """Encode a reply at the client.
 
@@ -164,6 +172,10 @@ class SecureSum(Upload):
     def fewest(self, clients: int) -> int:
         """Return the smallest number of clients in a sum over a cohort of that many clients."""
         return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1, FEWEST)
+
+    def hides(self, clients: int) -> int:
+        """Return the smallest number of clients in a sum."""
+        return self.fewest(clients)
 
     def code(self, clients: int) -> FixedPoint:
         """Return the encoding of numbers that are summed over a cohort of that many clients."""

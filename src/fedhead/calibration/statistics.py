@@ -32,6 +32,7 @@ class Statistics:
         extractor: Fingerprint of the model that computed the features; "" if unknown.
         transform: Fingerprint of the transform of its inputs; "" if unknown.
         members: Fingerprints of the added parts, if tracked (`fedhead.statistics`).
+        noise: Deviation of the noise on diagonals of the second moments, from differential privacy.
 
     >>> one = from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]), classes=2)
     >>> one.mean()[0].tolist(), one.covariance()[0].tolist()
@@ -44,6 +45,7 @@ class Statistics:
     extractor: str = ""
     transform: str = ""
     members: frozenset[str] = frozenset()
+    noise: float = 0.0
 
     @property
     def classes(self) -> int:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedhead.privacy.guarantee import Guarantee
+
 if TYPE_CHECKING:  # the command line imports this before it needs torch
     from fedhead.core.tree.tree import Tree, Weights
 
@@ -68,6 +70,11 @@ class RunMetrics(ABC):
     @abstractmethod
     def stage_rows(self) -> dict[str, Row]:
         """Record of each stage."""
+
+    @property
+    def guarantees(self) -> list[Guarantee]:
+        """Differential privacy of the protected releases, in order; empty without protection."""
+        return [Guarantee.from_json(row["privacy"]) for row in self._rows() if row.get("privacy")]
 
     @property
     def best_round(self) -> int | None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+TINY = torch.finfo(torch.float64).tiny  # features that are all zero stay zero
+
 
 class DoubleLinear(nn.Linear):
     """Linear classifier in double precision; a stage such as `ridge` sets its parameters.
@@ -28,6 +30,24 @@ class DoubleLinear(nn.Linear):
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores."""
         return linear_scores(z, self.weight, self.bias)
+
+
+class BoundedLinear(DoubleLinear):
+    """Linear classifier of features with a bounded norm, as statistics with differential privacy are computed from.
+
+    Args:
+        features: Dimension of the features d.
+        classes: Number of classes C.
+        clip: Maximum norm of the features; None: scale them to unit norm.
+    """
+
+    def __init__(self, features: int, classes: int, clip: float | None):
+        super().__init__(features, classes)
+        self.clip = clip
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Compute class scores."""
+        return linear_scores(bounded(z, self.clip), self.weight, self.bias)
 
 
 class QuadraticHead(nn.Module):
@@ -50,6 +70,13 @@ class QuadraticHead(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores."""
         return quadratic_scores(z, self.weight, self.mean, self.bias)
+
+
+def bounded(z: Tensor, clip: float | None) -> Tensor:
+    """Return features [B, d] clipped to a norm, or scaled to unit norm, in float64."""
+    z = z.double()
+    norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return z * ((1.0 if clip is None else clip) / norm.clamp_min(TINY if clip is None else clip))
 
 
 def linear_scores(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -34,6 +34,11 @@ class Guarantee:
     secret: bool = True
     mu: float | None = None
 
+    @classmethod
+    def from_json(cls, entries: dict[str, Any]) -> Guarantee:
+        """Read the entries of a record."""
+        return cls(**entries | {"assumptions": tuple(entries["assumptions"])})
+
     def to_json(self) -> dict[str, Any]:
         """Return the entries of a record."""
         return asdict(self) | {"assumptions": list(self.assumptions)}

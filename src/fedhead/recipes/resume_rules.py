@@ -23,7 +23,7 @@ def differences(old: Recipe, new: Recipe) -> list[Difference]:
     if new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds:
         ignored.append("rounds")
     added = new.stages[len(old.stages) :] if new.stages[: len(old.stages)] == old.stages else ()
-    if added:
+    if added and not new.privacy:  # the budget of a private run is spent on its own stages
         ignored.append("stages")
     parameters = tuple(f"stage.{name}." for name in added)
     others = diff.differences(old.flat(), new.flat(), ignored)

@@ -81,7 +81,7 @@ def described(
 def _algorithm(registry: Registry[Any], thing: Any, keys: dict[str, Any], objects: Objects, folders: list[Path]) -> str:
     """Return the name of a method or stage; add its parameters to the keys, or the component to the objects."""
     if registry is STAGES:
-        thing = dataclasses.replace(thing, method=Method())  # reset `on_method`
+        thing = dataclasses.replace(thing, method=Method(), release=None)  # reset `on_method` and `protect`
     name, parameters = _named(registry, thing, folders)
     prefix, title = ("method", "method") if registry is METHODS else (f"stage.{name}", f"stage {name}")
     if _same(lambda: component(registry, name, parameters, folders), thing):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
@@ -27,8 +28,10 @@ from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_rows import tree_mean
+from fedhead.models.closed_form_heads import bounded
 from fedhead.models.split_model import SplitModel, classify
-from fedhead.stages.statistics_stage import StatisticsStage
+from fedhead.privacy.base import Protection
+from fedhead.stages.statistics_stage import StatisticsStage, with_classifier
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -60,6 +63,8 @@ class CCVR(StatisticsStage):
     rank: Annotated[int, AtLeast(0)] = 16  # rank of a low-rank covariance; its diagonal stays exact
     free: bool = False  # also calibrate heads that are fixed or not linear in the features
 
+    protectable: ClassVar[bool] = True
+
     @property
     def kind(self) -> Kind:
         """Kind of second moments to compute: full for low-rank covariances too, which are factorized afterwards."""
@@ -71,6 +76,15 @@ class CCVR(StatisticsStage):
         if self.covariance == "low-rank":  # factors of covariances can't be summed
             object.__setattr__(bound, "sums", ())
         return bound
+
+    def protect(self, protection: Protection, releases: int) -> Self:
+        """Check that replies contain only sums."""
+        if not self.adds_up:
+            raise BadInput(
+                f"privacy: {protection.name} needs replies that are sums: use covariance=full or diagonal, and a "
+                "method that shares the classifier"
+            )
+        return super().protect(protection, releases)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check that the heads can be calibrated."""
@@ -107,7 +121,7 @@ class CCVR(StatisticsStage):
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics (Eq. 3 and 4), draw virtual features and train the head on them."""
-        merged = self.merge(replies)
+        merged = self.merge(replies, task)
         if "classifier" in self.method.shared:
             head = server["model"].part("classifier")
         else:
@@ -131,11 +145,30 @@ class CCVR(StatisticsStage):
 
     # -- models -----------------------------------------------------------------------------------
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
-        """Return the head's scores; with `tukey` real or both, on transformed features."""
-        if self.tukey not in ("real", "both"):
+        """Return the head's scores; with `tukey` real or both, or bounded features, on transformed features."""
+        if self.tukey not in ("real", "both") and not self.protected:
             return out.logits
-        return classify(task.model, w, tukey(out.z, self.power))
+        z = self.bounded(self.transformed(out.z))
+        return classify(task.model, w, (tukey(z, self.power) if self.tukey == "both" else z).to(out.z))
+
+    def architecture(self, model: SplitModel) -> SplitModel:
+        """Return the model with a classifier that bounds the features, if they were bounded in the statistics."""
+        if self.release is None:
+            return model
+        classifier = copy.deepcopy(model.classifier)
+        classifier.register_forward_pre_hook(_Bounded(self.release.protection.clip))
+        return with_classifier(model, classifier)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """Return the personal model's scores, computed like those of the global model."""
         return self.scores(client.apply(w, x, train=False), w, client.task)
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """Hook that bounds the features before the classifier; a class, because functions can't be pickled."""
+
+    clip: float | None
+
+    def __call__(self, classifier: nn.Module, entering: tuple[Tensor]) -> tuple[Tensor]:
+        return (bounded(entering[0], self.clip).to(entering[0]),)

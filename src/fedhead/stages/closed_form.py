@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
@@ -16,9 +16,9 @@ from fedhead.calibration.statistics import Statistics, merge
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
-from fedhead.models.closed_form_heads import DoubleLinear, linear_scores
+from fedhead.models.closed_form_heads import BoundedLinear, DoubleLinear, linear_scores
 from fedhead.models.split_model import SplitModel
-from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
+from fedhead.stages.statistics_stage import StatisticsStage, by_architecture, with_classifier
 
 ALL_CLIENTS, MEMBERS = "all_clients", "members"  # entries of the server's state: merged sums and their clients
 NEVER = -1e9  # score of a class that is never predicted
@@ -36,6 +36,11 @@ class ClosedFormHead(StatisticsStage):
 
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
     kept_for: str = field(default="", repr=False, kw_only=True)  # stage for which the server keeps the sums
+
+    @property
+    def may_lack_classes(self) -> bool:
+        """True if a class without samples at any client is never predicted, instead of refused."""
+        return self.absent == "never"
 
     @property
     def given_name(self) -> str:
@@ -60,7 +65,7 @@ class ClosedFormHead(StatisticsStage):
         server = super().aggregate(server, replies, task)
         if not self.kept_for:
             return server
-        merged = {name: self.merge(group) for name, group in by_architecture(replies).items()}
+        merged = {name: self.merge(group, task) for name, group in by_architecture(replies).items()}
         sums = Tree({name: total.tree().replace(self.chosen(total)) for name, total in merged.items()})
         return server.replace({ALL_CLIENTS: sums, MEMBERS: torch.tensor(list(replies.clients))})
 
@@ -70,7 +75,7 @@ class ClosedFormHead(StatisticsStage):
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics and solve for the head."""
-        return as_classifier(self.fit(self.merge(replies)))
+        return as_classifier(self.fit(self.merge(replies, task)))
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
         """Fit the head to the statistics of several clients; see `fit`."""
@@ -111,11 +116,13 @@ class ClosedFormHead(StatisticsStage):
     # -- models -----------------------------------------------------------------------------------
     def architecture(self, model: SplitModel) -> SplitModel:
         """Return the model with a linear layer in double precision as its classifier."""
-        return with_classifier(model, DoubleLinear(model.features, model.classes))
+        if self.release is None:
+            return with_classifier(model, DoubleLinear(model.features, model.classes))
+        return with_classifier(model, BoundedLinear(model.features, model.classes, self.release.protection.clip))
 
     def logits(self, w: Weights, z: Tensor) -> Tensor:
         """Return the head's scores of features, [B, C]."""
-        return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
+        return linear_scores(self.bounded(z), w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
         """Return the model with the new head in place of its classifier; their parameters may differ."""
@@ -129,10 +136,3 @@ class ClosedFormHead(StatisticsStage):
 def as_classifier(head: Tree) -> Tree:
     """Return a head with the classifier's full parameter names."""
     return Tree({f"classifier.{name}": t for name, t in head.items()})
-
-
-def with_classifier(model: SplitModel, classifier: nn.Module) -> SplitModel:
-    """Return a model with another classifier that shares all other parts."""
-    new = SplitModel(model.extractor, classifier, model.projection)
-    new.origin, new.kept_width = model.origin, model.kept_width
-    return new

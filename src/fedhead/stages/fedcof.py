@@ -44,7 +44,7 @@ class FedCOF(ClosedFormHead):
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Estimate the covariances and solve for the head."""
-        self.merge(replies)  # validates each reply
+        self.merge(replies, task)  # validates each reply
         return as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]))
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:

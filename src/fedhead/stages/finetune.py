@@ -19,6 +19,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.privacy.base import Protection
 from fedhead.stages.ccvr import CCVR
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class FineTune(Stage):
     def correct(self, g: Tree, client: Client) -> Tree:
         """Correct gradients as the method does."""
         return self.method.correct(g, client)
+
+    def protect(self, protection: Protection, releases: int) -> Self:
+        """Return the stage unchanged, unless statistics are sent before it."""
+        return self if self.prerequisite() is None else super().protect(protection, releases)
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send nothing and keep the tuned model."""

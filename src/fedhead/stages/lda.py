@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from fedhead.algorithm.stage import stage
 from fedhead.calibration.linear_system import ledoit_wolf, shrink, solve
+from fedhead.calibration.private_statistics import noise_penalty
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
 from fedhead.core.components.ranges import AtLeast, AtMost
@@ -54,6 +55,8 @@ class LDA(GaussianHead):
     al., 2026) calls it GH-LDA.
     """
 
+    protectable: ClassVar[bool] = True
+
     @property
     def kind(self) -> Kind:
         """One second moment for all classes."""
@@ -61,15 +64,25 @@ class LDA(GaussianHead):
 
     def chosen(self, statistics: Statistics) -> Tree:
         """Return the shrinkage."""
+        covariance = statistics.within() / statistics.count.sum()
+        return Tree(shrinkage=statistics.count.new_tensor(self._choose(statistics, covariance)))
+
+    def _choose(self, statistics: Statistics, covariance: Tensor) -> float:
+        """Return the shrinkage; with noise, that of the penalty λ = s/(1 − s) · tr(Σ)/d · N."""
+        if self.shrinkage is not None:
+            return self.shrinkage
         samples = float(statistics.count.sum())
-        value = ledoit_wolf(statistics.within() / samples, samples) if self.shrinkage is None else self.shrinkage
-        return Tree(shrinkage=statistics.count.new_tensor(value))
+        if not statistics.noise:
+            return ledoit_wolf(covariance, samples)
+        penalty = noise_penalty(statistics) / samples
+        return penalty / (penalty + float(covariance.diagonal().mean()))
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear discriminants."""
         samples, center = float(statistics.count.sum()), statistics.center()
         mean = statistics.mean() - center  # a large term common to all scores would cost precision
-        covariance = self.shrunk(statistics.within() / samples, samples)
+        covariance = statistics.within() / samples
+        covariance = shrink(covariance, self._choose(statistics, covariance))
         squares = statistics.second_moment().diagonal() / samples
         weight = solve(
             covariance, mean.mT, squares, f"{self.given_name}: the covariance within classes", self.remedy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch.nn import functional as F
 
@@ -26,6 +26,8 @@ class NCM(ClosedFormHead):
     """
 
     metric: Literal["euclidean", "cosine"] = "euclidean"  # distance to the class means
+
+    protectable: ClassVar[bool] = True
 
     @property
     def kind(self) -> Kind:

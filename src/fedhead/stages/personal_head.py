@@ -8,7 +8,7 @@ the head is fitted to the samples of all clients, with a higher weight for the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import torch
@@ -27,6 +27,7 @@ from fedhead.core.training import random
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
+from fedhead.privacy.base import Protection
 from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead, as_classifier
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
@@ -88,6 +89,11 @@ class PersonalHead(Stage):
         require_shared_parts(self.name, method)
         return super().on_method(method)
 
+    def protect(self, protection: Protection, releases: int) -> Self:
+        """Return the stage with noise on the statistics that clients send; their own part of a head has none."""
+        release = self.prerequisite().protect(protection, releases).release
+        return replace(self, release=release).on_method(self.method)
+
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Apply the collecting stage's checks; warn if personal heads can't be evaluated."""
         super().check(models, federation)
@@ -127,7 +133,8 @@ class PersonalHead(Stage):
             return _with_matrix(batch_sums(z, y, sample_weight, client.task.classes, "pooled"))
 
         own, unseen = sums(weight), sums(weight * validation)
-        large = (client.counts >= client.task.min_class_count)[y]  # smaller classes were never sent
+        least = 1 if self.protected else client.task.min_class_count
+        large = (client.counts >= least)[y]  # smaller classes were never sent
         sent = sums(weight * validation * large) * client.received[MEMBERS]
         candidates, losses = [], []
         for share in SHARES:
@@ -148,7 +155,8 @@ class PersonalHead(Stage):
         batches = []
 
         def collect(batch: Batch) -> Tree:
-            batches.append((client.apply(w, batch.x, train=False).z, batch.y, batch.weight.double()))
+            z = self.prerequisite().bounded(client.apply(w, batch.x, train=False).z)
+            batches.append((z, batch.y, batch.weight.double()))
             return Tree(count=batch.weight.sum())
 
         client.total(collect)

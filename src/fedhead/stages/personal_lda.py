@@ -30,7 +30,7 @@ class PersonalLDA(PersonalHead):
 
     def prerequisite(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""
-        return LDA(self.shrinkage, absent=self.absent, kept_for=self.name, method=self.method)
+        return LDA(self.shrinkage, absent=self.absent, kept_for=self.name, method=self.method, release=self.release)
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return the shrinkage."""

@@ -32,7 +32,9 @@ class PersonalRidge(PersonalHead):
 
     def prerequisite(self) -> ClosedFormHead:
         """Return ridge regression on all clients' sums."""
-        return Ridge(self.alpha, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
+        return Ridge(
+            self.alpha, self.intercept, absent=self.absent, kept_for=self.name, method=self.method, release=self.release
+        )
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return the candidate penalties: the given one, or the server's choice and the values of `PENALTIES`."""

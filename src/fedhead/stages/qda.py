@@ -17,8 +17,8 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.models.closed_form_heads import QuadraticHead, quadratic_scores
 from fedhead.models.split_model import SplitModel
-from fedhead.stages.closed_form import with_classifier
 from fedhead.stages.lda import GaussianHead
+from fedhead.stages.statistics_stage import with_classifier
 
 
 @stage("qda")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch.nn import functional as F
 
 from fedhead.algorithm.stage import stage
+from fedhead.calibration.private_statistics import noise_penalty
 from fedhead.calibration.ridge import RidgePath
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
@@ -27,27 +28,33 @@ class Ridge(ClosedFormHead):
     cross-validation, which needs only the sums.
     """
 
-    alpha: Annotated[float, Above(0)] | None = None  # λ, ridge penalty; null: chosen by generalized cross-validation
+    # λ, ridge penalty; null: chosen by generalized cross-validation or, with differential privacy, from the noise
+    alpha: Annotated[float, Above(0)] | None = None
     intercept: bool = True  # intercept of the regression; Fed3R and AFL have none
     normalize: bool = False  # scaling of each class's weights to unit norm, as in Fed3R
+
+    protectable: ClassVar[bool] = True
 
     @property
     def kind(self) -> Kind:
         """One second moment for all classes."""
         return "pooled"
 
-    def choose(self, statistics: Statistics) -> float:
+    def choose(self, statistics: Statistics, path: RidgePath) -> float:
         """Return the penalty λ for these statistics."""
-        return RidgePath.of(statistics, self.intercept).best() if self.alpha is None else self.alpha
+        if self.alpha is not None:
+            return self.alpha
+        return noise_penalty(statistics) if statistics.noise else path.best()
 
     def chosen(self, statistics: Statistics) -> Tree:
         """Return the penalty."""
-        return Tree(alpha=statistics.count.new_tensor(self.choose(statistics)))
+        path = RidgePath.of(statistics, self.intercept)
+        return Tree(alpha=statistics.count.new_tensor(self.choose(statistics, path)))
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the ridge solution."""
         path = RidgePath.of(statistics, self.intercept)
-        head = path.solve(path.best() if self.alpha is None else self.alpha)
+        head = path.solve(self.choose(statistics, path))
         if not self.normalize:
             return head
         norm = head["weight"].norm(dim=1).clamp_min(1e-300)

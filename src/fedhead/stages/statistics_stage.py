@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
-from fedhead.calibration import low_rank, statistics_check
-from fedhead.calibration.statistics import Statistics
+from fedhead.calibration import low_rank, private_statistics, statistics_check
+from fedhead.calibration.statistics import Statistics, merge
 from fedhead.calibration.sums import Kind, batch_sums
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.core.training.batch import PARTS, Batch
 from fedhead.core.tree.tree import Tree, Weights
+from fedhead.models.closed_form_heads import bounded
 from fedhead.models.split_model import SplitModel
+from fedhead.privacy import noise
+from fedhead.privacy.base import Protection
+from fedhead.privacy.dp import DP, Deviations, Release
 
 OUTER = "second_moment"  # entry of the second moment of all classes, which has no row per class
 LARGER = 1000  # features this many times larger than the clients' median would dominate the head
@@ -49,6 +54,12 @@ class StatisticsStage(Stage):
         "architecture": "architecture of the model, as a hash of its parameters' names and shapes",
         "head": "classifier trained on all samples of the client: whether a sample was among them",
     }
+    protectable: ClassVar[bool] = False  # whether differential privacy is supported
+
+    @property
+    def may_lack_classes(self) -> bool:
+        """True if a class without samples at any client is never predicted, instead of refused."""
+        return True
 
     @property
     def kind(self) -> Kind:
@@ -60,6 +71,12 @@ class StatisticsStage(Stage):
         require_shared_parts(self.name, method)
         return super().on_method(method)
 
+    def protect(self, protection: Protection, releases: int) -> Self:
+        """Return the stage with noise on the statistics."""
+        if not self.protectable or not isinstance(protection, DP):
+            return super().protect(protection, releases)
+        return replace(self, release=Release(protection, releases)).on_method(self.method)
+
     # -- client -----------------------------------------------------------------------------------
     def start(self, client: Client) -> Weights:
         """Start from the model of the method's next round, without parts that the method adds to it."""
@@ -69,13 +86,17 @@ class StatisticsStage(Stage):
         """Transform the features before their statistics are computed; the identity by default."""
         return z
 
+    def bounded(self, z: Tensor) -> Tensor:
+        """Bound the norm of the features, if the stage has differential privacy."""
+        return z if self.release is None else bounded(z, self.release.protection.clip)
+
     def collect(self, w: Weights, client: Client) -> Tree:
         """Return the sums over the client's samples, without its small classes."""
         large = client.counts >= client.task.min_class_count
 
         def sums(batch: Batch) -> Tree:
-            z, weight = self.transformed(client.apply(w, batch.x, train=False).z), batch.weight
-            if client.task.min_class_count > 1:
+            z, weight = self.bounded(self.transformed(client.apply(w, batch.x, train=False).z)), batch.weight
+            if client.task.min_class_count > 1 and not self.protected:
                 weight = weight * large[batch.y]
             return batch_sums(z, batch.y, weight, client.task.classes, self.kind)
 
@@ -89,10 +110,28 @@ class StatisticsStage(Stage):
             send = Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
         return Reply(send.replace(public.to(client.counts.device)), client.state)
 
+    def add_noise(self, sent: Tree, client: int, task: Task) -> Tree:
+        """Add the client's noise to its statistics: all of it, or its share if the server sees only totals."""
+        if self.release is None:
+            return sent
+        source = noise.generator(self.release.protection.test_seed, self.name, client)
+        sums = sent["statistics"] if OUTER not in sent else sent["statistics"].replace(outer=sent[OUTER])
+        noisy = private_statistics.add_noise(sums, self._deviations(task, 1), source)
+        if OUTER not in sent:
+            return sent.replace(statistics=noisy)
+        return sent.replace({"statistics": noisy.without("outer"), OUTER: noisy["outer"]})
+
+    def _deviations(self, task: Task, clients: int) -> Deviations:
+        """Return the deviations of the noise on the sum of several replies."""
+        assert self.release is not None, "called only with differential privacy"
+        single = self.release.deviations(task.model.features, self.kind != "means")
+        return single.scaled(noise.share(math.sqrt(clients), task.noise_sharers))
+
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
         """Check that the statistics are possible for the client's samples and architecture."""
-        statistics_check.check(self.received(sent), "its statistics", samples=samples)
+        if not self.protected:  # noisy statistics may be those of no features
+            statistics_check.check(self.received(sent), "its statistics", samples=samples)
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
 
@@ -110,7 +149,7 @@ class StatisticsStage(Stage):
 
     def summary_for_comparison(self, sent: Tree) -> Tree:
         """Return the typical size of the client's features, to find outliers."""
-        size = statistics_check.feature_size(self.received(sent))
+        size = 0.0 if self.protected else statistics_check.feature_size(self.received(sent))
         return Tree(architecture=sent["architecture"], size=torch.tensor(size, dtype=torch.float64))
 
     def find_inconsistent_replies(self, digests: Mapping[int, Tree]) -> dict[int, str]:
@@ -140,12 +179,17 @@ class StatisticsStage(Stage):
         """Return the head for clients of one architecture, as classifier entries with full names."""
         raise NotImplementedError
 
-    def merge(self, replies: Replies) -> Statistics:
+    def merge(self, replies: Replies, task: Task) -> Statistics:
         """Validate and merge the statistics of all clients.
 
         Args:
             replies: Replies of the clients of one architecture, or their total.
+            task: Sizes and settings.
         """
+        if self.protected:
+            parts = replies.sent if replies.total is None else [replies.total]
+            total = merge(self.received(sent) for sent in parts)
+            return private_statistics.denoise(total, self._deviations(task, len(replies)), self.may_lack_classes)
         if replies.total is not None:  # each reply was checked before it was added
             return statistics_check.check(self.received(replies.total), "the merged statistics")
         sources = [f"statistics of client {k}" for k in replies.clients]
@@ -196,3 +240,10 @@ def _select(replies: Replies, positions: Sequence[int]) -> Replies:
 def architecture_number(model: SplitModel) -> int:
     """Return a number that identifies an architecture by its parameters' names and shapes."""
     return random.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))
+
+
+def with_classifier(model: SplitModel, classifier: nn.Module) -> SplitModel:
+    """Return a model with another classifier that shares all other parts."""
+    new = SplitModel(model.extractor, classifier, model.projection)
+    new.origin, new.kept_width = model.origin, model.kept_width
+    return new

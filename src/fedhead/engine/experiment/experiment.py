@@ -157,7 +157,7 @@ class Experiment:
         for algorithm in (self.method, *self.stages):
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
-        protections.check(self.privacy, self.method, self.stages, self.schedule.rounds)
+        protections.check(self.privacy, self.method, self.stages, self.uploads, self.schedule.rounds)
         for step in self.uploads:
             step.check(self.method)
         self._check_secure_sum(clients)
@@ -200,6 +200,7 @@ class Experiment:
             BadInput: If a component is incompatible with the data.
         """
         self.local.check_clients(len(federation))
+        protections.check_samples(self.privacy, sum(len(rows) for rows in federation.rows))
         for algorithm in (self.method, *(self.stages if stages else ())):
             algorithm.check(self.models, federation)
         size = self.cohort_size(len(federation))

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedhead.algorithm.stage import Stage
+from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients import evaluation
@@ -116,7 +117,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
     result = FinishedRun(transport, history, transport.name, last_rounds=schedule.last_rounds)
     result.confusion = confusion or _confusion(transport)
     for stage in stages:
-        result.stages[stage.name] = run_stage(transport, stage, experiment.metrics)
+        result.stages[stage.name] = _run_stage(transport, stage, experiment.metrics)
         for observer in observers:
             observer.stage(result.stages[stage.name])
     result.preparing, result.compiled_from = transport.report().preparing, transport.compiled_from
@@ -159,7 +160,19 @@ def run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric] 
     """Run one stage on a trained federation, without changing its states.
 
     The stage uses the round number after the last trained round, even if more rounds were planned.
+
+    Raises:
+        BadInput: If the stage is incompatible with the run, or the run's privacy budget is spent.
     """
+    if transport.experiment.privacy:
+        raise BadInput(
+            f"stage {stage.name}: the privacy budget of this run is spent; start a new run with this stage, whose "
+            "budget adds to it"
+        )
+    return _run_stage(transport, stage, metrics)
+
+
+def _run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric]) -> StageResult:
     clock, task, method = _Clock(transport), transport.clients.task, transport.experiment.method
     stage = stage.on_method(method)
     transport.check(stage)
@@ -176,6 +189,8 @@ def run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric] 
             row[entry] = before[entry] | row.get(entry, {})
     for name, ids in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {ids}, with fewer samples than its min_class_count")
+    if stage.release is not None:
+        row["privacy"] = stage.release.guarantee(stage.name, task.noise_sharers).to_json()
     row |= evaluate(transport, after, metrics, deliver=True, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))

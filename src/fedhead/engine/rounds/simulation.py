@@ -165,6 +165,8 @@ class Simulation(Transport):
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         replies = executor.run(jobs)
+        if algorithm.protected and isinstance(algorithm, Stage):
+            replies = replies.map_sent(lambda k, sent: algorithm.add_noise(sent, k, self.clients.task_of(k)))
         if isinstance(algorithm, Method):
             self._prepare_next(context, cohort, replies.whole_stacks)
         known = sum(k in context.states for k in cohort) * self.clients.frozen_part(downlink.broadcast).nbytes

@@ -173,6 +173,10 @@ class ReplySet(Mapping[int, ClientReply]):
         numbers = self._replies.losses.numbers("train")
         return {client: numbers[place] for client, place in self._places.items() if place in numbers}
 
+    def map_sent(self, change: Callable[[int, Tree], Tree]) -> ReplySet:
+        """Return the replies with changed messages, by client number and message."""
+        return ReplySet.of({k: reply._replace(send=change(k, reply.send)) for k, reply in self.items()})
+
     def without(self, clients: Mapping[int, Any]) -> ReplySet:
         """Return the replies without those of some clients."""
         remaining = [k for k in self._places if k not in clients]

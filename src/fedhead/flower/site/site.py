@@ -152,6 +152,8 @@ class Site:
         release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
+        if algorithm.protected and isinstance(algorithm, Stage):
+            reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
