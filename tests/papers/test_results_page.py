@@ -33,8 +33,13 @@ def count(folder: Path, pattern: str) -> list[str]:
 def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: Path) -> None:
     enter(tmp_path, "ccvr/table3", {"fedavg 50 cifar10-0.5": {0: 71.1}})  # Figure 7 has it too, by other columns
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
-    said = r"(\d+) of the papers' 478 published values are measured\. \d+ of (\d+) cells"
-    assert count(tmp_path, said) == ["5", "7"]  # FedAvg before is in Tables 1, 2, 3 and 5 and in Figure 7
+    said = r"(\d+) of the papers' 478 published values are measured, (\d+) .*? by a variant .*?\. \d+ of (\d+) cells"
+    assert count(tmp_path, said) == ["5", "0", "7"]  # FedAvg before is in Tables 1, 2, 3 and 5 and in Figure 7
+    varied = {"partition": "dirichlet(0.1, moon)"}  # the variant moon-split-0.1
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": {0: 60.4}}, varied)
+    assert count(tmp_path, said) == ["6", "1", "8"]
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": {0: 61.0}}, {"rounds": 9})  # no variant has it
+    assert count(tmp_path, said) == ["6", "1", "8"]
 
 
 @pytest.mark.slow

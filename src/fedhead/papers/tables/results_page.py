@@ -186,6 +186,8 @@ def page(
     """Format the page as Markdown."""
     matched = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
     known = {published_place(line.cell) for line in matched}
+    varied = {published_place(line.cell): line for line in others if line.result.difference is not None}
+    matched += [line for place, line in varied.items() if place not in known]
     close, near, loose = (
         sum(getattr(line, rule) for line in matched) for rule in ("close", "within_points", "loosely_close")
     )
@@ -193,12 +195,13 @@ def page(
     total = sum(1 for row in published_rows() if row["mean"])
     parts = [
         "# Results",
-        f"{len(known)} of the papers' {total} published values are measured. {close} of {len(matched)} cells are close "
-        f"to theirs: within {CLOSE:g} points and within twice the standard error of the difference, from both "
-        f"deviations over seeds (where one is unknown, the other stands for it). {near} are within {CLOSE:g} points. "
-        f"{loose} are within {CLOSE:g} points, or within twice the published deviation, which may be many points, or "
-        f"have the published value in the range of our runs. {single} cells have one split and one seed. A cell that "
-        "stands in several tables, as FedAvg's do, counts in each.",
+        f"{len(known | varied.keys())} of the papers' {total} published values are measured, "
+        f"{len(varied.keys() - known)} of them by a variant alone (under Other settings). {close} of "
+        f"{len(matched)} cells are close to theirs: within {CLOSE:g} points and within twice the standard error of the "
+        "difference, from both deviations over seeds (where one is unknown, the other stands for it). "
+        f"{near} are within {CLOSE:g} points. {loose} are within {CLOSE:g} points, or within twice the published "
+        f"deviation, which may be many points, or have the published value in the range of our runs. {single} cells "
+        "have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
