@@ -1,19 +1,24 @@
-"""The guide, followed literally in a fresh folder: every `sh` block of docs/deployment.md is run as it stands."""
+"""The guides, followed literally in a fresh folder: every `sh` block of the two pages is run as it stands."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from deployments import MARK, end_marked
 
+import fedhead as fh
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.engine.experiment.compute import Compute
@@ -28,6 +33,9 @@ SECTIONS = {
     "On one machine, to try it out": ["demo/run", "safe/run"],
     "Every site on its own machine": ["clinic/run"],
 }
+
+
+HOSPITALS = GUIDE.with_name("three_hospitals.md")
 
 
 def blocks(section: str) -> list[str]:
@@ -98,3 +106,73 @@ def _equals_simulation(folder: Path) -> None:
     stored = load_tree(folder / CHECKPOINT)[0]["server"].leaves()
     for name, t in simulation.server.leaves().items():
         torch.testing.assert_close(t, stored[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.deploy
+@pytest.mark.drill
+@pytest.mark.timeout(1800)
+def test_three_hospitals_from_tables_to_a_model(tmp_path: Path, background: list[subprocess.Popen[bytes]]) -> None:
+    shutil.copy(GUIDE.parents[1] / "examples" / "hospitals.py", tmp_path)
+    env, told = processes.environment(tmp_path / "flwr", **{MARK: str(tmp_path)}), []
+    for block in re.findall(r"```sh\n(.*?)```", HOSPITALS.read_text(encoding="utf-8"), flags=re.DOTALL):
+        done = subprocess.run(
+            ["bash", "-euc", block], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        told.append(done.stdout + done.stderr)
+    assert "column 'sex' holds the category 'M' in row 7" in "".join(told)
+    run, frame = tmp_path / "clinic" / "run", pd.read_csv(tmp_path / "north" / "2025.csv")
+    loaded = fh.load(run)
+    columns = loaded.trained.clients.federation.columns
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(tmp_path / "model.onnx"))
+    (scores,) = session.run(None, {"x": columns.encode(frame)})
+    np.testing.assert_allclose(scores, loaded.scores(frame), atol=1e-5)
+    simulated = _simulated_hospitals(tmp_path)
+    assert loaded.best_round == simulated.best_round
+    assert loaded.stages["finetune"].personal == pytest.approx(simulated.stages["finetune"].personal, abs=1e-6)
+    for name, t in simulated.weights.items():
+        torch.testing.assert_close(loaded.weights[name], t, atol=1e-6, rtol=0)
+    cells = json.loads((run / "cross_site.json").read_text())["cells"]
+    assert len(cells) == 12  # the global model and three others, at three sites
+    assert [cell["accuracy"] for cell in cells if cell["model"] == cell["test"]] == pytest.approx(
+        simulated.stages["finetune"].metrics["clients"], abs=1e-4
+    )
+    assert fh.load(tmp_path / "clinic" / "run-without-east").accuracy is not None
+    assert "Models by site" in (tmp_path / "report.html").read_text()
+    port = processes.free_ports(1)[0]
+    background.append(
+        processes.start(["fedhead", "board", "clinic", "--port", str(port)], tmp_path / "board.log", env, tmp_path)
+    )
+    _wait_for(port, tmp_path / "board.log")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+        shown = page.read().decode()
+    assert "Models by site" in shown
+    assert "run-without-east" in shown
+
+
+def _simulated_hospitals(folder: Path) -> fh.Result:
+    """Return the run of the guide in simulation, on the same tables."""
+    frames = {}
+    for name, drop in (("north", ["patient"]), ("south", ["patient"]), ("east", ["patient", "cholesterol"])):
+        parts = [pd.read_csv(path) for path in sorted((folder / name).glob("*.csv"))]
+        frame = pd.concat(parts, ignore_index=True).drop(columns=drop, errors="ignore")
+        frames[name] = frame.rename(columns={"diagnosis": "disease"})
+        frames[name]["cholesterol"] = frames[name].get("cholesterol", np.nan)
+    made = fh.Federation.from_clients(
+        frames, client_test=0.2, schema=folder / "schema.yaml", missing="mean", normalize="standard"
+    )
+    auroc = "auroc(bins=1024)"
+    return fh.run(
+        made,
+        "mlp(hidden=[16])",
+        rounds=5,
+        local_epochs=2,
+        lr=0.1,
+        batch_size=16,
+        validation=0.15,
+        metrics=[auroc],
+        callbacks=[fh.BestModel(auroc)],
+        stages=["finetune"],
+        executor="loop",
+        device="cpu",
+    )

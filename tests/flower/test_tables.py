@@ -40,8 +40,12 @@ def simulated(folder: Path, normalize: str | None, **more: Any) -> fh.Result:
 @pytest.mark.parametrize("normalize", ["standard", "quantiles"])
 def test_a_deployment_equals_a_simulation_of_the_same_tables(normalize: str, tmp_path: Path) -> None:
     made, grid = project(tmp_path, f"normalize={normalize}")
-    found = serve(made.server(), grid, log=lambda line: None)
+    said: list[str] = []
+    found = serve(made.server(), grid, log=said.append)
     expected = simulated(tmp_path, normalize)
+    for name in NAMES:
+        assert sum(f"site {name} is here" in line for line in said) == 1
+    assert "tables of north, south, east with 90 rows: 11 features" in said
     run = made.path / "run"
     inputs, other = (json.loads((path / "environment.json").read_text())["inputs"] for path in (run, tmp_path / "sim"))
     for name in ("mean", "std"):

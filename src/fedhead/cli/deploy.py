@@ -1,4 +1,4 @@
-"""The commands deploy init, certs, up, evaluate and health."""
+"""The commands deploy init, check, certs, up, evaluate and health."""
 
 from __future__ import annotations
 
@@ -66,6 +66,29 @@ def init(
     for path in targets.write(project, target, address):
         print(path)
     print("docs/containers.md shows how to start them")
+
+
+@command("Deploy", "deploy check")
+def check(
+    folder: Annotated[Path, Argument("Folder of a site.yaml, or of a deployment with the folders of its sites.")],
+) -> None:
+    """Check the tables of sites against their schemas, and list rows, empty cells and values; nothing is sent.
+
+    Examples:
+      fedhead deploy check clinic/sites/north
+      fedhead deploy check clinic
+    """
+    from fedhead.cli.output import print_table
+    from fedhead.deploy import table_check
+    from fedhead.deploy.project import Project
+    from fedhead.flower.config import SiteFile
+
+    path = folder / "site.yaml"
+    for file in [SiteFile.read(path)] if path.is_file() else Project.open(folder).sites().values():
+        try:
+            print_table(table_check.check(file), left=3)
+        except BadInput as error:
+            raise BadInput(f"site {file.name}: {error}") from error
 
 
 @command("Deploy", "deploy certs")

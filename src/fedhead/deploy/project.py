@@ -10,6 +10,7 @@ certs/                certificates and keys of `fedhead deploy certs`
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,16 +105,16 @@ class Project:
         project.server_file.write_text(text, encoding="utf-8")
         paths = [str(Path(str(loaded.dataset)).resolve())] if not data and is_path(loaded.dataset) else []
         for site, source in zip(sites, data or [RECIPE_DATA] * len(sites), strict=True):
+            folder = project.path / "sites" / site
             text = filled(
                 "site.yaml",
                 name=site,
-                data=json.dumps(str(Path(source).resolve()) if Path(source).exists() else source),
+                data=json.dumps(os.path.relpath(source, folder) if Path(source).exists() else source),
                 schema="null" if schema is None else SCHEMA,
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),
                 public="# " if data or paths else "",
             )
-            folder = project.path / "sites" / site
             folder.mkdir(parents=True)
             (folder / "site.yaml").write_text(text, encoding="utf-8")
         if schema is not None:

@@ -116,7 +116,8 @@ class SiteConnections:
                 refuse(node, Failure(str(error), response.site))
                 continue
             moved = self.nodes.enter(node, response)
-            self.log(moved or f"site {response.site} is here with {response.samples} samples")
+            if self.kind == "hello":
+                self.log(moved or f"site {response.site} is here with {response.samples} samples")
 
     def _send(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Answer | Failure]:
         """Send requests, wait for the answers, and record both in the ledger."""

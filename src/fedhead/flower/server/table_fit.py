@@ -37,8 +37,9 @@ class TableFit(SiteConnections):
         present = [self.spec.sites[k] for k in self._gather()]
         parts, wanted = [self._read(self.nodes.hellos[name]) for name in present], self.spec.preprocessing
         fitted = FittedTable.fit(self.schema, parts, wanted)
-        rows = sum(part.rows for part in parts)
-        self.log(f"tables of {len(present)} sites with {rows} rows: {len(fitted.columns.names)} features")
+        missing, rows = fitted.missing, sum(part.rows for part in parts)
+        features = len(fitted.columns.names) + (0 if missing is None else len(missing.indicated))
+        self.log(f"tables of {', '.join(present)} with {rows} rows: {features} features")
         transform = Transform()
         if fitted.scale is not None:
             mean, deviation = zip(*fitted.scale, strict=True)
@@ -48,12 +49,11 @@ class TableFit(SiteConnections):
         has_classes = targets.objective_of(self.spec.objective).has_classes
         if has_classes and len(fitted.classes) < 2:
             raise BadInput("the sites' labels are of fewer than 2 classes with enough samples: list them in the schema")
-        missing = fitted.missing
         return entries(
             {
                 "classes": len(fitted.classes) if has_classes else 1,
                 "names": list(fitted.classes) if has_classes else None,
-                "shape": [len(fitted.columns.names) + (0 if missing is None else len(missing.indicated))],
+                "shape": [features],
                 "columns": fitted.columns.to_json(),
                 "missing": {} if missing is None else {"": asdict(missing)},
                 **describe_transform(transform),

@@ -23,7 +23,7 @@ from fedhead.data.inputs.labels import Classes
 from fedhead.data.inputs.missing_values import fill_inputs
 from fedhead.data.inputs.named_inputs import prepare_like
 from fedhead.data.inputs.table_columns import is_frame
-from fedhead.data.inputs.table_schema import TableSchema
+from fedhead.data.inputs.table_schema import SUFFIXES, TableSchema
 from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.sources import image_folders, sample_file
@@ -122,7 +122,7 @@ def statistics(
     They are of the rows without the test samples, with the validation samples, as in a simulation.
     """
     schema = _schema(spec)
-    frame = _table(data, spec, base, names)
+    frame = table(data, spec, base, names)
     has_classes = targets.objective_of(spec.objective).has_classes
     given = frame[schema.label].to_numpy()
     read: Any = labels.read(given, "y") if has_classes else targets.read(given, spec.objective)
@@ -178,7 +178,7 @@ def load(
 ) -> tuple[Samples, Samples | None]:
     """Load samples, and test samples if the source has some, that match the run's spec."""
     if spec.table:
-        columns, frame = spec.columns, _table(source, spec, base, names or ColumnNames())
+        columns, frame = spec.columns, table(source, spec, base, names or ColumnNames())
         if columns is None:
             raise SiteProblem("request", "the run's table is not fitted yet: the server asks in the wrong order")
         x = fill_inputs(torch.from_numpy(columns.encode(frame, str(source))), spec.missing)
@@ -212,10 +212,12 @@ def _schema(spec: RunSpec) -> TableSchema:
     return schema
 
 
-def _table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.DataFrame:
-    """Read a site's CSV or Parquet files, or call its function, which returns a data frame."""
+def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.DataFrame:
+    """Read a site's CSV or Parquet files, or those of a folder, or call its function, which returns a data frame."""
     listed = [source] if isinstance(source, str) else list(source)
     tables = [base / os.path.expanduser(each) for each in listed]
+    if len(tables) == 1 and tables[0].is_dir():
+        tables = sorted(path for path in tables[0].iterdir() if path.suffix in SUFFIXES)
     if len(tables) == 1 and ":" in listed[0] and not tables[0].exists():
         frame = _call(listed[0], base)
         if not is_frame(frame):

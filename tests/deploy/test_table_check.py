@@ -1,0 +1,60 @@
+"""`fedhead deploy check`: a site sees mistakes in its table before any server does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from clinic_sites import project
+
+from fedhead.cli import call
+
+
+def test_a_good_table_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    assert call(["deploy", "check", str(made.path)]) == 0
+    told = capsys.readouterr().out
+    assert "north: 40 rows, 30 of them to train on" in told
+    assert "east: 40 rows" in told
+    assert not list(made.path.rglob("state"))  # nothing is kept: the first run draws the test rows
+
+
+def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    site, path = str(made.path / "sites" / "south"), tmp_path / "south.csv"
+    good = pd.read_csv(path)
+    strange = good.assign(sex=["M", *good["sex"][1:]])
+    for table, reason in (
+        (good.drop(columns="ward"), "site south: "),
+        (strange, "site south: the table: column 'sex' holds the category 'M' in row 0"),
+        (good.assign(age="old"), "column 'age' holds 'old' in row 0, it must be a number in years"),
+        (good.assign(outcome=["lost", *good["outcome"][1:]]), "column 'outcome' holds the class 'lost'"),
+    ):
+        table.to_csv(path, index=False)
+        assert call(["deploy", "check", site]) == 2
+        assert reason in capsys.readouterr().err
+    good.to_csv(path, index=False)
+    file = Path(site) / "site.yaml"
+    strange.to_csv(tmp_path / "test.csv", index=False)
+    file.write_text(file.read_text().replace("client_test: 0.25", "test: ../../../test.csv"))
+    assert call(["deploy", "check", site]) == 2  # its test table too
+    assert "holds the category 'M'" in capsys.readouterr().err
+    file.write_text(file.read_text().replace("schema: schema.yaml", "schema: null"))
+    assert call(["deploy", "check", site]) == 2
+    assert "names no schema: only tables are checked before a run" in capsys.readouterr().err
+
+
+def test_small_categories_and_folders_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    good = pd.read_csv(tmp_path / "south.csv")
+    (tmp_path / "visits").mkdir()
+    good[:20].to_csv(tmp_path / "visits" / "2024.csv", index=False)
+    good[20:].assign(ward=["attic", *good["ward"][21:]]).to_csv(tmp_path / "visits" / "2025.csv", index=False)
+    file = made.path / "sites" / "south" / "site.yaml"
+    text = file.read_text().replace("south.csv", "visits").replace("min_class_count: 1", "min_class_count: 2")
+    file.write_text(text)
+    assert call(["deploy", "check", str(file.parent)]) == 0
+    told = capsys.readouterr().out
+    assert "south: 40 rows" in told
+    assert "attic 1 (not named: fewer than 2)" in told
