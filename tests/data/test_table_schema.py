@@ -179,6 +179,10 @@ def test_a_federation_of_files_is_left_out_client_by_client(tmp_path: Path) -> N
         pd.read_csv(path).drop(columns="patient").to_csv(path, index=False)
     settings = {"schema": tmp_path / "schema.yaml", "missing": "mean", "normalize": "quantiles"}
     made = fh.Federation.from_clients(files, **settings)
+    plain = fh.Federation.from_clients(files, **{**settings, "leave_out": ["age"]})
+    assert not plain.train.x[:, 0].any()  # the column is empty, and filled with 0
+    with pytest.raises(BadInput, match="leave_out: it is for tables with a schema"):
+        fh.Federation.from_clients(files, leave_out=["age"])
     rest = fh.Federation.from_clients({name: files[name] for name in ("north", "south")}, **settings)
     assert made.leave_out(2).transform == rest.transform
     assert made.with_validation(0.2).leave_out(2).transform == rest.transform

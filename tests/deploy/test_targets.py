@@ -188,3 +188,11 @@ def test_an_address_without_a_port_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert call(words) == 2
     assert "the server's name and port" in capsys.readouterr().err
     assert not (tmp_path / "clinic").exists()  # so that the command can be repeated
+
+
+def test_sites_with_one_name_in_kubernetes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["deploy", "init", str(tmp_path / "clinic"), "--site", "a.b", "--site", "a-b", "--target"]
+    assert call([*words, "kubernetes"]) == 2
+    assert "sites a.b and a-b have one name in Kubernetes, fedhead-a-b: rename one" in capsys.readouterr().err
+    assert not (tmp_path / "clinic").exists()
+    assert call([*words, "compose"]) == 0

@@ -196,3 +196,12 @@ def test_a_bad_policy_is_named(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("name: a\ndata: x\nmin_class_count: 0\n")
     with pytest.raises(BadInput, match="min_class_count: 0 is out of range"):
         SiteFile.read(tmp_path / "site.yaml")
+
+
+def test_a_recipe_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, checked = project(tmp_path), list[str]()
+    honest = Policy.check
+    monkeypatch.setattr(Policy, "check", lambda self, *given: (checked.append(self.name), honest(self, *given)))
+    grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
+    serve(made.server(), grid, log=lambda line: None)
+    assert sorted(checked) == ["north", "south"]

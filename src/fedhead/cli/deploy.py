@@ -51,9 +51,10 @@ def init(
     from fedhead.deploy.processes import require_flower
     from fedhead.deploy.project import Project
 
+    names = site or [f"site-{k}" for k in range(sites)]
     if target != "local":
         require_flower()  # its version is that of the image
-    names = site or [f"site-{k}" for k in range(sites)]
+        targets.check(target, names)
     project = Project.init(folder, recipe, names, assignments or [], data or [], schema)
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure")

@@ -23,8 +23,9 @@ def check(file: SiteFile) -> Table:
     spec = RunSpec("0" * 8, recipe, [file.name], 1, [], table={"schema": schema.to_json()})
     names, base = site_data.ColumnNames(file.label, file.leave_out), file.path.parent
     minimum = file.min_class_count
-    data = {"base": base, "client_test": file.client_test, "drawn": None, "names": names, "minimum": minimum}
-    statistics = site_data.statistics(spec, 0, file.data, **data)
+    statistics = site_data.statistics(
+        spec, 0, file.data, base=base, client_test=file.client_test, drawn=None, names=names, minimum=minimum
+    )
     frame = site_data.table(file.data, spec, base, names)
     if file.test is not None:
         schema.encoding([schema.found(frame)], missing=True).encode(site_data.table(file.test, spec, base, names))

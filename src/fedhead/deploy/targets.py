@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from fedhead.core.system.errors import BadInput
 from fedhead.deploy.health import METRICS_PORT
 from fedhead.deploy.processes import FLOWER
 from fedhead.deploy.project import Project, filled
@@ -39,6 +40,13 @@ _SITE = {
     "kubernetes": {"kubernetes.yaml": "kubernetes-site.yaml", "kustomization.yaml": "kustomization-site.yaml"},
     "systemd": {f"systemd/fedhead-{unit}.service": f"{unit}.service" for unit in ("site", "monitor")},
 }
+
+
+def check(target: Target, sites: Sequence[str]) -> None:
+    """Check that no two sites have the same name in Kubernetes, which knows only letters, digits and '-'."""
+    apps = [_app(site) for site in sites]
+    if target == "kubernetes" and (same := [site for site in sites if apps.count(_app(site)) > 1]):
+        raise BadInput(f"sites {' and '.join(same)} have one name in Kubernetes, {_app(same[0])}: rename one")
 
 
 def write(project: Project, target: Target, address: str) -> list[Path]:
@@ -85,11 +93,15 @@ def write(project: Project, target: Target, address: str) -> list[Path]:
     bundle.write_text(text, encoding="utf-8")
     for site in sites:
         folder = project.path / "sites" / site
-        app = "fedhead-" + re.sub(r"[^a-z0-9]+", "-", site.lower()).strip("-")  # a name in Kubernetes
-        here = {"site": site, "folder": f"{HOME}/{site}", "state": "state", "app": app}
+        here = {"site": site, "folder": f"{HOME}/{site}", "state": "state", "app": _app(site)}
         files = [*folder.glob("*.yaml"), *folder.rglob("*.py")]
         written += _write(folder, {**_SITE[target], **image}, files, values | here)
     return written
+
+
+def _app(site: str) -> str:
+    """Return the name of a site in Kubernetes."""
+    return "fedhead-" + re.sub(r"[^a-z0-9]+", "-", site.lower()).strip("-")
 
 
 def _write(folder: Path, templates: Mapping[str, str], files: list[Path], values: Mapping[str, str]) -> list[Path]:

@@ -160,7 +160,7 @@ def ece_gaps(predictions: Predictions, bins: int = 15) -> Tensor:
     return torch.zeros(bins, dtype=torch.float64, device=confidence.device).index_add_(0, index, correct - confidence)
 
 
-def ece_of_gaps(gaps: Tensor, samples: int, bins: int = 15) -> float:
+def ece_of_gaps(gaps: Tensor, samples: int) -> float:
     """Return the expected calibration error of summed `ece_gaps`."""
     return float(gaps.abs().sum() / samples)
 
@@ -179,7 +179,7 @@ def auroc(
         bins: Number of equal-width bins to which probabilities are rounded; None: not rounded, at sites `ROC_BINS`.
     """
     if bins is not None:
-        return auroc_of_histograms(roc_histograms(predictions, average, bins), len(predictions), average)
+        return auroc_of_histograms(roc_histograms(predictions, bins), len(predictions), average)
     present = torch.bincount(predictions.y, minlength=predictions.classes)
     _check_present(present)
     p = predictions.probabilities.T.contiguous()
@@ -198,7 +198,7 @@ def _check_present(present: Tensor) -> None:
         raise Undefined(f"class {text} has no test samples" if len(absent) == 1 else f"classes {text} have no samples")
 
 
-def roc_histograms(predictions: Predictions, average: str = "macro", bins: int | None = None) -> Tensor:
+def roc_histograms(predictions: Predictions, bins: int | None = None) -> Tensor:
     """Return histograms of each class's probability, over samples of other classes and of the class, [2, C, bins]."""
     count, bins = predictions.classes, bins or ROC_BINS
     classes = torch.arange(count, device=predictions.y.device)
@@ -207,7 +207,7 @@ def roc_histograms(predictions: Predictions, average: str = "macro", bins: int |
     return place.flatten().bincount(minlength=2 * count * bins).reshape(2, count, bins)
 
 
-def auroc_of_histograms(histograms: Tensor, samples: int, average: str = "macro", bins: int | None = None) -> float:
+def auroc_of_histograms(histograms: Tensor, samples: int, average: str = "macro") -> float:
     """Return the area under the ROC curve of summed `roc_histograms`; a pair of samples in one bin counts as a tie."""
     negative, positive = histograms.double()
     weights = positive.sum(-1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from fedhead.metrics import classification, multilabel, regression
 from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.registry import Metric, MetricFunction, Undefined
 
+T = TypeVar("T")
 # Metrics that are means over samples: a client's sum is its value times its number of samples.
 _MEANS: set[MetricFunction] = {
     *(classification.nll, classification.brier, classification.topk),
@@ -65,7 +67,7 @@ def metric_sums(predictions: Predictions, metrics: Mapping[str, Metric], min_cla
         if metric.inputs == (_CONFUSION,):
             tree[_CONFUSION] = torch.from_numpy(predictions.confusion)
         elif metric.function in _FROM_SCORES:
-            tree[str(place)] = _FROM_SCORES[metric.function][0](predictions, **metric.arguments)
+            tree[str(place)] = _call(_FROM_SCORES[metric.function][0], metric, predictions)
         else:
             tree[str(place)] = torch.tensor(_sum(metric, predictions), dtype=torch.float64)
     return tree
@@ -100,5 +102,11 @@ def _value(metric: Metric, total: Tree, place: int, samples: int) -> float:
         confusion: Any = np.asarray(total[_CONFUSION])
         return metric.function(confusion, **metric.arguments)
     if metric.function in _FROM_SCORES:
-        return _FROM_SCORES[metric.function][1](total[str(place)], samples, **metric.arguments)
+        return _call(_FROM_SCORES[metric.function][1], metric, total[str(place)], samples)
     return float(total[str(place)]) / samples
+
+
+def _call(function: Callable[..., T], metric: Metric, *values: Any) -> T:
+    """Call a function with those of the metric's arguments that it has."""
+    known = inspect.signature(function).parameters
+    return function(*values, **{name: value for name, value in metric.arguments.items() if name in known})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -249,6 +250,7 @@ class Federation(FederationData):
         encode: str | Tokenizer | None = None,
         categories: Mapping[str, Sequence[Any]] | None = None,
         schema: TableSchema | str | PathLike[str] | None = None,
+        leave_out: Sequence[str] = (),
         **settings: Any,
     ) -> Self:
         """Create a federation from data that is already split.
@@ -267,6 +269,7 @@ class Federation(FederationData):
             categories: Categories of columns of data frames; by default all categories that occur at any client.
             schema: Schema of tables, or its YAML file: it names the label, the inputs and their categories. A client's
                 data is then a data frame, the path of a CSV or Parquet file, or a list of paths.
+            leave_out: Columns of these tables that are not used.
             **settings: Further arguments of `from_arrays`: transform, classes, names, public, title, layout, missing,
                 augment, normalize, resize and objective.
 
@@ -287,11 +290,13 @@ class Federation(FederationData):
             usual = (inputs, label, encode, categories) == (None, "label", None, None)
             require(usual, "schema: it names the label, the inputs and their categories; leave these arguments out")
             schema = schema if isinstance(schema, TableSchema) else TableSchema.read(schema)
-            split = {f"client {name}": schema.tables(source, options.objective) for name, source in named.items()}
+            read = partial(schema.tables, objective=options.objective, leave_out=leave_out)
+            split = {f"client {name}": read(source) for name, source in named.items()}
             reader = Reader([], label=schema.label, missing=missing)
             reader.table = schema.encoding([schema.found(train) for train, _ in split.values()], missing)
             options = replace(options, names=options.names or schema.classes)
         else:
+            require(not leave_out, "leave_out: it is for tables with a schema; select columns with inputs")
             split = {f"client {name}": library_datasets.split(own, f"client {name}") for name, own in named.items()}
             reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
         parts = {what: reader.read(train, what) for what, (train, _) in split.items()}

@@ -190,7 +190,7 @@ class TableColumns:
         for name, values in self.categories.items():
             column = _column(frame, name, what)
             if values is None:
-                parts.append(_numbers(name, column, what)[:, None])
+                parts.append(_to_float32(name, column, what)[:, None])
             else:
                 parts.append(self._one_hot(name, column, values, what))
         return np.concatenate(parts, 1)
@@ -272,7 +272,7 @@ def _is_numeric(column: pd.Series[Any]) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
 
 
-def _numbers(name: str, column: pd.Series[Any], what: str) -> NDArray[np.float32]:
+def _to_float32(name: str, column: pd.Series[Any], what: str) -> NDArray[np.float32]:
     try:
         return np.asarray(column.to_numpy(np.float64, na_value=np.nan)).astype(np.float32)
     except (TypeError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -181,12 +182,14 @@ class TableSchema:
         require(parts, "no table is named: give at least one file")
         return pd.concat(parts, ignore_index=True)
 
-    def tables(self, source: Any, objective: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    def tables(
+        self, source: Any, objective: str, leave_out: Sequence[str] = ()
+    ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
         """Read the training and, if there is one, the test table of a client: its data, or {"train": …, "test": …}."""
         parts = source if isinstance(source, Mapping) else {"train": source}
         require("train" in parts, f"a client has the parts {', '.join(map(str, parts))}: it needs a part 'train'")
-        test = None if parts.get("test") is None else self.table(parts["test"], objective=objective)
-        return self.table(parts["train"], objective=objective), test
+        read = partial(self.table, leave_out=leave_out, objective=objective)
+        return read(parts["train"]), None if parts.get("test") is None else read(parts["test"])
 
     def found(self, frame: pd.DataFrame) -> dict[str, list[str | None]]:
         """Return the categories of a table's columns, in rising order; None is the last if some cells are empty."""
