@@ -19,7 +19,7 @@ PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md"
 PAGES |= {page.relative_to(ROOT).as_posix(): page for page in sorted((ROOT / "docs").glob("*.md"))}
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 NOT_RUN = {"console", "text", "yaml"}  # transcripts, output and files of other programs
-ELSEWHERE = {"docs/deployment.md", "docs/operating.md", "docs/three_hospitals.md"}  # their `sh` blocks are run by tests/deploy
+ELSEWHERE = {f"docs/{page}.md" for page in ("deployment", "operating", "three_hospitals")}  # run by tests/deploy
 
 
 def blocks(page: str, language: str) -> list[str]:
