@@ -16,7 +16,7 @@ from fedhead.algorithm.upload import UPLOADS
 
 # Their parameters are hyperparameters of a paper: each field has a comment with its symbol and equation.
 COMPONENTS = {*fh.METHODS.values(), *fh.STAGES.values(), *UPLOADS.values()}
-COMPONENTS |= {*fh.AGGREGATORS.values(), *fh.SAMPLERS.values()}
+COMPONENTS |= {*fh.AGGREGATORS.values(), *fh.SAMPLERS.values(), *fh.PROTECTIONS.values()}
 CALLABLES = sorted(
     name
     for name in fh.__all__

@@ -210,3 +210,34 @@ def test_the_guarantee_is_in_the_run_folder(tmp_path: Path) -> None:
     assert (given.release, given.epsilon, given.delta) == ("stage ridge", pytest.approx(2), 1e-5)
     assert (given.unit, given.neighbourhood, given.secret) == ("sample", "add or remove one", True)
     assert "each client adds all of the noise" in given.assumptions
+
+
+# -- centers --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("stage", ["ridge", "lda", "ncm", "personal_ridge"])
+def test_centered_heads_predict_like_their_module(stage: str) -> None:
+    federation = digits(2)
+    result = head(federation, [stage], "dp(epsilon=20, center=private, test_seed=0)")
+    assert (result.stages[stage].accuracy or 0) > 85
+    x = federation.test.x[:50]  # type: ignore[union-attr]
+    with torch.no_grad():
+        scores = result.module(stage=stage)(result.transform(x))
+    np.testing.assert_allclose(scores.numpy(), result.scores(x, stage=stage), atol=1e-5)
+
+
+def test_a_private_center_is_part_of_the_budget() -> None:
+    parts = [Release(DP(1.0, center="private"), 2)]
+    deviations = [part(parts[0]).deviations(10, False).sum for part in (Release.of_center, Release.without_center)]
+    whole = Release(DP(1.0), 2).deviations(10, False).sum
+    assert math.hypot(*(1 / d for d in deviations)) == pytest.approx(1 / whole)
+    assert parts[0].guarantee("ridge", 1).epsilon == pytest.approx(Release(DP(1.0), 2).guarantee("ridge", 1).epsilon)
+
+
+def test_a_public_center_is_the_mean_of_public_samples() -> None:
+    federation = fh.Federation.load("digits", "iid", clients=2, public="digits")
+    result = head(federation, ["ncm"], "dp(epsilon=20, center=public, test_seed=0)")
+    assert federation.public is not None
+    z = result.transform(federation.public.x).flatten(1).double()
+    (calibrated,) = result.stages["ncm"].server["calibrated"].values()
+    torch.testing.assert_close(calibrated["classifier.center"], bounded(z, None).mean(0), atol=1e-6, rtol=1e-5)
+    with pytest.raises(fh.BadInput, match="center=public needs public samples"):
+        head(digits(), ["ncm"], "dp(center=public)")

@@ -68,7 +68,7 @@ def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.clients.holders, 3):
         sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().train(job), strict=True)]
     clients, trees = zip(*sent, strict=True)
-    merged = stage.merge(Replies(clients, [1.0] * len(clients), trees))
+    merged = stage.merge(Replies(clients, [1.0] * len(clients), trees), simulation.task)
     assert simulation.task.pool is not None
     z, y = features(simulation.task.model, simulation.server["model"], simulation.task.pool)
     for c in range(3):
@@ -128,7 +128,8 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     alone = [k for k in simulation.clients.holders if simulation.clients.assign[k] == 0]
     stage = CCVR(**SMALL).on_method(simulation.experiment.method)
     job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
-    merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().train(job)]))
+    sent = [reply.send for reply in Loop().train(job)]
+    merged = stage.merge(Replies(alone, [1.0] * len(alone), sent), simulation.task)
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
     torch.testing.assert_close(heads[0]["classifier.weight"], expected["classifier.weight"])
 

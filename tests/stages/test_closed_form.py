@@ -185,7 +185,7 @@ def test_a_penalty_is_chosen_that_predicts_well() -> None:
     z, y = samples(2, 30, 20, 3)  # few samples for so many features
     z, y = z.float().double(), y
     fresh, labels = samples(5, 2000, 20, 3)
-    chosen = Ridge().choose(from_features(z, y, 3, "pooled"))
+    chosen = float(Ridge().chosen(from_features(z, y, 3, "pooled"))["alpha"])
     errors = {}
     for alpha in (1e-6, chosen, 1e6):
         head = Ridge(alpha=alpha).fit(from_features(z, y, 3, "pooled"))

@@ -61,6 +61,9 @@ class Stage(Algorithm):
             protection: Protection of the run's stages.
             releases: Number of stages that share its budget.
 
+        Returns:
+            A copy with `self.release` set.
+
         Raises:
             BadInput: If the stage can't be protected.
         """
@@ -72,12 +75,15 @@ class Stage(Algorithm):
         return self.release is not None
 
     def add_noise(self, sent: Tree, client: int, task: Task) -> Tree:
-        """Return a client's reply with its noise; unchanged by default. Called outside of the executor, by the client.
+        """Add a client's noise to its reply, outside of the executor; none by default.
 
         Args:
             sent: Entries from `finish`.
             client: Number of the client.
             task: Sizes and settings.
+
+        Returns:
+            Entries that leave the client.
         """
         return sent
 
@@ -98,6 +104,15 @@ class Stage(Algorithm):
     def prerequisite(self) -> Stage | None:
         """Return the stage whose global model this one starts from; None: start from the model of the rounds."""
         return None
+
+    def chain(self) -> list[Stage]:
+        """Return the exchanges of the stage, in order: its prerequisites, bound to the method, and the stage.
+
+        Returns:
+            At least the stage itself, as the last one.
+        """
+        earlier = self.prerequisite()
+        return [self] if earlier is None else [*earlier.on_method(self.method).chain(), self]
 
     def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
         """Return the server's state that this stage starts from after its prerequisite.

@@ -58,6 +58,9 @@ class Upload(Component):
 
         Args:
             clients: Number of clients of the run.
+
+        Returns:
+            Number of clients that share the noise of differential privacy.
         """
         return 1
 

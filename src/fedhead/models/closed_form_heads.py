@@ -39,15 +39,17 @@ class BoundedLinear(DoubleLinear):
         features: Dimension of the features d.
         classes: Number of classes C.
         clip: Maximum norm of the features; None: scale them to unit norm.
+        centered: Whether a mean is subtracted from the features.
     """
 
-    def __init__(self, features: int, classes: int, clip: float | None):
+    def __init__(self, features: int, classes: int, clip: float | None, centered: bool = False):
         super().__init__(features, classes)
         self.clip = clip
+        self.center = nn.Parameter(torch.empty(features, dtype=torch.float64)) if centered else None
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores."""
-        return linear_scores(bounded(z, self.clip), self.weight, self.bias)
+        return linear_scores(bounded(z, self.clip, self.center), self.weight, self.bias)
 
 
 class QuadraticHead(nn.Module):
@@ -72,9 +74,15 @@ class QuadraticHead(nn.Module):
         return quadratic_scores(z, self.weight, self.mean, self.bias)
 
 
-def bounded(z: Tensor, clip: float | None) -> Tensor:
-    """Return features [B, d] clipped to a norm, or scaled to unit norm, in float64."""
-    z = z.double()
+def bounded(z: Tensor, clip: float | None, center: Tensor | None = None) -> Tensor:
+    """Return features [B, d] clipped to a norm, or scaled to unit norm, in float64.
+
+    Args:
+        z: Features.
+        clip: Maximum norm; None: scale to unit norm.
+        center: Mean of bounded features, which is subtracted before the features are bounded again; None: none.
+    """
+    z = z.double() if center is None else bounded(z, clip) - center
     norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z * ((1.0 if clip is None else clip) / norm.clamp_min(TINY if clip is None else clip))
 

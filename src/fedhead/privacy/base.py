@@ -17,6 +17,7 @@ class Protection(Component):
     Args:
         epsilon: ε, budget of the whole run.
         delta: δ, probability that the bound does not hold; below 1/n for n training samples.
+        test_seed: For tests: seed of the noise, in place of the operating system's entropy. It protects nothing.
 
     Attributes:
         covers: What it protects: the replies of the rounds, or those of the stages.

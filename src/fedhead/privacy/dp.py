@@ -14,7 +14,7 @@ twice; its single stored copy is therefore scaled by √2 more, and has noise of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from fedhead.core.components.ranges import Above
@@ -22,6 +22,7 @@ from fedhead.privacy import gaussian
 from fedhead.privacy.base import Protection, protection
 from fedhead.privacy.guarantee import Guarantee
 
+CENTER_SHARE = 0.1  # share of μ² that a private center costs
 MOMENT_SHARE = 0.5  # w₂, where second moments are sent
 
 
@@ -35,6 +36,9 @@ class DP(Protection):
 
     covers: ClassVar[Literal["stages"]] = "stages"
     clip: Annotated[float, Above(0)] | None = None  # maximum norm of features; null: scale all features to unit norm
+    # mean that is subtracted from bounded features, which are bounded again: less of the norm is common to all samples.
+    # private: the clients' mean, with noise, by one more exchange and a tenth of the budget; public: of public samples
+    center: Literal["none", "private", "public"] = "none"
 
     @property
     def bound(self) -> float:
@@ -62,15 +66,25 @@ class Release:
     Args:
         protection: Protection of the run's stages.
         releases: Number of releases that share its budget equally, in μ².
+        part: Share of this release that one of its exchanges has, in μ².
     """
 
     protection: DP
     releases: int
+    part: float = 1.0
 
     @property
     def mu(self) -> float:
-        """μ of this release; all releases of the run compose to (ε, δ)."""
+        """μ of this release with all its exchanges; all releases of the run compose to (ε, δ)."""
         return gaussian.mu_of(self.protection.epsilon, self.protection.delta) / math.sqrt(self.releases)
+
+    def of_center(self) -> Release:
+        """Return the part of the exchange that computes the center."""
+        return replace(self, part=CENTER_SHARE)
+
+    def without_center(self) -> Release:
+        """Return the part of the exchange that follows the center's; a public center costs nothing."""
+        return replace(self, part=1 - CENTER_SHARE) if self.protection.center == "private" else self
 
     def deviations(self, features: int, moments: bool) -> Deviations:
         """Return the deviations of the noise on a total.
@@ -81,7 +95,7 @@ class Release:
             features: Dimension of the features d.
             moments: Whether second moments are sent.
         """
-        bound, mu, root = self.protection.bound, self.mu, math.sqrt(features)
+        bound, mu, root = self.protection.bound, self.mu * math.sqrt(self.part), math.sqrt(features)
         means = 1 - MOMENT_SHARE if moments else 1.0
         w0, w1, w2 = means / (1 + root), means * root / (1 + root), 1 - means
         moment = bound**2 / (mu * math.sqrt(w2)) if moments else 0.0

@@ -36,11 +36,22 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, entries: dict[str, Any]) -> Guarantee:
-        """Read the entries of a record."""
+        """Read a guarantee from a record.
+
+        Args:
+            entries: Entries, as `to_json` returns them.
+
+        Returns:
+            The guarantee.
+        """
         return cls(**entries | {"assumptions": tuple(entries["assumptions"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entries of a record."""
+        """Return the entries of a record.
+
+        Returns:
+            Entries by name.
+        """
         return asdict(self) | {"assumptions": list(self.assumptions)}
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.sums import Kind
 from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
 from fedhead.core.training.batch import Output
 from fedhead.core.training.optimizers import SGD
@@ -84,7 +84,9 @@ class CCVR(StatisticsStage):
                 f"privacy: {protection.name} needs replies that are sums: use covariance=full or diagonal, and a "
                 "method that shares the classifier"
             )
-        return super().protect(protection, releases)
+        bound = super().protect(protection, releases)
+        require(not bound.centered, f"privacy: {protection.name} with a center can't protect ccvr: set center=none")
+        return bound
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check that the heads can be calibrated."""

@@ -118,11 +118,14 @@ class ClosedFormHead(StatisticsStage):
         """Return the model with a linear layer in double precision as its classifier."""
         if self.release is None:
             return with_classifier(model, DoubleLinear(model.features, model.classes))
-        return with_classifier(model, BoundedLinear(model.features, model.classes, self.release.protection.clip))
+        return with_classifier(
+            model, BoundedLinear(model.features, model.classes, self.release.protection.clip, self.centered)
+        )
 
     def logits(self, w: Weights, z: Tensor) -> Tensor:
         """Return the head's scores of features, [B, C]."""
-        return linear_scores(self.bounded(z), w["classifier.weight"], w["classifier.bias"])
+        z = self.bounded(z, w["classifier.center"] if self.centered else None)
+        return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
         """Return the model with the new head in place of its classifier; their parameters may differ."""

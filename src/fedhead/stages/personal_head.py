@@ -29,7 +29,7 @@ from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights, stack
 from fedhead.privacy.base import Protection
 from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, ClosedFormHead, as_classifier
-from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
+from fedhead.stages.statistics_stage import CENTER, architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -87,7 +87,10 @@ class PersonalHead(Stage):
     def on_method(self, method: Method) -> Self:
         """Check that the method's clients share features."""
         require_shared_parts(self.name, method)
-        return super().on_method(method)
+        bound = super().on_method(method)
+        if bound.prerequisite().centered:
+            object.__setattr__(bound, "broadcast", (*bound.broadcast, CENTER))
+        return bound
 
     def protect(self, protection: Protection, releases: int) -> Self:
         """Return the stage with noise on the statistics that clients send; their own part of a head has none."""
@@ -111,7 +114,8 @@ class PersonalHead(Stage):
     # -- server -----------------------------------------------------------------------------------
     def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
         """Add all clients' sums to the state after the rounds."""
-        return server.replace({name: calibrated[name] for name in ("calibrated", ALL_CLIENTS, MEMBERS)})
+        names = ("calibrated", ALL_CLIENTS, MEMBERS, CENTER)
+        return server.replace({name: calibrated[name] for name in names if name in calibrated})
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """Add a flag that is true if the total of all clients includes the client's samples."""
@@ -148,14 +152,17 @@ class PersonalHead(Stage):
         best = torch.stack(losses).argmin()[None]
         chosen = stack(candidates).map(lambda t: t.gather(0, best)[0])
         final = self.head_of(_mixed(total, own, chosen[SHARE]), chosen)
+        if (center := self.prerequisite().center_of(client)) is not None:
+            final = final.replace(center=center)
         return Reply(send=Tree(), keep=client.state.replace({HEAD: as_classifier(final), SHARE: chosen[SHARE]}))
 
     def _features(self, w: Weights, client: Client) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the client's features, labels, weights (0 for padding) and the mask of validation samples."""
-        batches = []
+        batches, collecting = [], self.prerequisite()
+        center = collecting.center_of(client)
 
         def collect(batch: Batch) -> Tree:
-            z = self.prerequisite().bounded(client.apply(w, batch.x, train=False).z)
+            z = collecting.bounded(client.apply(w, batch.x, train=False).z, center)
             batches.append((z, batch.y, batch.weight.double()))
             return Tree(count=batch.weight.sum())
 

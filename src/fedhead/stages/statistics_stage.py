@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,11 @@ from fedhead.privacy import noise
 from fedhead.privacy.base import Protection
 from fedhead.privacy.dp import DP, Deviations, Release
 
+if TYPE_CHECKING:
+    from fedhead.data.federation.federation import Federation
+
 OUTER = "second_moment"  # entry of the second moment of all classes, which has no row per class
+CENTER = "center"  # entry of the mean of all features
 LARGER = 1000  # features this many times larger than the clients' median would dominate the head
 
 
@@ -69,13 +73,37 @@ class StatisticsStage(Stage):
     def on_method(self, method: Method) -> Self:
         """Check that the method's clients share features."""
         require_shared_parts(self.name, method)
-        return super().on_method(method)
+        bound = super().on_method(method)
+        if bound.centered:
+            object.__setattr__(bound, "broadcast", (*bound.broadcast, CENTER))
+        return bound
 
     def protect(self, protection: Protection, releases: int) -> Self:
         """Return the stage with noise on the statistics."""
         if not self.protectable or not isinstance(protection, DP):
             return super().protect(protection, releases)
         return replace(self, release=Release(protection, releases)).on_method(self.method)
+
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
+        """Apply the checks of an earlier exchange too."""
+        super().check(models, federation)
+        for earlier in self.chain()[:-1]:
+            earlier.check(models, federation)
+
+    @property
+    def centered(self) -> bool:
+        """True if a mean is subtracted from the features, which an earlier exchange computes."""
+        return self.release is not None and self.release.protection.center != "none"
+
+    def prerequisite(self) -> Stage | None:
+        """Return the exchange that computes the center of the features."""
+        if self.release is None or not self.centered:
+            return None
+        return FeatureCenter(release=self.release.of_center(), method=self.method)
+
+    def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
+        """Add the center to the state after the rounds."""
+        return server.replace({CENTER: calibrated[CENTER]})
 
     # -- client -----------------------------------------------------------------------------------
     def start(self, client: Client) -> Weights:
@@ -86,16 +114,22 @@ class StatisticsStage(Stage):
         """Transform the features before their statistics are computed; the identity by default."""
         return z
 
-    def bounded(self, z: Tensor) -> Tensor:
+    def bounded(self, z: Tensor, center: Tensor | None = None) -> Tensor:
         """Bound the norm of the features, if the stage has differential privacy."""
-        return z if self.release is None else bounded(z, self.release.protection.clip)
+        return z if self.release is None else bounded(z, self.release.protection.clip, center)
+
+    def center_of(self, client: Client) -> Tensor | None:
+        """Return the received center of the client's architecture; None without one."""
+        number = str(architecture_number(client.task.model))
+        return client.received[CENTER][number] if self.centered else None
 
     def collect(self, w: Weights, client: Client) -> Tree:
         """Return the sums over the client's samples, without its small classes."""
-        large = client.counts >= client.task.min_class_count
+        large, center = client.counts >= client.task.min_class_count, self.center_of(client)
 
         def sums(batch: Batch) -> Tree:
-            z, weight = self.bounded(self.transformed(client.apply(w, batch.x, train=False).z)), batch.weight
+            z, weight = self.transformed(client.apply(w, batch.x, train=False).z), batch.weight
+            z = self.bounded(z, center)
             if client.task.min_class_count > 1 and not self.protected:
                 weight = weight * large[batch.y]
             return batch_sums(z, batch.y, weight, client.task.classes, self.kind)
@@ -116,15 +150,16 @@ class StatisticsStage(Stage):
             return sent
         source = noise.generator(self.release.protection.test_seed, self.name, client)
         sums = sent["statistics"] if OUTER not in sent else sent["statistics"].replace(outer=sent[OUTER])
-        noisy = private_statistics.add_noise(sums, self._deviations(task, 1), source)
+        noisy = private_statistics.add_noise(sums, self.deviations(task, 1), source)
         if OUTER not in sent:
             return sent.replace(statistics=noisy)
         return sent.replace({"statistics": noisy.without("outer"), OUTER: noisy["outer"]})
 
-    def _deviations(self, task: Task, clients: int) -> Deviations:
+    def deviations(self, task: Task, clients: int) -> Deviations:
         """Return the deviations of the noise on the sum of several replies."""
         assert self.release is not None, "called only with differential privacy"
-        single = self.release.deviations(task.model.features, self.kind != "means")
+        part = self.release.without_center() if self.centered else self.release
+        single = part.deviations(task.model.features, self.kind != "means")
         return single.scaled(noise.share(math.sqrt(clients), task.noise_sharers))
 
     # -- server -----------------------------------------------------------------------------------
@@ -173,6 +208,8 @@ class StatisticsStage(Stage):
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the head of each architecture from the statistics of its clients."""
         heads = {name: self.new_head(server, group, task) for name, group in by_architecture(replies).items()}
+        if self.centered:
+            heads = {name: head.replace({"classifier.center": server[CENTER][name]}) for name, head in heads.items()}
         return server.replace(calibrated=Tree(heads))
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -189,7 +226,7 @@ class StatisticsStage(Stage):
         if self.protected:
             parts = replies.sent if replies.total is None else [replies.total]
             total = merge(self.received(sent) for sent in parts)
-            return private_statistics.denoise(total, self._deviations(task, len(replies)), self.may_lack_classes)
+            return private_statistics.denoise(total, self.deviations(task, len(replies)), self.may_lack_classes)
         if replies.total is not None:  # each reply was checked before it was added
             return statistics_check.check(self.received(replies.total), "the merged statistics")
         sources = [f"statistics of client {k}" for k in replies.clients]
@@ -210,6 +247,64 @@ class StatisticsStage(Stage):
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
         """Return a model with the new head of its architecture."""
         return w.replace(heads[str(architecture_number(task.model))])
+
+
+@dataclass(frozen=True)
+class FeatureCenter(StatisticsStage):
+    """Mean of bounded features, over the clients' samples with noise or over public samples."""
+
+    name: ClassVar[str] = CENTER
+
+    @property
+    def kind(self) -> Kind:
+        """A count and a sum."""
+        return "means"
+
+    @property
+    def may_lack_classes(self) -> bool:
+        """False: all samples are one class."""
+        return False
+
+    @property
+    def centered(self) -> bool:
+        """False: this exchange computes the center."""
+        return False
+
+    @property
+    def adds_up(self) -> bool:
+        """True: the server needs only totals."""
+        return True
+
+    @property
+    def _public(self) -> bool:
+        return self.release is not None and self.release.protection.center == "public"
+
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
+        """Check that there are public samples, if they are needed."""
+        super().check(models, federation)
+        if self._public and federation.public is None:
+            raise BadInput("privacy: center=public needs public samples: set public=…, or use center=private")
+
+    def collect(self, w: Weights, client: Client) -> Tree:
+        """Return the count and the sum of all samples, as one class."""
+        if self._public:
+            z = client.on_public(lambda x: self.bounded(client.apply(w, x, train=False).z))
+            return Tree(count=z.new_full((1,), len(z)), sum=z.sum(0, keepdim=True))
+
+        def sums(batch: Batch) -> Tree:
+            z = self.bounded(client.apply(w, batch.x, train=False).z)
+            return batch_sums(z, torch.zeros_like(batch.y), batch.weight, 1, "means")
+
+        return client.total(sums)
+
+    def deviations(self, task: Task, clients: int) -> Deviations:
+        """Return the deviations of the noise, which sums over public samples don't need."""
+        return super().deviations(task, clients).scaled(0.0 if self._public else 1.0)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Compute the center of each architecture."""
+        groups = by_architecture(replies).items()
+        return server.replace({CENTER: Tree({name: self.merge(group, task).center() for name, group in groups})})
 
 
 def require_shared_parts(name: str, method: Method) -> None:

@@ -181,8 +181,8 @@ class Experiment:
             others.append("a federation of several architectures")
         if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:
             others.append(f"the weighting of sampler {self.sampler.name}")
-        exchanges = [*((self.method,) if self.schedule.rounds else ()), *self.stages]
-        exchanges += [earlier.on_method(self.method) for stage in self.stages if (earlier := stage.prerequisite())]
+        exchanges: list[Algorithm] = [self.method] if self.schedule.rounds else []
+        exchanges += [step for stage in self.stages for step in stage.chain()]
         secure_sums.check(self.uploads, exchanges, clients, self.cohort_size(clients), others)
 
     def check_models(self, clients: int) -> None:

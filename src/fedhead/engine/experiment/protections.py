@@ -18,7 +18,7 @@ def protect(stages: Sequence[Stage], privacy: Sequence[Protection]) -> tuple[Sta
     Raises:
         BadInput: If a stage can't be protected.
     """
-    releases = sum(bool(stage.class_rows) or stage.prerequisite() is not None for stage in stages)
+    releases = sum(any(step.class_rows for step in stage.chain()) for stage in stages)
     for protection in privacy:
         if protection.covers == "stages":
             stages = [stage.protect(protection, releases) for stage in stages]

@@ -176,17 +176,16 @@ def _run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric]
     clock, task, method = _Clock(transport), transport.clients.task, transport.experiment.method
     stage = stage.on_method(method)
     transport.check(stage)
-    server, before = transport.server, Row(bytes_up=0, bytes_down=0)
-    if (earlier := stage.prerequisite()) is not None:
-        earlier = earlier.on_method(method)
-        calibrated, before = _stage_exchange(transport, earlier, server)
-        server = stage.start_after_prerequisite(server, calibrated.server, task)
-    after, row = _stage_exchange(transport, stage, server)
-    for entry in ("bytes_up", "bytes_down"):
-        row[entry] += before[entry]
-    for entry in ("failed", "absent", "clipped", "left_out"):
-        if entry in before:
-            row[entry] = before[entry] | row.get(entry, {})
+    row, after = Row(bytes_up=0, bytes_down=0), Context(stage, transport.server, transport.states, transport.round)
+    for number, step in enumerate(chain := stage.chain()):
+        server = step.start_after_prerequisite(transport.server, after.server, task) if number else transport.server
+        before, (after, row) = row, _stage_exchange(transport, step, server)
+        for entry in ("bytes_up", "bytes_down"):
+            row[entry] += before[entry]
+        for entry in ("failed", "absent", "clipped", "left_out"):
+            if entry in before:
+                row[entry] = before[entry] | row.get(entry, {})
+    stage = chain[-1]
     for name, ids in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {ids}, with fewer samples than its min_class_count")
     if stage.release is not None:

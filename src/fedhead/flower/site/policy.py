@@ -58,7 +58,7 @@ class Policy:
 
     def check_earlier(self, stages: Sequence[Stage]) -> None:
         """Check that prerequisites of the run's stages, which a recipe does not name, are permitted."""
-        earlier = [first for stage in stages if (first := stage.prerequisite()) is not None]
+        earlier = [first for stage in stages for first in stage.chain()[:-1] if first.name in STAGES]
         if self.stages is not None:
             _check_names([stage.name for stage in earlier], self.stages, "stage")
 

@@ -58,9 +58,9 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
     """Return every exchange of a run by its label on the wire: rounds, stages, and prerequisites of stages."""
     labels: dict[str, Algorithm] = {TRAIN: method}
     for stage in stages:
-        if (earlier := stage.prerequisite()) is not None:
-            labels[f"{stage.name}.{earlier.name}"] = earlier.on_method(method)
-        labels[stage.name] = stage.on_method(method)
+        *earlier, last = stage.on_method(method).chain()
+        labels |= {f"{stage.name}.{first.name}": first for first in earlier}
+        labels[stage.name] = last
     return labels
 
 
