@@ -23,6 +23,7 @@ from fedhead.data.sources.datasets import is_path
 from fedhead.data.transforms.augment import Transform
 from fedhead.executors import select
 from fedhead.models.registry import MODELS, Preprocessing
+from fedhead.privacy.base import Protection
 from fedhead.report.table import Cell, Table, number
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
@@ -97,6 +98,7 @@ def oneshot(
     normalize: str | None = None,
     missing: Literal["refuse", "mean"] = "refuse",
     rounds: int = 0,
+    privacy: Sequence[Protection | type[Protection] | str] = (),
     device: str = "auto",
     precision: str = "fp32",
     data_dir: str | PathLike[str] | None = None,
@@ -119,6 +121,8 @@ def oneshot(
         missing: Handling of NaN in tables: `"refuse"`, or `"mean"` (fill in the feature's mean over all clients'
             training samples, and add an indicator column).
         rounds: Rounds of FedAvg with CCVR on the same features, for comparison; 0: none.
+        privacy: Differential privacy of each head, such as `dp(epsilon=1)`; the accuracy on pooled data has none. Each
+            head spends the whole budget: publish one.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: Precision of the features: `"fp32"`, `"tf32"` or `"bf16"`.
         data_dir: Folder of the data sets.
@@ -136,6 +140,7 @@ def oneshot(
     ['ncm', 'ridge']
     """
     names = _heads(heads)
+    require(not (rounds and privacy), "rounds: FedAvg is compared without privacy: leave rounds or privacy out")
     wanted = MODELS.resolve_call(backbone)[1].preprocessing or Preprocessing()
     federation = _federation(data, partition, clients, seed, data_dir, missing, wanted)
     federation = _prepared(federation, wanted, resize, normalize, seed)
@@ -147,7 +152,7 @@ def oneshot(
         federation, backbone, device=device, precision=precision, cache=cache, progress=progress
     )
     feature_seconds = time.perf_counter() - begin
-    rows, result = _closed_form(features, names, heads == "all", device)
+    rows, result = _closed_form(features, names, heads == "all", device, privacy)
     if rounds:
         rows += _fedavg(features, rounds, seed, device)
     title = f"{federation.title}, {len(federation)} clients ({federation.partition}), {backbone}"
@@ -215,7 +220,11 @@ def _prepared(
 
 
 def _closed_form(
-    features: Federation, names: Sequence[str], skip: bool, device: str
+    features: Federation,
+    names: Sequence[str],
+    skip: bool,
+    device: str,
+    privacy: Sequence[Protection | type[Protection] | str],
 ) -> tuple[list[dict[str, Any]], Result | None]:
     """Return one row per head; with `skip`, a failing head has a note instead of values."""
     absent = "refuse" if features.counts().sum(0).all() else "never"
@@ -230,7 +239,7 @@ def _closed_form(
             rows.append(_left_out(name, f"left out: messages of {size / 1e9:.0f} GB"))
             continue
         try:
-            last = run(features, HEAD_ALONE, rounds=0, stages=[stage], metrics=METRICS, device=device)
+            last = run(features, HEAD_ALONE, rounds=0, stages=[stage], privacy=privacy, metrics=METRICS, device=device)
         except BadInput as error:
             if not skip:
                 raise

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import DataFolder, Device, Precision, words
 from fedhead.cli.output import print_table
-from fedhead.core.components.ranges import AtLeast
+from fedhead.core.components.ranges import Above, AtLeast
 
 
 @command("Calibrate")
@@ -33,6 +33,9 @@ def oneshot(
         Option("Handling of NaN in a table: refuse, or fill in the mean and add an indicator column."),
     ] = "refuse",
     rounds: Annotated[int, AtLeast(0), Option("Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
+    dp: Annotated[
+        float | None, Above(0), Option("ε of differential privacy, δ = 1e-5, for each head.", label="EPS")
+    ] = None,
     plot: Annotated[Path | None, Option("Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")] = None,
     cache: Annotated[Path | None, Option("Folder in which features are cached.")] = None,
     data: DataFolder = None,
@@ -49,6 +52,7 @@ def oneshot(
       fedhead oneshot cifar10 --partition 'dirichlet(0.05)' --clients 100 --device cuda --precision bf16
       fedhead oneshot photos/ --heads ridge,lda --plot heads.png
       fedhead oneshot digits --resize 64 --rounds 10
+      fedhead oneshot cifar10 --clients 1 --heads ridge --dp 1
       fedhead oneshot hospitals.npz --backbone 'mlp(hidden=[512])' --missing mean --normalize standard
     """
     from fedhead.api.oneshot import oneshot as compute
@@ -64,6 +68,7 @@ def oneshot(
         normalize=normalize,
         missing=missing,
         rounds=rounds,
+        privacy=[] if dp is None else [f"dp(epsilon={dp})"],
         device=device,
         precision=precision,
         data_dir=data,
