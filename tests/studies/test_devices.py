@@ -216,6 +216,29 @@ def test_a_run_that_fails_later_does_not_stop_a_table(
     assert "the time is up" not in said.err
 
 
+def test_a_process_that_does_not_end_on_ctrl_c_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SIGTERM raises an exception, which Python loses in a destructor."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Deaf(subprocess.Popen[bytes]):
+        def __init__(self, *_: object, **__: object) -> None:
+            super().__init__(["bash", "-c", "trap '' TERM; echo; sleep 1000 & wait; wait"], stdout=subprocess.PIPE)
+            assert self.stdout is not None
+            self.stdout.readline()
+            started.append(self)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(several_devices.subprocess, "Popen", Deaf)
+    monkeypatch.setattr(several_devices, "END_SECONDS", 0.2)
+    with pytest.raises(KeyboardInterrupt), on_each(["cpu"], None):
+        pass
+    assert started[0].wait(5) == -signal.SIGKILL
+
+
 @pytest.mark.long
 def test_ctrl_c_is_answered_once_and_ends_all_processes(tmp_path: Path) -> None:
     words = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=100000", "clients=3", "subset=120"]

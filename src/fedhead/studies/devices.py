@@ -16,6 +16,7 @@ from pathlib import Path
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.process import exit_with_parent
 
+END_SECONDS = 10.0  # time limit for a terminated process to end, before it is killed
 _PARENT = "FEDHEAD_PARENT"  # environment variable of a device's process: pid of its parent
 
 
@@ -99,7 +100,10 @@ def on_each(
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait()
+                try:
+                    process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:  # the exception of its signal was lost, as in a destructor
+                    process.kill()
             raise
         yield Path(shared), broken
 
