@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.system.errors import BadInput
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
@@ -114,6 +115,7 @@ class Project:
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),
                 public="# " if data or paths else "",
+                secure="" if (UPLOADS, "secure_sum") in components.named(loaded) else "# ",
             )
             folder.mkdir(parents=True)
             (folder / "site.yaml").write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ app = ClientApp()
 
 @app.query("statistics")
 @app.query("hello")
+@app.query("secure")
 @app.query("model")
 @app.train("work")
 @app.evaluate("test")

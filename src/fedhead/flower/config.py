@@ -160,6 +160,8 @@ class SiteFile(_File, Policy):
     state: str = "state"  # folder of persistent state
     model: str | None = None  # architecture of the site, if it differs from the recipe's
     model_parameters: dict[str, Any] = field(default_factory=dict)  # parameters of that architecture
+    key: str | None = None  # the site's private key, for secure sums
+    site_keys: str | None = None  # folder of all sites' public keys, NAME.pub, for secure sums
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
 

@@ -26,9 +26,10 @@ from fedhead.executors import select
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.server.dry_run import DryRun
-from fedhead.flower.server.node_keys import site_keys
+from fedhead.flower.server.node_keys import secure_sum_keys, site_keys
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site import site_data as own_data
+from fedhead.flower.site.secure_sums import SiteSecureSum, no_keys
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_metrics import computed_at_sites
 from fedhead.flower.site.site_store import first_draw, keep_draw
@@ -43,6 +44,7 @@ from fedhead.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+    from fedhead.privacy.secure_sum.identity import PrivateKey, PublicKey
 
 Read = TypeVar("Read")
 
@@ -119,7 +121,13 @@ def site(file: SiteFile) -> Site:
         clients = Clients(experiment, federation, select.device(file.device), all_here=False)
         return SiteRun(clients, computed_at_sites(recipe.metrics, spec.objective))
 
-    return Site(file.name, site_run, file.at(file.state), file.own_model(), file, statistics)
+    def keys(spec: RunSpec) -> tuple[PrivateKey, Mapping[int, PublicKey]]:
+        if file.key is None or file.site_keys is None:
+            return no_keys(spec)
+        return secure_sum_keys(file.at(file.key), file.at(file.site_keys), file.name, spec.sites)
+
+    secure = SiteSecureSum(keys, file.min_sum_sites)
+    return Site(file.name, site_run, file.at(file.state), file.own_model(), file, statistics, secure)
 
 
 # -- server -----------------------------------------------------------------------------------------

@@ -97,8 +97,12 @@ def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, A
     from fedhead.flower.wire.protocol import to_json
 
     recipe = {key: value for key, value in request.spec.recipe.items() if value not in (None, [])}
+    asked = {name: value for name, value in to_json(request).items() if name not in ("spec", "seconds")}
+    if request.secure is not None:
+        messages = request.secure.messages
+        asked["secure"] = {"id": request.secure.id, "step": request.secure.step, "messages": len(messages)}
     return {
-        **{name: value for name, value in to_json(request).items() if name not in ("spec", "seconds")},
+        **asked,
         "run": request.spec.experiment,
         "spec": digest_json(to_json(request.spec), 16),
         "recipe": recipe,
@@ -110,6 +114,8 @@ def describe_response(response: Response, trees: Mapping[str, Tree]) -> dict[str
     """Return the entries about a reply: its tensors, and its numbers that are set."""
     names = {field.name for field in fields(response)} - {"site", "fedhead", "experiment", "round", "algorithm"}
     numbers = {name: value for name in sorted(names) if (value := getattr(response, name)) not in (None, "", [], {})}
+    if response.secure:
+        numbers["secure"] = f"{len(response.secure)} messages"
     return {"sent": describe_trees(trees), "numbers": numbers}
 
 

@@ -81,7 +81,7 @@ def encode(code: FixedPoint, algorithm: Algorithm, send: Tree, samples: float, t
         algorithm.check_reply(send, samples, task)
     except BadInput as error:
         raise Impossible(str(error)) from error
-    return code.encode(_weighted(algorithm, _summed(algorithm, send, task), samples).leaves())
+    return code.encode(_weighted(algorithm, entries(algorithm, send, task), samples).leaves())
 
 
 def decode(code: FixedPoint, algorithm: Algorithm, template: Tree, vector: Vector, samples: float, task: Task) -> Tree:
@@ -95,14 +95,14 @@ def decode(code: FixedPoint, algorithm: Algorithm, template: Tree, vector: Vecto
         samples: Number of samples of the clients in the sum.
         task: Task of the clients.
     """
-    summed = _summed(algorithm, template, task)
+    summed = entries(algorithm, template, task)
     numbers = rebuild(describe(summed), code.decode(vector, summed.leaves()))
     total = _weighted(algorithm, numbers, 1 / samples).map(lambda t, like: t.to(like.dtype), summed)
     return algorithm.add(Tree(), total.replace(algorithm.public(task))) if isinstance(algorithm, Stage) else total
 
 
-def _summed(algorithm: Algorithm, send: Tree, task: Task) -> Tree:
-    """Return the entries of a reply without those that the server knows."""
+def entries(algorithm: Algorithm, send: Tree, task: Task) -> Tree:
+    """Return the entries of a reply that are summed: without those that the server knows."""
     public = algorithm.public(task)
     return Tree({name: value for name, value in send.items() if name not in public})
 

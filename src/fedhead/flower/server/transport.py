@@ -26,22 +26,28 @@ from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTest, ClientTests
 from fedhead.engine.clients.server import global_model, initial_server, make_downlink
+from fedhead.engine.policies import secure_sums
 from fedhead.engine.policies.reply_check import Refused
-from fedhead.engine.rounds.transport import Context, Quorum, Received, Transport
+from fedhead.engine.rounds.transport import Context, Quorum, Received, SecureStep, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.flower.ledger import Ledger
 from fedhead.flower.server.connections import SiteConnections, where
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
+from fedhead.flower.server.node_keys import from_pem
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges
+from fedhead.flower.wire import secure_messages
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, SecureRequest, exchanges
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.privacy.secure_sum.session import Message, Session
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+    from fedhead.privacy.secure_sum.identity import PublicKey
 
 GRACE = 5.0  # seconds added to the sites' deadline for the network
 
@@ -127,6 +133,8 @@ class FlowerTransport(SiteConnections, Transport):
         self._validation.check(self.context(0), self.experiment)
         if self._left_out_site is not None and self._global_model(self.context(0)) is None:
             raise BadInput(f"leave_out_site: {self.experiment.method.name} has no global model for that site to test")
+        if secure_sums.find(self.experiment.uploads) is not None and not self.nodes.keys:
+            raise BadInput("secure_sum needs the sites' keys: name their folder as 'keys' in server.yaml, and use TLS")
         present = self._gather()
         if self._validates and not any(map(self.nodes.validations, present)):
             raise FedheadError("validation: no site has validation samples; set 'validation' in site.yaml")
@@ -150,18 +158,20 @@ class FlowerTransport(SiteConnections, Transport):
         return {k: refused.get(name, "it is not connected") for k, name in names.items()}
 
     def _admit(self, response: Response) -> None:
+        if response.model and secure_sums.find(self.experiment.uploads) is not None:
+            raise BadInput("it has its own architecture, and secure_sum needs one for all sites")
         self.dry_run.assign(self.spec.number(response.site), response.model)
 
     # -- exchanges --------------------------------------------------------------------------------
     def exchange(self, context: Context, cohort: list[int]) -> Received:
         """Send each site of a cohort its request and wait for the responses."""
+        expected = {k: self.dry_run.reply(context.algorithm, k, context.server) for k in cohort}
+        return self._exchange(context, self._outgoing("work", context, cohort), expected)
+
+    def _exchange(self, context: Context, outgoing: Mapping[int, Outgoing], expected: Mapping[int, Tree]) -> Received:
         label = self._label(context.algorithm)
-        outgoing = self._outgoing("work", context, cohort)
         down = sum(tree.nbytes for message in outgoing.values() for tree in message.trees.values())
-        outgoing = {
-            k: replace(message, expected={"send": self.dry_run.reply(context.algorithm, k, context.server)})
-            for k, message in outgoing.items()
-        }
+        outgoing = {k: replace(message, expected={"send": expected[k]}) for k, message in outgoing.items()}
         answers, refused = self._ask(outgoing)
         replies: dict[int, ClientReply] = {}
         for k, (response, trees) in answers.items():
@@ -170,6 +180,50 @@ class FlowerTransport(SiteConnections, Transport):
             replies[k] = ClientReply(trees["send"], kept, float(response.samples), response.left_out, loss)
         self._lost -= replies.keys()
         return Received(ReplySet.of(replies), down, {k: Refused(why) for k, why in refused.items()})
+
+    # -- secure sums ------------------------------------------------------------------------------
+    def public_keys(self) -> Mapping[int, PublicKey]:
+        """Return the registered public keys of the sites."""
+        return {k: from_pem(self.nodes.keys[name]) for k, name in enumerate(self.spec.sites)}
+
+    def secure_step(
+        self, context: Context, session: Session, step: SecureStep, messages: Mapping[int, Message]
+    ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
+        """Ask sites to take a step of a secure sum."""
+        label, seconds = self._label(context.algorithm), self.timeouts.round_seconds
+        request = Request("secure", self.spec, seconds, context.round, label)
+        outgoing = {
+            k: Outgoing(self.nodes.nodes[self.spec.sites[k]], replace(request, secure=_secure(session, step, message)))
+            for k, message in messages.items()
+        }
+        answers, refused = self._ask(outgoing)
+        read, faults = dict[int, Message](), dict[int, FedheadError]({k: Refused(why) for k, why in refused.items()})
+        for k, (response, _) in answers.items():
+            try:
+                read[k] = secure_messages.unpack(response.secure)
+                if step == "advertise" and k not in read[k]:
+                    raise Refused("it advertises no keys")
+            except Refused as error:
+                read.pop(k, None)
+                faults[k] = error
+        return read, faults
+
+    def masked_exchange(self, context: Context, session: Session, messages: Mapping[int, Message]) -> Received:
+        """Send each site its work and the shares of the others, and wait for the masked vectors."""
+        outgoing = {
+            k: replace(message, request=replace(message.request, secure=_secure(session, "mask", messages[k])))
+            for k, message in self._outgoing("work", context, list(messages)).items()
+        }
+        expected = {}
+        for k in messages:
+            entries = secure_sums.entries(context.algorithm, self.template(context, k), self.clients.task_of(k))
+            length = sum(t.numel() for t in entries.tensors())
+            expected[k] = Tree(masked=torch.empty(length, dtype=torch.int64, device="meta"))
+        return self._exchange(context, outgoing, expected)
+
+    def template(self, context: Context, client: int) -> Tree:
+        """Return a site's reply before it is masked, from the dry run."""
+        return self.dry_run.reply(context.algorithm, client, context.server)
 
     def schema(self, context: Context, client: int) -> Schema | None:
         """Return the schema of a site's reply, from the dry run."""
@@ -355,3 +409,7 @@ def _testing(message: Outgoing, kind: Literal["", "global", "site"], model: Tree
     sent = {} if model is None else {"model": model}
     request = replace(message.request, given=kind, deliver=False, validate=False)
     return replace(message, request=request, trees={**message.trees, **sent})
+
+
+def _secure(session: Session, step: Literal["mask"] | SecureStep, message: Message) -> SecureRequest:
+    return SecureRequest(session.id.hex(), step, list(session.clients), secure_messages.pack(message))

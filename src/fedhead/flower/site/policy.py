@@ -37,6 +37,8 @@ class Policy:
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
     report_train_loss: bool = True  # send the mean training loss of each round
     report_metrics: bool = True  # send metrics on the site's test samples
+    require_secure_sum: bool = False  # refuse runs without secure sums
+    min_sum_sites: Annotated[int, AtLeast(3)] = 3  # smallest number of sites in a secure sum
     share_model: bool = False  # send the site's final model, to be tested at the other sites
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
@@ -90,6 +92,13 @@ class Policy:
                 "policy",
                 f"statistics of this site's samples were sent {count} times, 'releases' in site.yaml permits "
                 f"{self.releases}: see fedhead ledger, and raise it if you agreed to this run",
+            )
+
+    def check_secure(self, secure: bool) -> None:
+        """Check that a run has secure sums, if the site requires them."""
+        if self.require_secure_sum and not secure:
+            raise SiteProblem(
+                "policy", "the run sends openly what site.yaml permits in secure sums only (require_secure_sum)"
             )
 
     def check_share(self) -> None:

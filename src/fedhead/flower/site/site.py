@@ -20,12 +20,13 @@ from fedhead.core.tree.tree import Tree
 from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import Downlink, make_downlink
-from fedhead.engine.policies import reply_check
+from fedhead.engine.policies import reply_check, secure_sums
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.executors.loop import Loop
 from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.site.model_tests import ModelTests, finite
 from fedhead.flower.site.policy import Policy
+from fedhead.flower.site.secure_sums import SiteSecureSum
 from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, to_json, version
 from fedhead.flower.wire.site_errors import SiteProblem, coded
@@ -73,6 +74,7 @@ class Site:
     model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of the site's architecture
     policy: Policy = field(default_factory=Policy)  # limits of the server's requests
     statistics: Callable[[RunSpec, int], TableStatistics] | None = None  # of its table, from spec and number
+    secure: SiteSecureSum = field(default_factory=SiteSecureSum)
     _permitted: set[str] = field(default_factory=set, init=False, compare=False)  # digests of recipes
 
     @property
@@ -92,8 +94,10 @@ class Site:
             if self.name == request.spec.leave_out_site and request.kind not in ("hello", "test"):
                 raise SiteProblem("left-out", f"the run leaves {self.name} out of the training: it only tests")
             if request.kind == "statistics":
+                self.policy.check_secure(False)
                 return self._table_statistics(request, k)
             site_run = self.site_run(request.spec, k)
+            self.policy.check_secure(secure_sums.find(site_run.clients.experiment.uploads) is not None)
             self.policy.check_earlier(site_run.clients.experiment.stages)
             self._check_statistics(request, site_run, k)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
@@ -125,9 +129,8 @@ class Site:
         if self.statistics is None:
             raise SiteProblem("request", "this site has no table, whose statistics the server asks for")
         statistics = dataclasses.asdict(self.statistics(request.spec, k))
-        release, earlier = digest_json(["table", statistics], 16), self._releases()
-        if release not in earlier:
-            self.policy.check_releases(len(earlier))
+        release = digest_json(["table", statistics], 16)
+        self._check_release(release)
         return Handled(self._response(request, samples=statistics["rows"], statistics=statistics), release=release)
 
     def _work(
@@ -136,6 +139,15 @@ class Site:
         clients = site_run.clients
         with coded("request"):
             algorithm = site_run.algorithm(request.algorithm)
+        if request.kind == "secure":
+            release = self._release_of_sum(request)
+            answer = self.secure.answer(request, algorithm, clients, k)
+            return Handled(dataclasses.replace(response, secure=answer), release=release)
+        masked = secure_sums.of_exchange(clients.experiment.uploads, algorithm) is not None
+        if request.kind == "work" and masked != (request.secure is not None):
+            raise SiteProblem(
+                "policy", "the server asks for an open reply in a run with secure sums, or for the reverse"
+            )
         store = SiteStore(self.state, request.spec.experiment, self.name)
         if request.kind == "model":
             return Handled(response, {"model": self._delivered(request, store)})
@@ -154,12 +166,20 @@ class Site:
                     return Handled(tests.test_given(response, trees["model"], request.given))
             return self._test(request, tests, trees.get("model"), response, store)
         release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
+        if release and not masked:
+            self._check_release(release)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
         if algorithm.protected and isinstance(algorithm, Stage):
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
+        send = reply.send
+        if masked:  # released once the sum is unmasked
+            send = self.secure.mask(request, algorithm, send, clients, k)
+            self.secure.release, release = release, ""
+        elif send and secure_sums.find(clients.experiment.uploads) is not None:
+            raise SiteProblem("policy", f"{request.algorithm} would send openly what is no part of a secure sum")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
 
         def commit() -> None:
@@ -173,10 +193,10 @@ class Site:
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
         response = dataclasses.replace(
             response,
-            left_out=clients.small_classes(algorithm, k),
+            left_out=[] if masked else clients.small_classes(algorithm, k),
             train_loss=None if loss is None else finite(float(loss)),
         )
-        return Handled(response, {"send": reply.send}, commit, release)
+        return Handled(response, {"send": send}, commit, release)
 
     def _test(
         self, request: Request, tests: ModelTests, model: Tree | None, response: Response, store: SiteStore
@@ -220,20 +240,33 @@ class Site:
             self.policy.check_releases(len(others))
 
     def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
-        """Return the digest of a release of statistics; one that was sent before is permitted again.
+        """Return the digest of a release of statistics.
 
         It covers everything that the sums depend on, except the kind of statistics: all stages of a run that start from
         the same weights are one release.
         """
-        asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen=""))
+        asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen="", secure=None))
         (k,) = downlink.per_client
         samples = clients.federation.train.take(clients.federation.rows[k])
         tensors = {str(i): t for i, t in enumerate((*tensors_of(samples.x), samples.y))}
         trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k], kept)]
-        release, earlier = digest_json([asked, *trees, digest_of(tensors, 16)], 16), self._releases()
-        if release not in earlier:
-            self.policy.check_releases(len(earlier))
+        return digest_json([asked, *trees, digest_of(tensors, 16)], 16)
+
+    def _release_of_sum(self, request: Request) -> str:
+        """Return the digest of statistics in a secure sum and of the sites in it, before its masks are revealed.
+
+        Two sums of the same statistics over different sites are two releases: their difference may be one site's.
+        """
+        if request.secure is None or request.secure.step != "unmask" or not self.secure.release:
+            return ""
+        release = digest_json([self.secure.release, sorted(request.secure.messages)], 16)
+        self._check_release(release)
         return release
+
+    def _check_release(self, release: str) -> None:
+        """Check that statistics may be sent once more, or were sent before."""
+        if release not in (earlier := self._releases()):
+            self.policy.check_releases(len(earlier))
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
         """Return the stored client state after the round or stage that the request names."""

@@ -41,6 +41,7 @@ KINDS = {
     "hello": "query.hello",
     "work": "train.work",
     "test": "evaluate.test",
+    "secure": "query.secure",
     "model": "query.model",
 }  # Flower's message types
 
@@ -146,10 +147,21 @@ class RunSpec:
 
 
 @dataclass(frozen=True)
+class SecureRequest:
+    """Step of a secure sum; see `fedhead.privacy.secure_sum`."""
+
+    id: Annotated[str, Matches(r"[0-9a-f]{32}", "32 hexadecimal digits")]  # identity of the session
+    step: Literal["advertise", "share", "mask", "unmask"]
+    clients: list[Count]  # numbers of the invited sites
+    messages: dict[str, str]  # see `secure_messages`
+
+
+@dataclass(frozen=True)
 class Request:
     """Request to one site."""
 
-    kind: Literal["statistics", "hello", "work", "test", "model"]  # model: send the delivered model
+    # model: send the delivered model; secure: take a step of a secure sum
+    kind: Literal["statistics", "hello", "work", "test", "model", "secure"]
     spec: RunSpec
     seconds: Annotated[float, Above(0)]  # deadline
     round: Count = 0
@@ -162,6 +174,7 @@ class Request:
     given: Literal["", "global", "site"] = ""  # in a test: test the model sent along, the global one or another site's
     best: Count = 0  # the site's state after this round belongs to the best models so far, so it is not deleted
     frozen: str = ""  # digest of the frozen parameters, if they are left out because the site has them
+    secure: SecureRequest | None = None  # in secure, and in work whose reply is masked
 
 
 def _told(reveals: str, *kinds: str) -> dict[str, Any]:
@@ -181,10 +194,12 @@ class Response:
     problem: str | None = None  # error code, see `site_errors.TEXTS`
     reference: str = ""  # reference number of the error in the site's log
     samples: Count = field(
-        default=0, metadata=_told("number of its training samples", "statistics", "hello", "work", "test")
+        default=0, metadata=_told("number of its training samples", "statistics", "hello", "work", "test", "secure")
     )
-    tests: Count = field(default=0, metadata=_told("number of its test samples", "hello", "work", "test"))
-    validations: Count = field(default=0, metadata=_told("number of its validation samples", "hello", "work", "test"))
+    tests: Count = field(default=0, metadata=_told("number of its test samples", "hello", "work", "test", "secure"))
+    validations: Count = field(
+        default=0, metadata=_told("number of its validation samples", "hello", "work", "test", "secure")
+    )
     left_out: list[Count] = field(
         default_factory=list, metadata=_told("numbers of the classes with too few samples to be sent", "work", "test")
     )
@@ -194,7 +209,7 @@ class Response:
     )
     model: dict[str, Any] = field(
         default_factory=dict,
-        metadata=_told("recipe keys of the site's own architecture, if it has one", "hello", "work", "test"),
+        metadata=_told("recipe keys of the site's own architecture, if it has one", "hello", "work", "test", "secure"),
     )
     train_loss: Value | None = field(default=None, metadata=_told("mean loss of the local steps", "work"))
     loss: Value | None = field(
@@ -225,6 +240,9 @@ class Response:
     personal_metrics: dict[str, Value | None] = field(
         default_factory=dict, metadata=_told("further metrics on validation samples", "test")
     )
+    secure: dict[str, str] = field(
+        default_factory=dict, metadata=_told("keys, and shares of secrets of masks, of a secure sum", "secure")
+    )
 
 
 def _of_table(read: Callable[[], T]) -> T:
@@ -248,7 +266,10 @@ def read_request(header: Mapping[str, Any]) -> Request:
         raise SiteProblem(
             "version", f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
         )
-    return _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
+    secure = header.get("secure")
+    if secure is not None:
+        secure = _read(SecureRequest, secure if isinstance(secure, dict) else {}, "secure sum")
+    return _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec"), "secure": secure}, "request")
 
 
 def read_response(header: Mapping[str, Any]) -> Response:

@@ -31,6 +31,7 @@ TEXTS = {
     "setup": "it can't set up the run's method, stages or model",
     "tensors": "the server's tensors don't fit its model",
     "state": "its stored state can't be read",
+    "secure": "it can't take part in the secure sum",
     "frozen": "it has lost the frozen parameters, which are sent again with the next request",
     "disk": "it can't write its state or its ledger",
     "diverged": "its numbers are not finite any more; a smaller learning rate (lr) is the usual fix",
