@@ -222,9 +222,11 @@ def test_a_process_that_does_not_end_on_ctrl_c_is_killed(monkeypatch: pytest.Mon
 
     class Deaf(subprocess.Popen[bytes]):
         def __init__(self, *_: object, **__: object) -> None:
-            super().__init__(["bash", "-c", "trap '' TERM; echo; sleep 1000 & wait; wait"], stdout=subprocess.PIPE)
+            ignoring = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print(flush=True); time.sleep(1000)"
+            super().__init__([sys.executable, "-c", ignoring], stdout=subprocess.PIPE)
             assert self.stdout is not None
-            self.stdout.readline()
+            with self.stdout as ready:
+                ready.readline()
             started.append(self)
 
         def wait(self, timeout: float | None = None) -> int:
