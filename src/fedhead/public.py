@@ -29,6 +29,7 @@ from fedhead.algorithm.upload import Float16Upload as Float16Upload
 from fedhead.algorithm.upload import SecureSum as SecureSum
 from fedhead.algorithm.upload import Upload as Upload
 from fedhead.algorithm.upload import upload as upload
+from fedhead.api.auditing.audit import audit as audit
 from fedhead.api.calibrate import calibrate as calibrate
 from fedhead.api.compare import compare as compare
 from fedhead.api.features import extract_features as extract_features

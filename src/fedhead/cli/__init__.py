@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedhead.cli import analyse as analyse  # importing a module registers its commands
+from fedhead.cli import audit as audit
 from fedhead.cli import bench as bench
 from fedhead.cli import calibrate as calibrate
 from fedhead.cli import compare as compare

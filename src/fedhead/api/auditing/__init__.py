@@ -1,0 +1,1 @@
+"""Attacks on runs and on statistics of sites."""
