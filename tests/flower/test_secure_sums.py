@@ -262,3 +262,9 @@ def test_a_site_with_its_own_architecture_is_left_out(tmp_path: Path) -> None:
 def test_a_spec_is_needed_for_keys() -> None:
     with pytest.raises(BadInput, match="set key and site_keys"):
         SiteSecureSum().keys(RunSpec("ab" * 8, {}, ["north"], 2, [1]))
+
+
+def test_the_listing_of_messages_has_the_masked_vector_alone() -> None:
+    listed = fh.wire("fedavg", ["ridge"], rounds=0, uploads=["secure_sum"])
+    assert [entry.name for entry in listed.of("work ridge", "to server") if entry.bytes] == ["masked"]
+    assert "secure" in [entry.name for entry in listed.of("secure ridge", "to server")]

@@ -13,7 +13,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import require
+from fedhead.core.system.errors import FedheadError, require
 from fedhead.core.tree.inputs import blank, map_inputs
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
@@ -26,13 +26,15 @@ from fedhead.engine.clients.evaluation import ClientTests
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, InputSpec
+from fedhead.engine.policies import secure_sums
 from fedhead.engine.rounds.rounds import run
 from fedhead.engine.rounds.simulation import Simulation
-from fedhead.engine.rounds.transport import Context, Received
+from fedhead.engine.rounds.transport import Context, Received, SecureStep
 from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites
 from fedhead.flower.wire.protocol import Response, exchanges
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.privacy.secure_sum.session import Message, Session
 from fedhead.recipes import recipe_data
 from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
@@ -45,6 +47,7 @@ SPEC = "recipe, names of the sites and classes, normalization of inputs, digests
 COMMON = "computed from the replies of all clients; with two clients, each may compute the other's"
 OWN = "computed by the server for this client"
 PER_CLIENT = "per client"
+MASKED = "nothing: masked numbers, of which only the sum over clients can be read"
 UNKNOWN = "numbers of this client that its method does not describe"
 
 
@@ -126,7 +129,7 @@ def wire(
 ) -> Wire:
     """List everything that crosses between server and clients, in both directions.
 
-    The method and its stages run on two clients with random samples, and their messages are recorded. No data set is
+    The method and its stages run on three clients with random samples, and their messages are recorded. No data set is
     loaded, except your own files.
 
     Args:
@@ -146,7 +149,7 @@ def wire(
     >>> [entry.name for entry in wire("fedavg", ["ncm"], rounds=0).of("work ncm", "to server") if entry.bytes]
     ['statistics/count', 'statistics/sum', 'architecture']
     """
-    recipe = Recipe.from_flat({"dataset": "digits", "clients": 2, **keys})
+    recipe = Recipe.from_flat({"dataset": "digits", "clients": 3, **keys})
     table = schema if schema is None or isinstance(schema, TableSchema) else TableSchema.read(schema)
     return wire_of_recipe(recipe, min_class_count, {"method": method, "stages": stages}, table)
 
@@ -208,10 +211,10 @@ def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[
 
 
 def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = False) -> Federation:
-    """Return two clients with four random samples of each class, and as many test samples."""
+    """Return three clients with four random samples of each class, and as many test samples."""
     generator = torch.Generator().manual_seed(0)
     has_classes = targets.objective_of(inputs.objective).has_classes
-    half = 4 * (inputs.classes if has_classes else 1)
+    share = 4 * (inputs.classes if has_classes else 1)
 
     def samples(count: int) -> Samples:
         one = blank(inputs.shape, inputs.types)
@@ -226,12 +229,12 @@ def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = F
         y = targets.blank(count, inputs.classes, inputs.objective)
         return Samples(x, torch.arange(count) % inputs.classes if has_classes else y)
 
-    rows = [np.arange(half), np.arange(half, 2 * half)]
+    rows = [np.arange(k * share, (k + 1) * share) for k in range(3)]
     return Federation(
-        samples(2 * half),
+        samples(3 * share),
         rows,
         inputs.classes,
-        test=samples(2 * half),
+        test=samples(3 * share),
         client_test=rows,
         client_test_from="test",
         public=None if public is None else samples(public),
@@ -284,13 +287,27 @@ class _Recorder(Simulation):
         name = self._down("work", context)
         received = super().exchange(context, cohort)
         algorithm = context.algorithm
-        for full, tensor in received.replies[cohort[0]].send.leaves().items():
+        sent = received.replies[cohort[0]].send
+        if secure_sums.of_exchange(self.experiment.uploads, algorithm) is not None:
+            length = sum(t.numel() for t in secure_sums.entries(algorithm, sent, self.clients.task).tensors())
+            self._add(name, UP, "masked", (length,), torch.int64, PER_CLIENT, "sum", reveals=MASKED)
+            sent = Tree()
+        for full, tensor in sent.leaves().items():
             entry = full.partition("/")[0]
             needs: Literal["sum", "each"] = "sum" if entry in algorithm.sums else "each"
             samples, text = self._samples(algorithm, entry), reveals(algorithm, full)
             self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
         self._numbers("work", name)
         return received
+
+    def secure_step(
+        self, context: Context, session: Session, step: SecureStep, messages: Mapping[int, Message]
+    ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
+        """Record what the first client answers in a step of a secure sum."""
+        name = f"secure {self._label(context)}"
+        self._add(name, DOWN, "request", (), HEADER, reveals=f"{SPEC}; keys and encrypted shares of other clients")
+        self._numbers("secure", name)
+        return super().secure_step(context, session, step, messages)
 
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
@@ -309,9 +326,11 @@ class _Recorder(Simulation):
         self._numbers("test", name)
         return super().evaluate(context, deliver, metrics)
 
+    def _label(self, context: Context) -> str:
+        return next(label for label, known in self._labels.items() if known == context.algorithm)
+
     def _down(self, kind: str, context: Context) -> str:
-        label = next(label for label, known in self._labels.items() if known == context.algorithm)
-        name = f"{kind} {label}"
+        name = f"{kind} {self._label(context)}"
         broadcast, per_client = make_downlink(context.algorithm, context.server, [0], self.clients.task_of)
         frozen = {f"model/{full}" for full in self.clients.frozen_part(broadcast).leaves()}
         late = f"from round {context.round} on" if context.round > 1 and (name, DOWN, "request") in self.entries else ""

@@ -40,7 +40,7 @@ def wire(
         recipe = load(method, keys + ([f"stages=[{', '.join(names)}]"] if names else []))
     else:
         own = [f"method={method}", f"stages=[{', '.join(names)}]"]
-        recipe = Recipe(dataset="digits", clients=2).override([*own, *keys])
+        recipe = Recipe(dataset="digits", clients=3).override([*own, *keys])
     table = None if schema is None else TableSchema.read(schema)
     entries = wire_of_recipe(recipe, min_class_count, schema=table)
     if as_json:

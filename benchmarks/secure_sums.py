@@ -1,0 +1,87 @@
+"""Bytes and seconds of secure sums of pooled statistics, with all sites in one process.
+
+    python benchmarks/secure_sums.py                         # 10 and 100 sites, d = 64 and 1280
+    python benchmarks/secure_sums.py --sites 1000 --features 64 1280 --dropped 0.1
+
+A share of the sites (`--dropped`) misses the step in which masked vectors are sent, which costs the server most. The
+sum is compared with the plain one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedhead.algorithm.upload import SecureSum
+from fedhead.privacy.secure_sum import identity
+from fedhead.privacy.secure_sum.client import SecureSumClient
+from fedhead.privacy.secure_sum.server import SecureSumServer
+
+CLASSES = 10
+
+
+def size(message: Any) -> int:
+    return sum(map(len, message.values())) if isinstance(message, Mapping) else len(message)
+
+
+def measure(sites: int, features: int, dropped: float) -> str:
+    length = CLASSES + CLASSES * features + features * (features + 1) // 2  # counts, sums and one second moment
+    session = SecureSum().session(secrets.token_bytes(16), range(sites), sites)
+    keys = identity.new_keys(range(sites))
+    registered = {k: key.public_key() for k, key in keys.items()}
+    members = {k: SecureSumClient(session, k, key, registered) for k, key in keys.items()}
+    server = SecureSumServer(session, registered)
+    seconds = {"site": 0.0, "server": 0.0}
+    up = down = 0
+    plain = np.zeros(length, np.uint64)
+    vector = np.arange(length, dtype=np.uint64)
+
+    def timed(who: str, call: Any, *given: Any) -> Any:
+        begin = time.perf_counter()
+        result = call(*given)
+        seconds[who] += time.perf_counter() - begin
+        return result
+
+    adverts = {k: timed("site", member.advertise) for k, member in members.items()}
+    up += size(adverts)
+    messages = timed("server", server.advertised, adverts)
+    down += sum(map(size, messages.values()))
+    shares = {k: timed("site", members[k].share, message) for k, message in messages.items()}
+    up += sum(map(size, shares.values()))
+    messages = timed("server", server.shared, shares)
+    down += sum(map(size, messages.values()))
+    gone = set(range(int(dropped * sites)))
+    for k in sorted(messages.keys() - gone):
+        own = vector * np.uint64(k + 1)
+        masked = timed("site", members[k].mask, messages[k], own)
+        timed("server", server.add, k, masked)
+        up += masked.nbytes
+        plain += own
+    survivors = server.masked()
+    revealed = {k: timed("site", members[k].unmask, survivors) for k in survivors}
+    up += sum(map(size, revealed.values()))
+    total = timed("server", server.unmasked, revealed)
+    assert (total == plain).all()
+    replies = len(survivors) * 8 * length
+    cells = [sites, features, f"{dropped:.0%}", f"{up / replies:.4f}", f"{(up - replies) / sites / 1000:,.1f} kB"]
+    cells += [f"{down / sites / 1000:,.1f} kB", f"{seconds['site'] / sites:.2f} s", f"{seconds['server']:.1f} s"]
+    return " | ".join(["", *map(str, cells), ""]).strip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--features", type=int, nargs="+", default=[64, 1280])
+    parser.add_argument("--dropped", type=float, nargs="+", default=[0.0, 0.1])
+    options = parser.parse_args()
+    print("| sites | d | dropped | bytes up / plain | more up per site | more down per site | a site | the server |")
+    print("|---|---|---|---|---|---|---|---|")
+    for features in options.features:
+        for sites in options.sites:
+            for dropped in options.dropped:
+                print(measure(sites, features, dropped), flush=True)
