@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Self
 
@@ -73,6 +74,11 @@ class Stage(Algorithm):
     def protected(self) -> bool:
         """True if what clients send has differential privacy."""
         return self.release is not None
+
+    @property
+    def mu(self) -> float:
+        """μ of Gaussian differential privacy that one reply of each client spends; infinite without protection."""
+        return math.inf
 
     def add_noise(self, sent: Tree, client: int, task: Task) -> Tree:
         """Add a client's noise to its reply, outside of the executor; none by default.

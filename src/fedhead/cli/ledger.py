@@ -34,7 +34,7 @@ def ledger(
     if (path / CONFIG).exists() and not (path / LEDGER).exists():
         print_table(_simulated(path), left=3)
         return
-    head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "digest"]
+    head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "ε", "digest"]
     rows = []
     for entry in Ledger.find(path).entries():
         work = [entry.get("kind", "unreadable"), entry.get("algorithm", "")]
@@ -43,7 +43,9 @@ def ledger(
         samples = numbers.get("tests" if work[0] == "test" else "samples", "")
         size, digests = sum(tree["bytes"] for tree in trees.values()), [tree["digest"][:12] for tree in trees.values()]
         start = [entry["time"], entry.get("site") or "", entry.get("run", ""), entry.get("round", ""), request]
-        rows.append([str(cell) for cell in (*start, entry["decision"], samples, size, " ".join(digests))])
+        epsilon = f"{entry['privacy']['epsilon']:.3g}" if entry.get("privacy") else ""
+        cells = (*start, entry["decision"], samples, size, epsilon, " ".join(digests))
+        rows.append([str(cell) for cell in cells])
     print_table(Table("", head, rows), left=6)
 
 

@@ -78,6 +78,11 @@ class Release:
         """μ of this release with all its exchanges; all releases of the run compose to (ε, δ)."""
         return gaussian.mu_of(self.protection.epsilon, self.protection.delta) / math.sqrt(self.releases)
 
+    @property
+    def exchange_mu(self) -> float:
+        """μ of the exchange that has this `part`."""
+        return self.mu * math.sqrt(self.part)
+
     def of_center(self) -> Release:
         """Return the part of the exchange that computes the center."""
         return replace(self, part=CENTER_SHARE)
@@ -95,7 +100,7 @@ class Release:
             features: Dimension of the features d.
             moments: Whether second moments are sent.
         """
-        bound, mu, root = self.protection.bound, self.mu * math.sqrt(self.part), math.sqrt(features)
+        bound, mu, root = self.protection.bound, self.exchange_mu, math.sqrt(features)
         means = 1 - MOMENT_SHARE if moments else 1.0
         w0, w1, w2 = means / (1 + root), means * root / (1 + root), 1 - means
         moment = bound**2 / (mu * math.sqrt(w2)) if moments else 0.0

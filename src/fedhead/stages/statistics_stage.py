@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -61,6 +61,11 @@ class StatisticsStage(Stage):
     protectable: ClassVar[bool] = False  # whether differential privacy is supported
 
     @property
+    def given_name(self) -> str:
+        """Name of the stage in error messages: the one that the user requested."""
+        return self.name
+
+    @property
     def may_lack_classes(self) -> bool:
         """True if a class without samples at any client is never predicted, instead of refused."""
         return True
@@ -99,7 +104,7 @@ class StatisticsStage(Stage):
         """Return the exchange that computes the center of the features."""
         if self.release is None or not self.centered:
             return None
-        return FeatureCenter(release=self.release.of_center(), method=self.method)
+        return FeatureCenter(release=self.release.of_center(), method=self.method, before=self.given_name)
 
     def start_after_prerequisite(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
         """Add the center to the state after the rounds."""
@@ -155,11 +160,18 @@ class StatisticsStage(Stage):
             return sent.replace(statistics=noisy)
         return sent.replace({"statistics": noisy.without("outer"), OUTER: noisy["outer"]})
 
+    @property
+    def mu(self) -> float:
+        """μ of Gaussian differential privacy that one reply of each client spends; infinite without protection."""
+        return math.inf if self.release is None else self._part(self.release).exchange_mu
+
+    def _part(self, release: Release) -> Release:
+        return release.without_center() if self.centered else release
+
     def deviations(self, task: Task, clients: int) -> Deviations:
         """Return the deviations of the noise on the sum of several replies."""
         assert self.release is not None, "called only with differential privacy"
-        part = self.release.without_center() if self.centered else self.release
-        single = part.deviations(task.model.features, self.kind != "means")
+        single = self._part(self.release).deviations(task.model.features, self.kind != "means")
         return single.scaled(noise.share(math.sqrt(clients), task.noise_sharers))
 
     # -- server -----------------------------------------------------------------------------------
@@ -254,6 +266,7 @@ class FeatureCenter(StatisticsStage):
     """Mean of bounded features, over the clients' samples with noise or over public samples."""
 
     name: ClassVar[str] = CENTER
+    before: str = field(default="", repr=False, kw_only=True)  # stage that uses the center
 
     @property
     def kind(self) -> Kind:
@@ -296,6 +309,11 @@ class FeatureCenter(StatisticsStage):
             return batch_sums(z, torch.zeros_like(batch.y), batch.weight, 1, "means")
 
         return client.total(sums)
+
+    @property
+    def mu(self) -> float:
+        """μ of this exchange; 0 for public samples."""
+        return 0.0 if self._public else super().mu
 
     def deviations(self, task: Task, clients: int) -> Deviations:
         """Return the deviations of the noise, which sums over public samples don't need."""

@@ -42,7 +42,8 @@ def respond(content: RecordDict, site: Site, watchdog: bool = True, server: str 
             if handled.commit is not None:
                 handled.commit()
         sent = ledger.describe_response(handled.response, handled.trees)
-        _record(site, entry | {"decision": "sent"} | sent | ({"release": handled.release} if handled.release else {}))
+        released = {"release": handled.release, "privacy": dict(handled.privacy)}
+        _record(site, entry | {"decision": "sent"} | sent | {name: value for name, value in released.items() if value})
         return packed
     except Exception as error:  # the run continues; the server receives a code
         code, reference = record(site.name, error)

@@ -16,6 +16,8 @@ from fedhead.data.sources.datasets import DATASETS
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.methods import METHODS
 from fedhead.models import MODELS
+from fedhead.privacy import gaussian
+from fedhead.privacy.base import Protection
 from fedhead.recipes import components
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
@@ -32,6 +34,7 @@ class Policy:
     allow: tuple[str, ...] = ()  # permitted modules and files outside fedhead
     min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are excluded from statistics and prototypes
     releases: Annotated[int, AtLeast(0)] | None = None  # how often statistics may be sent; null: unlimited
+    max_epsilon: Annotated[float, Above(0)] | None = None  # total ε of all statistics; null: unlimited, or no noise
     wide_features: bool = True  # permit statistics of features that may contain whole samples
     max_seconds: Annotated[float, Above(0)] | None = None  # time limit of a request
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
@@ -106,6 +109,32 @@ class Policy:
         if not self.share_model:
             reason = "the server asks for this site's model: set share_model in site.yaml if it may leave the site"
             raise SiteProblem("consent", reason)
+
+    def check_privacy(self, privacy: Sequence[Protection], mus: Sequence[float], unprotected: Sequence[str]) -> None:
+        """Check that the noise of a run comes from this site, and that its budget is left.
+
+        Args:
+            privacy: Protections of the run.
+            mus: μ of each earlier release of statistics, and of those that the run asks for.
+            unprotected: Names of the run's exchanges that send replies without noise.
+        """
+        if any(protection.test_seed is not None for protection in privacy):
+            raise SiteProblem("policy", "privacy: test_seed would take the noise from a seed that the server knows")
+        if self.max_epsilon is None:
+            return
+        if unprotected:
+            raise SiteProblem(
+                "policy",
+                f"{unprotected[0]} would send replies without noise, 'max_epsilon' in site.yaml permits none: ask for "
+                "a run with privacy",
+            )
+        delta = min((protection.delta for protection in privacy), default=1e-5)
+        if (epsilon := gaussian.epsilon_of(delta, gaussian.compose(mus))) > self.max_epsilon * (1 + 1e-9):
+            raise SiteProblem(
+                "policy",
+                f"statistics of this site's samples would have ε = {epsilon:.3g} in all, 'max_epsilon' in site.yaml "
+                f"permits {self.max_epsilon:g}: see fedhead ledger, and raise it if you agreed to this run",
+            )
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:
         """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +41,7 @@ class SiteSecureSum:
     keys: Keys = no_keys
     fewest: int = 0
     release: str = ""  # digest of the statistics in the masked vector
+    privacy: dict[str, float] = field(default_factory=dict)  # budget that the masked vector spends
     _member: SecureSumClient | None = None
     _exchange: tuple[str, int, str] = ("", 0, "")  # algorithm, round and identity of the session
 

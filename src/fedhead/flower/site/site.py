@@ -31,6 +31,7 @@ from fedhead.flower.site.site_store import SiteStore
 from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, to_json, version
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.privacy import gaussian
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Handled(NamedTuple):
     trees: Mapping[str, Tree] = MappingProxyType({})
     commit: Callable[[], object] | None = None  # stores the state once the response is packed
     release: str = ""  # digest of the request, the samples and the weights, if statistics are sent
+    privacy: Mapping[str, float] = MappingProxyType({})  # ε, δ and μ that the reply spends
 
 
 FROZEN = "frozen"  # file of the frozen parameters
@@ -100,6 +102,7 @@ class Site:
             self.policy.check_secure(secure_sums.find(site_run.clients.experiment.uploads) is not None)
             self.policy.check_earlier(site_run.clients.experiment.stages)
             self._check_statistics(request, site_run, k)
+            self._check_privacy(request, site_run)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         federation = site_run.clients.federation
         rows, local, held_out = federation.rows[k], federation.client_test, federation.validation
@@ -129,6 +132,7 @@ class Site:
         if self.statistics is None:
             raise SiteProblem("request", "this site has no table, whose statistics the server asks for")
         statistics = dataclasses.asdict(self.statistics(request.spec, k))
+        self.policy.check_privacy([], [], ["the request for statistics of a table"])
         release = digest_json(["table", statistics], 16)
         self._check_release(release)
         return Handled(self._response(request, samples=statistics["rows"], statistics=statistics), release=release)
@@ -142,7 +146,8 @@ class Site:
         if request.kind == "secure":
             release = self._release_of_sum(request)
             answer = self.secure.answer(request, algorithm, clients, k)
-            return Handled(dataclasses.replace(response, secure=answer), release=release)
+            spent = self.secure.privacy if release else {}
+            return Handled(dataclasses.replace(response, secure=answer), release=release, privacy=spent)
         masked = secure_sums.of_exchange(clients.experiment.uploads, algorithm) is not None
         if request.kind == "work" and masked != (request.secure is not None):
             raise SiteProblem(
@@ -170,7 +175,9 @@ class Site:
             self._check_release(release)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
-        if algorithm.protected and isinstance(algorithm, Stage):
+        spent = {}
+        if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
+            spent = self._spend(request, algorithm)
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
@@ -178,6 +185,7 @@ class Site:
         if masked:  # released once the sum is unmasked
             send = self.secure.mask(request, algorithm, send, clients, k)
             self.secure.release, release = release, ""
+            self.secure.privacy, spent = spent, {}
         elif send and secure_sums.find(clients.experiment.uploads) is not None:
             raise SiteProblem("policy", f"{request.algorithm} would send openly what is no part of a secure sum")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
@@ -196,7 +204,7 @@ class Site:
             left_out=[] if masked else clients.small_classes(algorithm, k),
             train_loss=None if loss is None else finite(float(loss)),
         )
-        return Handled(response, {"send": send}, commit, release)
+        return Handled(response, {"send": send}, commit, release, spent)
 
     def _test(
         self, request: Request, tests: ModelTests, model: Tree | None, response: Response, store: SiteStore
@@ -238,6 +246,36 @@ class Site:
         if names and request.kind == "hello":
             others = [run for run in self._releases().values() if run != request.spec.experiment]
             self.policy.check_releases(len(others))
+
+    def _private_releases(self) -> dict[tuple[str, str], float]:
+        """Return μ of each earlier release with differential privacy, by its run and exchange."""
+        entries = (entry for entry in self.ledger.entries() if entry["site"] == self.name and entry.get("privacy"))
+        return {(entry["run"], entry["algorithm"]): float(entry["privacy"]["mu"]) for entry in entries}
+
+    def _check_privacy(self, request: Request, site_run: SiteRun) -> None:
+        """Check before the first round that the releases of earlier runs and of this one fit into the budget."""
+        experiment, run = site_run.clients.experiment, request.spec.experiment
+        planned, open_replies = {}, list[str]()
+        for label, algorithm in site_run.algorithms.items():
+            if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
+                planned[run, label] = algorithm.mu
+            elif _sends_replies(algorithm) and (label != TRAIN or experiment.schedule.rounds):
+                covered = label == TRAIN and any(protection.covers == "rounds" for protection in experiment.privacy)
+                open_replies += [] if covered else [f"the exchange {label}"]
+        mus = list((planned | self._private_releases()).values())
+        self.policy.check_privacy(experiment.privacy, mus, open_replies)
+
+    def _spend(self, request: Request, stage: Stage) -> dict[str, float]:
+        """Return the budget that a reply spends; another reply to the same exchange would spend it twice."""
+        if (request.spec.experiment, request.algorithm) in self._private_releases():
+            raise SiteProblem(
+                "policy",
+                f"statistics of {request.algorithm} were sent before in this run: with new noise they would cost the "
+                "privacy budget again; start a new run, or leave this site out",
+            )
+        assert stage.release is not None, "called only with differential privacy"
+        delta = stage.release.protection.delta
+        return {"epsilon": gaussian.epsilon_of(delta, stage.mu), "delta": delta, "mu": stage.mu}
 
     def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
         """Return the digest of a release of statistics.
@@ -283,6 +321,11 @@ class Site:
                 f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
             )
         return initial if state is None else state
+
+
+def _sends_replies(algorithm: Algorithm) -> bool:
+    """Return whether the server's state depends on replies, as not of stages that keep their result at clients."""
+    return not isinstance(algorithm, Stage) or type(algorithm).aggregate is not Stage.aggregate
 
 
 def _sends_statistics(algorithm: Algorithm) -> bool:
