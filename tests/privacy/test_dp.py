@@ -18,6 +18,7 @@ from fedhead.calibration.sums import Kind, batch_sums
 from fedhead.models.closed_form_heads import bounded
 from fedhead.privacy import gaussian
 from fedhead.privacy.dp import DP, Release
+from fedhead.report.page import content, page
 
 HEAD = "mlp(hidden=[])"
 KINDS: tuple[Kind, ...] = ("means", "pooled", "full", "diagonal")
@@ -210,6 +211,8 @@ def test_the_guarantee_is_in_the_run_folder(tmp_path: Path) -> None:
     assert (given.release, given.epsilon, given.delta) == ("stage ridge", pytest.approx(2), 1e-5)
     assert (given.unit, given.neighbourhood, given.secret) == ("sample", "add or remove one", True)
     assert "each client adds all of the noise" in given.assumptions
+    sections = {section.id: section for section in page.page(content.load([tmp_path / "run"])).sections}
+    assert "each client adds all of the noise" in str(sections["privacy"])
 
 
 # -- centers --------------------------------------------------------------------------------------
