@@ -237,3 +237,36 @@ def test_a_killed_link_is_restored_from_its_database(killed: Drill) -> None:
     after = [row for row in history(killed.project) if row["round"] > max(killed.reasons("south"))]
     assert not any(missing(row) for row in after)
     assert_equals_simulation(killed.project)
+
+
+# -- clocks that are wrong -----------------------------------------------------------------------------
+CLOCK = """import datetime, os, time
+import flwr.supercore.date as flower
+shift, real, honest = float(os.environ["SHIFT"]), time.time, flower.now
+time.time = lambda: real() + shift
+flower.now = lambda: honest() + datetime.timedelta(seconds=shift)
+"""
+
+
+class Skewed(LocalFederation):
+    """Nodes with slow and fast clocks."""
+
+    def _start_node(self, site: str, port: int) -> subprocess.Popen[bytes]:
+        honest = self.env
+        (self.private / "clock").mkdir(exist_ok=True)
+        (self.private / "clock" / "sitecustomize.py").write_text(CLOCK)
+        path = os.pathsep.join([str(self.private / "clock"), honest.get("PYTHONPATH", "")])
+        self.env = {**honest, "PYTHONPATH": path, "SHIFT": {"north": "0", "south": "-250", "west": "600"}[site]}
+        try:
+            return super()._start_node(site, port)
+        finally:
+            self.env = honest
+
+
+def test_a_slow_clock_is_no_problem_and_a_fast_one_is_refused(tmp_path: Path) -> None:
+    """A clock that is four minutes slow is no problem; the link refuses a node whose clock is ten minutes fast."""
+    project = secure(tmp_path, ["rounds=2"])
+    project.server_file.write_text(project.server_file.read_text().replace("join_seconds: 120", "join_seconds: 60"))
+    Skewed(project, secure=True, log=lambda line: None).run()
+    assert [missing(row).keys() for row in history(project)] == [{"west"}] * 2
+    assert_equals_simulation(project)
