@@ -89,7 +89,7 @@ class ServerFile(_File, Timeouts):
     max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # memory limit for building a site's model
     allow_changed_code: bool = False  # resume even if the user's code has changed
     keys: str | None = None  # folder of the sites' public keys, NAME.pub, which authenticate names
-    leave_out_site: SiteName | None = None  # site that does not train and tests the global model on all its samples
+    leave_out_site: SiteName | None = None  # site that does not train and tests the global model
 
     def __post_init__(self) -> None:
         if len(set(self.sites)) != len(self.sites) or not self.sites:

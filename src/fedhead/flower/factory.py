@@ -112,8 +112,8 @@ def site(file: SiteFile) -> Site:
             _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
-        if file.name == spec.leave_out_site:
-            federation = own_data.as_test_samples(federation, number)
+        if file.name == spec.leave_out_site and federation.validation is not None:
+            federation = replace(federation, validation=[rows[:0] for rows in federation.validation])
         experiment = experiment_of(_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
         experiment = experiment.with_models([model], [0] * len(spec.sites))

@@ -136,6 +136,8 @@ class FlowerTransport(SiteConnections, Transport):
         if secure_sums.find(self.experiment.uploads) is not None and not self.nodes.keys:
             raise BadInput("secure_sum needs the sites' keys: name their folder as 'keys' in server.yaml, and use TLS")
         present = self._gather()
+        if self._left_out_site in present and not self.nodes.tests(self._left_out_site):
+            raise BadInput(f"leave_out_site: {self.spec.leave_out_site} has no test samples; set 'client_test' there")
         if self._validates and not any(map(self.nodes.validations, present)):
             raise FedheadError("validation: no site has validation samples; set 'validation' in site.yaml")
 

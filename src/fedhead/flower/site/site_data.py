@@ -138,14 +138,6 @@ def statistics(
     return TableStatistics.of(frame, rows, schema, spec.preprocessing, minimum)
 
 
-def as_test_samples(federation: Federation, number: int) -> Federation:
-    """Return the federation of a site that is left out of the training: all its samples are test samples."""
-    samples = federation.samples_of(number)
-    tested = _alone(np.arange(len(samples.y), dtype=np.int64), number, len(federation))
-    validation = None if federation.validation is None else [rows[:0] for rows in federation.validation]
-    return replace(federation, test=samples, client_test=tested, client_test_from="test", validation=validation)
-
-
 def share(whole: Federation, number: int) -> Federation:
     """Return the federation with the samples of one client only."""
     empty = np.zeros(0, np.int64)

@@ -83,7 +83,7 @@ class RunSpec:
     named: dict[str, Any] = field(default_factory=dict)  # of a model with several inputs: each `NamedInput`
     # Tables of sites: the `schema`, and once they are fitted the `columns` and the fill values of `missing` ones.
     table: dict[str, Any] = field(default_factory=dict)
-    leave_out_site: str | None = None  # site that only tests the global model, on all its samples
+    leave_out_site: str | None = None  # site that only tests the global model
     code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
     fedhead: str = field(default_factory=version)
 
