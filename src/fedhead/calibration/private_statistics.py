@@ -16,7 +16,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.privacy import noise
 from fedhead.privacy.dp import Deviations
 
-PENALTY = 0.25  # κ, see `noise_penalty`
+PENALTY = 0.4  # κ, see `noise_penalty`; chosen among 0.06 to 0.4 on held-out training samples of CIFAR-10
 _PRESENT = 2.0  # deviations of a count's noise below which a class counts as absent
 
 
