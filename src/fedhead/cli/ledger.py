@@ -39,6 +39,8 @@ def ledger(
     for entry in Ledger.find(path).entries():
         work = [entry.get("kind", "unreadable"), entry.get("algorithm", "")]
         request = " ".join(work) if work[0] in ("work", "test", "model") else work[0]
+        if secure := entry.get("secure"):
+            request = f"secure {secure['step']} {work[1]}"
         numbers, trees = entry.get("numbers", {}), entry.get("sent", {})
         samples = numbers.get("tests" if work[0] == "test" else "samples", "")
         size, digests = sum(tree["bytes"] for tree in trees.values()), [tree["digest"][:12] for tree in trees.values()]

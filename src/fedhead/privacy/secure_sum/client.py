@@ -58,6 +58,8 @@ class SecureSumClient:
         Raises:
             SecureSumError: If there are too few adverts, or one is not signed by its client.
         """
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
         self._begin("share")
         self.session.check_enough(adverts, "have advertised keys")
         if not set(adverts) <= set(self.session.clients) or self.client not in adverts:
@@ -73,7 +75,13 @@ class SecureSumClient:
         shares = [shamir.split(secret, needed, holders) for secret in (private, self._seed)]
         content = {k: shares[0][k] + shares[1][k] for k in holders}
         self._shares[self.client] = content.pop(self.client)
-        return {k: self._cipher(self.client, k).encrypt(bytes(12), text, self._digest) for k, text in content.items()}
+        peers = {k: advert.encryption for k, advert in self._adverts.items() if k != self.client}
+        keys = {k: agreed_key(self._encryption, key, ENCRYPTION, self.session.id) for k, key in peers.items()}
+        self._ciphers = {k: ChaCha20Poly1305(key) for k, key in keys.items()}
+        return {
+            k: self._ciphers[k].encrypt(_nonce(self.client, k), text, self._neighbours.digest)
+            for k, text in content.items()
+        }
 
     def mask(self, shares: Message, vector: Vector) -> Vector:
         """Return the vector plus the client's masks.
@@ -92,7 +100,8 @@ class SecureSumClient:
             raise SecureSumError("secure sum: the shares are too few, or not those of the client's neighbours")
         for k, content in shares.items():
             try:  # proves that k is here in this session with these adverts: its keys can't be those of an earlier one
-                self._shares[k] = self._cipher(k, self.client).decrypt(bytes(12), content, self._digest)
+                nonce = _nonce(k, self.client)
+                self._shares[k] = self._ciphers[k].decrypt(nonce, content, self._neighbours.digest)
             except InvalidTag:
                 raise SecureSumError(f"secure sum: the shares of client {k} can't be decrypted") from None
         total = vector + mask(self._seed, len(vector))
@@ -117,23 +126,16 @@ class SecureSumClient:
         size = shamir.SHARE
         return {k: share[size:] if k in survivors else share[:size] for k, share in self._shares.items()}
 
-    @property
-    def _digest(self) -> bytes:
-        return self._neighbours.digest
-
-    def _cipher(self, sender: int, receiver: int):  # type: ignore[no-untyped-def]  # of cryptography, imported lazily
-        """Return the cipher for shares of one direction, used once."""
-        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
-        peer = self._adverts[receiver if sender == self.client else sender]
-        purpose = ENCRYPTION + sender.to_bytes(4) + receiver.to_bytes(4)
-        return ChaCha20Poly1305(agreed_key(self._encryption, peer.encryption, purpose, self.session.id))
-
     def _begin(self, step: str) -> None:
         """Refuse a step that is repeated or out of order, such as a second list of survivors."""
         if not self._steps or self._steps.pop(0) != step:
             self._steps.clear()
             raise SecureSumError(f"secure sum: client {self.client} refuses to {step}: each step is taken once")
+
+
+def _nonce(sender: int, receiver: int) -> bytes:
+    """Return the nonce of one direction: a pair's key encrypts one message in each."""
+    return sender.to_bytes(4) + receiver.to_bytes(8)
 
 
 def add_pair(total: Vector, client: int, other: int, pair: Vector) -> None:

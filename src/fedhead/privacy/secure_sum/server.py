@@ -11,7 +11,7 @@ import numpy as np
 from fedhead.privacy.secure_sum import shamir
 from fedhead.privacy.secure_sum.client import add_pair, refuse_repeated
 from fedhead.privacy.secure_sum.fixed_point import Vector
-from fedhead.privacy.secure_sum.masks import MASK, agreed_key, mask
+from fedhead.privacy.secure_sum.masks import MASK, agreed_key, is_public_key, mask
 from fedhead.privacy.secure_sum.neighbours import Neighbours
 from fedhead.privacy.secure_sum.session import Advert, Message, SecureSumError, Session
 
@@ -44,6 +44,9 @@ class SecureSumServer:
         keys = {k: Advert.read(content) for k, content in adverts.items()}
         faults = {k: advert.fault(self.session, k, self._registered) for k, advert in keys.items()}
         self.liars |= {k: why for k, why in faults.items() if why is not None}
+        for k, advert in keys.items():
+            if not all(map(is_public_key, (advert.encryption, advert.masking))):
+                self.liars[k] = f"client {k} has invalid keys"
         self._keys = {k: advert for k, advert in keys.items() if k not in self.liars}
         self.session.check_enough(self._keys, f"have advertised keys{self._named()}")
         refuse_repeated(self._keys)

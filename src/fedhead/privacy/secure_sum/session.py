@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError
 from fedhead.privacy.secure_sum.identity import is_signed
-from fedhead.privacy.secure_sum.masks import KEY, is_public_key
+from fedhead.privacy.secure_sum.masks import KEY
 
 if TYPE_CHECKING:
     from fedhead.privacy.secure_sum.identity import PublicKey
@@ -71,7 +71,7 @@ class Advert:
             return f"client {client} has no registered key"
         if not is_signed(registered[client], self.signature, self.signed(session, client)):
             return f"the keys of client {client} are not signed by its registered key"
-        return None if all(map(is_public_key, (self.encryption, self.masking))) else f"client {client} has invalid keys"
+        return None
 
     def signed(self, session: Session, client: int) -> bytes:
         """Return the bytes that the client signs."""
