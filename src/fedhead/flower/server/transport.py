@@ -35,11 +35,11 @@ from fedhead.flower.server.connections import SiteConnections, where
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
 from fedhead.flower.server.node_keys import from_pem
+from fedhead.flower.server.secure_sums import masked_schema, read_answers, with_step
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
-from fedhead.flower.wire import secure_messages
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, SecureRequest, exchanges
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges
 from fedhead.metrics.records import Row
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.privacy.secure_sum.session import Message, Session
@@ -195,32 +195,19 @@ class FlowerTransport(SiteConnections, Transport):
         label, seconds = self._label(context.algorithm), self.timeouts.round_seconds
         request = Request("secure", self.spec, seconds, context.round, label)
         outgoing = {
-            k: Outgoing(self.nodes.nodes[self.spec.sites[k]], replace(request, secure=_secure(session, step, message)))
+            k: Outgoing(self.nodes.nodes[self.spec.sites[k]], with_step(request, session, step, message))
             for k, message in messages.items()
         }
-        answers, refused = self._ask(outgoing)
-        read, faults = dict[int, Message](), dict[int, FedheadError]({k: Refused(why) for k, why in refused.items()})
-        for k, (response, _) in answers.items():
-            try:
-                read[k] = secure_messages.unpack(response.secure)
-                if step == "advertise" and k not in read[k]:
-                    raise Refused("it advertises no keys")
-            except Refused as error:
-                read.pop(k, None)
-                faults[k] = error
-        return read, faults
+        return read_answers(step, *self._ask(outgoing))
 
     def masked_exchange(self, context: Context, session: Session, messages: Mapping[int, Message]) -> Received:
         """Send each site its work and the shares of the others, and wait for the masked vectors."""
         outgoing = {
-            k: replace(message, request=replace(message.request, secure=_secure(session, "mask", messages[k])))
+            k: replace(message, request=with_step(message.request, session, "mask", messages[k]))
             for k, message in self._outgoing("work", context, list(messages)).items()
         }
-        expected = {}
-        for k in messages:
-            entries = secure_sums.entries(context.algorithm, self.template(context, k), self.clients.task_of(k))
-            length = sum(t.numel() for t in entries.tensors())
-            expected[k] = Tree(masked=torch.empty(length, dtype=torch.int64, device="meta"))
+        task_of, algorithm = self.clients.task_of, context.algorithm
+        expected = {k: masked_schema(algorithm, self.template(context, k), task_of(k)) for k in messages}
         return self._exchange(context, outgoing, expected)
 
     def template(self, context: Context, client: int) -> Tree:
@@ -411,7 +398,3 @@ def _testing(message: Outgoing, kind: Literal["", "global", "site"], model: Tree
     sent = {} if model is None else {"model": model}
     request = replace(message.request, given=kind, deliver=False, validate=False)
     return replace(message, request=request, trees={**message.trees, **sent})
-
-
-def _secure(session: Session, step: Literal["mask"] | SecureStep, message: Message) -> SecureRequest:
-    return SecureRequest(session.id.hex(), step, list(session.clients), secure_messages.pack(message))

@@ -146,12 +146,15 @@ class RunSpec:
         return Recipe.from_flat(self.recipe, folders)
 
 
+SecureStepName = Literal["advertise", "share", "mask", "unmask"]
+
+
 @dataclass(frozen=True)
 class SecureRequest:
     """Step of a secure sum; see `fedhead.privacy.secure_sum`."""
 
     id: Annotated[str, Matches(r"[0-9a-f]{32}", "32 hexadecimal digits")]  # identity of the session
-    step: Literal["advertise", "share", "mask", "unmask"]
+    step: SecureStepName
     clients: list[Count]  # numbers of the invited sites
     messages: dict[str, str]  # see `secure_messages`
 
