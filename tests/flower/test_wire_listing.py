@@ -167,6 +167,15 @@ def test_sums_over_large_classes_hold_no_sample_of_a_small_one(name: str) -> Non
     assert all(torch.equal(first[full], other[full]) for full in protected)
 
 
+def test_sums_noise_and_what_the_server_knows() -> None:
+    entries = fh.wire("fedavg", ["ridge"], privacy=["dp(epsilon=2)"])
+    assert {e.needs for e in entries.of("work train", UP) if e.bytes} == {"sum"}  # the mean is one
+    sent = {e.name: e for e in entries.of("work ridge", UP) if e.bytes}
+    assert sent["second_moment"].samples == "all samples, with noise: ε = 2, δ = 1e-05"
+    assert (sent["architecture"].samples, sent["architecture"].needs) == ("known to the server", "")
+    assert {e.needs for e in fh.wire("ktpfl", public="digits").of("work train", UP)} == {"each"}
+
+
 @pytest.mark.parametrize("keys", [{}, {"missing": "mean"}, {"normalize": "standard"}, {"normalize": "quantiles"}])
 def test_tables(keys: dict[str, str]) -> None:
     columns = {

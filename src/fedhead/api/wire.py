@@ -46,7 +46,8 @@ HEADER = "JSON"  # type of an entry of a message's header
 SPEC = "recipe, names of the sites and classes, normalization of inputs, digests of code: nothing about samples"
 COMMON = "computed from the replies of all clients; with two clients, each may compute the other's"
 OWN = "computed by the server for this client"
-PER_CLIENT = "per client"
+PER_CLIENT, KNOWN = "per client", "known to the server"
+NOISY = "little about any single sample, as ε bounds it"
 MASKED = "nothing: masked numbers, of which only the sum over clients can be read"
 UNKNOWN = "numbers of this client that its method does not describe"
 
@@ -293,9 +294,11 @@ class _Recorder(Simulation):
             self._add(name, UP, "masked", (length,), torch.int64, PER_CLIENT, "sum", reveals=MASKED)
             sent = Tree()
         for full, tensor in sent.leaves().items():
-            entry = full.partition("/")[0]
-            needs: Literal["sum", "each"] = "sum" if entry in algorithm.sums else "each"
-            samples, text = self._samples(algorithm, entry), reveals(algorithm, full)
+            entry, known = full.partition("/")[0], algorithm.public(self.clients.task)
+            needs: Literal["", "sum", "each"] = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
+            samples = KNOWN if entry in known else self._samples(algorithm, entry)
+            needs = "" if entry in known else needs
+            text = NOISY if algorithm.protected and entry not in known else reveals(algorithm, full)
             self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
         self._numbers("work", name)
         return received
@@ -348,6 +351,9 @@ class _Recorder(Simulation):
                 self._add(name, UP, field.name, (), HEADER, PER_CLIENT, "each", "", field.metadata["reveals"])
 
     def _samples(self, algorithm: Algorithm, entry: str) -> str:
+        if isinstance(algorithm, Stage) and algorithm.release is not None:
+            promise = algorithm.release.guarantee(algorithm.name, self.clients.task.noise_sharers)
+            return f"all samples, with noise: ε = {promise.epsilon:.3g}, δ = {promise.delta:g}"
         if entry in algorithm.class_rows:
             return f"at least {self._minimum} samples of a class"
         return f"classes of at least {self._minimum} samples" if entry in algorithm.class_sums else PER_CLIENT
