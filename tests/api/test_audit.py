@@ -102,6 +102,7 @@ def test_an_invertible_model_gives_the_input_itself() -> None:
     assert simulation.task.min_class_count == 1  # the audit changes nothing
 
 
+@pytest.mark.slow
 def test_membership_of_an_overfitted_model_is_found() -> None:
     data = fh.Federation.load("digits", "iid", clients=2, subset=120, seed=0)
     noise = torch.randint(10, data.train.y.shape, generator=torch.Generator().manual_seed(1))
@@ -135,6 +136,7 @@ def test_the_bound_lies_under_epsilon_of_a_gaussian_mechanism(mu: float) -> None
     assert attacks.epsilon_bound(scores[1], generator.normal(0, 1, 20_000), 1e-5) < 0.1  # nothing to find
 
 
+@pytest.mark.slow
 def test_canaries_bound_epsilon_under_the_claim_and_find_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def bounds() -> list[tuple[float, float]]:
         result = trained(["ridge", "ncm"], privacy=["dp(epsilon=4, delta=1e-4, test_seed=0)"])
@@ -152,6 +154,17 @@ def test_canaries_bound_epsilon_under_the_claim_and_find_too_little_noise(monkey
     monkeypatch.setattr(Release, "deviations", little)
     for bound, claimed in bounds():
         assert bound > claimed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uploads", [[], ["secure_sum"]])
+def test_features_without_a_private_mean_are_audited_in_both_exchanges(uploads: list[str], tmp_path: Path) -> None:
+    privacy = ["dp(epsilon=8, delta=1e-4, center=private)"]
+    settings = {"executor": "loop", "device": "cpu", "out": tmp_path}
+    fh.run(federation(), MODEL, rounds=0, stages=["ridge"], uploads=uploads, privacy=privacy, **settings)
+    found = fh.audit(fh.load(tmp_path, federation=federation()), min_class_count=1, shadows=0)
+    assert [attack.on for attack in found.attacks if attack.name == "canaries"] == ["stage ridge.center", "stage ridge"]
+    assert found["reconstruction"].protected == found["differencing"].protected == 0
 
 
 # -- command --------------------------------------------------------------------------------------------

@@ -34,11 +34,13 @@ from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites
 from fedhead.flower.wire.protocol import Response, exchanges
 from fedhead.metrics.registry import NO_METRICS, Metric
+from fedhead.privacy import gaussian
 from fedhead.privacy.secure_sum.session import Message, Session
 from fedhead.recipes import recipe_data
 from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.table import Table
+from fedhead.stages.statistics_stage import StatisticsStage
 
 DOWN, UP = "to clients", "to server"
 WORDS = ("a", "b")  # categories or classes that a schema does not list
@@ -351,9 +353,9 @@ class _Recorder(Simulation):
                 self._add(name, UP, field.name, (), HEADER, PER_CLIENT, "each", "", field.metadata["reveals"])
 
     def _samples(self, algorithm: Algorithm, entry: str) -> str:
-        if isinstance(algorithm, Stage) and algorithm.release is not None:
-            promise = algorithm.release.guarantee(algorithm.name, self.clients.task.noise_sharers)
-            return f"all samples, with noise: ε = {promise.epsilon:.3g}, δ = {promise.delta:g}"
+        if isinstance(algorithm, StatisticsStage) and algorithm.release is not None:
+            delta = algorithm.release.protection.delta
+            return f"all samples, with noise: ε = {gaussian.epsilon_of(delta, algorithm.mu):.3g}, δ = {delta:g}"
         if entry in algorithm.class_rows:
             return f"at least {self._minimum} samples of a class"
         return f"classes of at least {self._minimum} samples" if entry in algorithm.class_sums else PER_CLIENT

@@ -31,9 +31,9 @@ from fedhead.executors.loop import Loop
 from fedhead.flower.wire.protocol import exchanges
 from fedhead.models.split_model import SplitModel
 from fedhead.papers.analyses.inversion import Inversions, invert
-from fedhead.privacy import attacks
+from fedhead.privacy import attacks, gaussian
 from fedhead.report.table import Table
-from fedhead.stages.statistics_stage import StatisticsStage
+from fedhead.stages.statistics_stage import CENTER, FeatureCenter, StatisticsStage
 
 EXACT = 0.01  # relative error below which a feature counts as recovered
 INVERTED = 5  # features from which inputs are reconstructed
@@ -170,7 +170,7 @@ class _Truth:
     x: Inputs
     y: Tensor
     z: Tensor  # features
-    sent: Tensor  # features as the stage transforms them
+    sent: Tensor  # features as the stage adds them up
     w: Weights
     model: SplitModel
 
@@ -202,7 +202,7 @@ class _RunAudit:
         simulation = self.result.trained.with_data()
         if not isinstance(simulation, Simulation):
             raise BadInput("audit: the samples are at the sites: audit the statistics of a site, or a simulation")
-        self.simulation, self.clients = simulation, simulation.clients
+        self.simulation, self.clients, self.server = simulation, simulation.clients, simulation.server
         recipe = self.result.record.recipe
         self.summed = find(self.clients.experiment.uploads) is not None
         self.protections = [*([SecureSum.name] if self.summed else []), *recipe.privacy]
@@ -215,8 +215,14 @@ class _RunAudit:
         experiment, tasks = self.clients.experiment, self.clients.tasks
         try:
             for label, algorithm in exchanges(experiment.method, experiment.stages).items():
-                if isinstance(algorithm, StatisticsStage):
-                    rows += self._statistics(f"stage {label}", algorithm)
+                if not isinstance(algorithm, StatisticsStage):
+                    continue
+                if algorithm.centered:
+                    after = self.result.trained.after(label.partition(".")[0]).server
+                    self.server = self.simulation.server.replace({CENTER: after[CENTER]})
+                on = f"stage {label}"
+                rows += [] if isinstance(algorithm, FeatureCenter) else self._statistics(on, algorithm)
+                rows += self._canaries(on, algorithm)
         finally:
             self.clients.tasks = tasks
         return Audit(self.protections, rows + self._membership())
@@ -224,7 +230,8 @@ class _RunAudit:
     # -- statistics of a stage --------------------------------------------------------------------
     def _statistics(self, on: str, stage: StatisticsStage) -> list[Attack]:
         plain, tasks = replace(stage, release=None).on_method(stage.method), self.clients.tasks
-        truth, sent, again = self._truth(plain), self._sent(plain), self._sent(plain, drop=True)
+        truth, guarded = self._truth(plain), self._truth(stage)
+        sent, again = self._sent(plain), self._sent(plain, drop=True)
         single = [_View([truth[k]], plain.received(sent[k])) for k in sent]
         changed = [_View([truth[k]], _minus(plain.received(sent[k]), plain.received(again[k]))) for k in again]
         self.clients.tasks = [replace(task, min_class_count=self.minimum) for task in tasks]
@@ -234,10 +241,11 @@ class _RunAudit:
         if self.summed:  # if one client changes, the totals differ by its sample, whoever else is in them
             first = next(iter(others))
             totals = [merge(view.values()) for view in (parts, {**second, first: others[first]})]
-            visible, differences = [_View(list(truth.values()), totals[0])], [_View([truth[first]], _minus(*totals))]
+            visible = [_View(list(guarded.values()), totals[0])]
+            differences = [_View([guarded[first]], _minus(*totals))]
         else:
-            visible = [_View([truth[k]], own) for k, own in parts.items()]
-            differences = [_View([truth[k]], _minus(parts[k], own)) for k, own in others.items()]
+            visible = [_View([guarded[k]], own) for k, own in parts.items()]
+            differences = [_View([guarded[k]], _minus(parts[k], own)) for k, own in others.items()]
         self.clients.tasks = tasks
         small = sum(int((own.y == c).sum()) for own in truth.values() for c in own.classes_of_at_most(2))
         exposed = f"share of {small} samples in classes of one or two at a client, whose features the server computes"
@@ -246,18 +254,17 @@ class _RunAudit:
         counted = "share of the clients' numbers of samples per class that the server knows"
         found, lost = (_recovered(views) / max(small, 1) for views in (single, visible))
         before, after = (_recovered(views) / len(views) for views in (changed, differences))
-        rows = [
+        return [
             Attack("reconstruction", on, exposed, found, lost),
             Attack("inversion", on, error, self._inverted(single), self._inverted(visible), 1.0),
             Attack("differencing", on, left_out, before, after),
             Attack("label counts", on, counted, _known(single), _known(visible)),
         ]
-        return rows + self._canaries(on, stage)
 
     def _jobs(self, stage: Algorithm, drop: bool = False) -> list[Job]:
         """Return the jobs of a stage; with `drop`, each client without a sample of its largest class."""
         simulation, clients = self.simulation, self.clients
-        downlink = make_downlink(stage, simulation.server, clients.holders, clients.task_of)
+        downlink = make_downlink(stage, self.server, clients.holders, clients.task_of)
         jobs = clients.work(stage, downlink, simulation.states, simulation.round + 1, trains=False)
         if not drop:
             return jobs
@@ -289,7 +296,8 @@ class _RunAudit:
                 x, w = self.clients.pool.view(rows, None), stage.start(client)
                 with torch.no_grad():
                     z = client.apply(w, x, train=False).z
-                truth[k] = _Truth(x, self.clients.pool.y[rows], z, stage.transformed(z).double(), w, client.task.model)
+                used = stage.bounded(stage.transformed(z), stage.center_of(client)).double()
+                truth[k] = _Truth(x, self.clients.pool.y[rows], z, used, w, client.task.model)
         return truth
 
     def _inverted(self, views: Sequence[_View]) -> float | None:
@@ -300,7 +308,7 @@ class _RunAudit:
             if len(view.truth) > 1 or not isinstance(own.x, Tensor) or not own.x.is_floating_point():
                 continue  # totals of several clients, named inputs, tokens
             if not torch.equal(own.z.double(), own.sent):
-                continue  # features that the stage transforms
+                continue  # features that the stage transforms or scales
             for c, features in features_of(view.statistics).items():
                 x = own.x[own.y == c]
                 if len(x) == 1 and all(map(torch.equal, own.w.values(), (found[0][0] if found else own).w.values())):
@@ -315,7 +323,7 @@ class _RunAudit:
 
     def _canaries(self, on: str, stage: StatisticsStage) -> list[Attack]:
         """Bound ε from below: one client's statistics with one of its samples and without it, both with much noise."""
-        if stage.release is None:
+        if stage.release is None or not stage.mu:
             return []
         # of noise that clients share, the server sees the sum, which is distributed like that of one client
         fresh = replace(stage.release, protection=replace(stage.release.protection, test_seed=None))
@@ -330,16 +338,18 @@ class _RunAudit:
             leaves = stage.add_noise(without[k], k, task).leaves()
             return {name: leaves[name].double() - exact[name].double() for name in signal}
 
-        first = noise()
-        scale = {name: float(t.square().mean()) for name, t in first.items() if bool(t.any())}  # σ² of each tensor
+        draws = [noise() for _ in range(20)]
+        scale = {name: float(np.mean([float(draw[name].square().mean()) for draw in draws])) for name in signal}  # σ²
+        scale = {name: square for name, square in scale.items() if square}
         scores = np.empty(self.releases)
         for n in range(self.releases):
             drawn = noise()
             scores[n] = sum(float((drawn[name] * signal[name]).sum()) / scale[name] for name in scale)
         shift = sum(float(signal[name].square().sum()) / scale[name] for name in scale)
-        claimed = fresh.guarantee(stage.name, 1)
-        bound = attacks.epsilon_bound(scores + shift, scores, claimed.delta)
-        measure = f"lower bound on ε, at 95 % confidence by {self.releases:,} releases; claimed: {claimed.epsilon:.3g}"
+        delta = fresh.protection.delta
+        bound = attacks.epsilon_bound(scores + shift, scores, delta)
+        claimed = gaussian.epsilon_of(delta, stage.mu)
+        measure = f"lower bound on ε, at 95 % confidence by {self.releases:,} releases; claimed: {claimed:.3g}"
         return [Attack("canaries", on, measure, None, bound)]
 
     # -- models -----------------------------------------------------------------------------------
