@@ -145,8 +145,10 @@ from fedhead.papers.analyses.registry import analysis as analysis
 from fedhead.privacy.base import PROTECTIONS as PROTECTIONS
 from fedhead.privacy.base import Protection as Protection
 from fedhead.privacy.base import protection as protection
+from fedhead.privacy.client_dp import ClientDP as ClientDP
 from fedhead.privacy.dp import DP as DP
 from fedhead.privacy.guarantee import Guarantee as Guarantee
+from fedhead.privacy.sample_dp import SampleDP as SampleDP
 from fedhead.runs.reopen import Trained as Trained
 from fedhead.samplers.base import SAMPLERS as SAMPLERS
 from fedhead.samplers.base import Sampler as Sampler

@@ -19,7 +19,8 @@ from fedhead.core.tree.tree import Tree
 def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> Tree:
     """Return sent entries with the rows of small classes set to zero; pure, for one client."""
     least = client.task.min_class_count
-    if least <= 1 or algorithm.protected:  # rows left out by exact counts would void differential privacy
+    # rows left out by exact counts would void differential privacy
+    if least <= 1 or algorithm.protected or not algorithm.class_rows:
         return send
     large = client.counts >= least
 

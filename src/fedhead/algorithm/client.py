@@ -77,10 +77,10 @@ class Client:
         weight: Weight of each batch position: 1 for a sample, 0 for padding; None: no padding.
         on_total: Callback for calls of `total`.
         to_channels_last: Whether images are converted to the channels-last memory format.
+        protected: Whether DP-SGD protects the samples, so that hooks must not read them otherwise.
 
     Attributes:
         task: Sizes and settings that all clients share.
-        counts: Training samples per class, [C].
         steps: Local steps of this round.
         lr: Learning rate of this round.
         round: Number of the round, from 1.
@@ -99,10 +99,11 @@ class Client:
         weight: Tensor | None = None,
         on_total: Callable[[], None] | None = None,
         to_channels_last: bool = False,
+        protected: bool = False,
     ):
         self.task = task
         self._inputs = inputs
-        self.counts = inputs.counts
+        self._protected = protected
         self.steps = inputs.steps
         self.lr = inputs.lr
         self.round = inputs.round
@@ -123,6 +124,19 @@ class Client:
     def state(self) -> Tree:
         """Client state after its last round."""
         return self._inputs.state
+
+    @property
+    def counts(self) -> Tensor:
+        """Training samples per class, [C]."""
+        self._refuse_if_protected("class counts")
+        return self._inputs.counts
+
+    def _refuse_if_protected(self, data: str) -> None:
+        if self._protected:
+            raise BadInput(
+                f"privacy: sample_dp protects the gradients of local training, and this method also reads the {data}: "
+                "use another method, such as fedavg"
+            )
 
     @property
     def samples(self) -> Tensor:
@@ -206,7 +220,7 @@ class Client:
             The weighted mean over the samples.
         """
         self.asked_objective = True
-        return self.task.objective.loss(logits, batch.y, batch.weight, self.counts)
+        return self.task.objective.loss(logits, batch.y, batch.weight, self._inputs.counts)
 
     def view(self, batch: Batch, number: int = 1) -> Any:
         """Return another augmented view of the samples of a batch.
@@ -229,6 +243,7 @@ class Client:
         Returns:
             The sums over all batches.
         """
+        self._refuse_if_protected("samples")
         if self._on_total is not None:
             self._on_total()
         total: Tree | None = None

@@ -78,8 +78,8 @@ class Replies:
         sent: Entries that each client sent.
         total: Totals over the replies, if each reply was added on arrival (`Stage.add`) or by a secure sum; `sent` is
             then empty. After a secure sum, entries of a method that are not in `sums` are means weighted by samples.
-        robust_mean: The run's aggregator, which replaces the weighted mean; called with an entry's name and the
-            clients' values.
+        robust_mean: The run's aggregator, or its noisy mean, which replaces the weighted mean; called with an entry's
+            name and the clients' values.
     """
 
     clients: Sequence[int]
@@ -107,6 +107,8 @@ class Replies:
         """
         if self.total is not None:
             return self.total[name]
+        if self.robust_mean is not None and not self.clients:
+            return self.robust_mean(name, [])
         rows = self._under(name)
         form = rows.schema() or schema(rows[0])
         if self.robust_mean is not None:

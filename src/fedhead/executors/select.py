@@ -192,7 +192,7 @@ def executor(name: str | Executor, simulation: Trainable, compile: str = "auto")
     on_gpu = simulation.device.type == "cuda"
     if on_gpu and len(jobs) == 1 and can_stack(jobs[0]):
         return _built_in("stack", simulation, compile)
-    if on_gpu:
+    if on_gpu and jobs[0].program.privacy is None:
         names = ["lanes"] if len(jobs) == 1 or convolutions(jobs) > MAX_CONVOLUTIONS else ["stack", "lanes"]
     else:
         names = ["stack", "loop"]

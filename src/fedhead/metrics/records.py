@@ -74,7 +74,8 @@ class RunMetrics(ABC):
     @property
     def guarantees(self) -> list[Guarantee]:
         """Differential privacy of the protected releases, in order; empty without protection."""
-        return [Guarantee.from_json(row["privacy"]) for row in self._rows() if row.get("privacy")]
+        rows = [*self.rows[-1:], *self.stage_rows.values()]  # that of a round covers all rounds before
+        return [Guarantee.from_json(row["privacy"]) for row in rows if row.get("privacy")]
 
     @property
     def best_round(self) -> int | None:

@@ -12,11 +12,14 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from scipy.optimize import brentq
+
 from fedhead.core.system.errors import BadInput
 from fedhead.privacy import gaussian
 
-ORDERS = (1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 33), 36, 40, 48, 64, 96, 128, 256)  # α of RDP
-_PRECISION = 1.001  # of a multiplier that is solved for
+# α of RDP: few orders that are no integers, since they take longest
+ORDERS = (2, 2.5, 3, 3.5, 4, 4.5, *range(5, 33), 36, 40, 48, 64, 96, 128, 256)
+_PRECISION = 1e-3  # of a multiplier that is solved for, relative
 
 
 class Sampling(NamedTuple):
@@ -70,15 +73,17 @@ def multiplier_of(steps: Steps, epsilon: float, delta: float) -> float:
     highest = without_sampling / gaussian.mu_of(epsilon, delta)
     if mu_of(steps, 1.0) is not None:
         return highest
-    while epsilon_of(steps, highest, delta) > epsilon:  # RDP is an upper bound, which may exceed the exact ε
-        highest *= 2
-    lowest = highest / 2
-    while epsilon_of(steps, lowest, delta) <= epsilon:
-        lowest, highest = lowest / 2, lowest
-    while highest > lowest * _PRECISION:
-        middle = math.sqrt(lowest * highest)
-        lowest, highest = (lowest, middle) if epsilon_of(steps, middle, delta) <= epsilon else (middle, highest)
-    return highest
+
+    def excess(x: float) -> float:
+        return math.log(epsilon_of(steps, math.exp(x), delta) / epsilon)
+
+    x = math.log(highest)
+    while excess(x) > 0:  # RDP is an upper bound, which may exceed the exact ε
+        x += 1
+    while excess(x - 1) <= 0:
+        x -= 1
+    solved = float(brentq(excess, x - 1, x, xtol=_PRECISION / 2))
+    return math.exp(solved if excess(solved) <= 0 else solved + _PRECISION)
 
 
 def accountant_of(steps: Steps) -> str:

@@ -11,8 +11,8 @@ from fedhead.recipes.recipe import Recipe
 def differences(old: Recipe, new: Recipe) -> list[Difference]:
     """Return the keys that prevent resuming a run with a recipe.
 
-    More rounds and additional stages are valid, except more rounds with a cosine schedule, which depends on their
-    number.
+    More rounds and additional stages are valid, except with differential privacy, whose budget is planned, and more
+    rounds with a cosine schedule, which depends on their number.
 
     >>> differences(Recipe(rounds=3), Recipe(rounds=5, stages=("ccvr",)))
     []
@@ -20,7 +20,7 @@ def differences(old: Recipe, new: Recipe) -> list[Difference]:
     [Difference(key='rounds', old=3, new=2)]
     """
     ignored = ["loggers"]
-    if new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds:
+    if new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds and not new.privacy:
         ignored.append("rounds")
     added = new.stages[len(old.stages) :] if new.stages[: len(old.stages)] == old.stages else ()
     if added and not new.privacy:  # the budget of a private run is spent on its own stages

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ class DrawArguments(NamedTuple):
         drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
         key: Random key, see `phase_key`.
         most: Maximum number of steps; None: no limit.
+        multiplier: Noise multiplier of DP-SGD, whose batches are Poisson samples; None: shuffled batches, no noise.
     """
 
     n: int
@@ -35,6 +36,14 @@ class DrawArguments(NamedTuple):
     drop_last: bool
     key: int
     most: int | None = None
+    multiplier: float | None = None
+
+
+class Noise(NamedTuple):
+    """Noise on the gradients of one client in one phase."""
+
+    multiplier: float  # deviation over the clipping norm
+    samples: int  # expected number of samples per step, the divisor of a step's sum
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class BatchSchedule:
     positions: NDArray[np.int64]  # [steps, batch], indices into the client's list of samples
     weight: NDArray[np.float32]  # [steps, batch], 1 for a sample, 0 for padding
     key: int  # random key for augmentation and dropout
+    noise: Noise | None = None  # of DP-SGD
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -91,12 +101,14 @@ def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
     schedules: dict[int, BatchSchedule] = {}
     for draw, places in groups.items():
         schedules.update(zip(places, _draw_group(draw, [draws[place].key for place in places]), strict=True))
-    return [schedules[place] for place in range(len(draws))]
+    return _same_width([schedules[place] for place in range(len(draws))])
 
 
 def _draw_group(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]:
     """Draw the batches of clients that differ only in their keys."""
-    n, batch_size, epochs, drop_last, _, most = draw
+    if draw.multiplier is not None:
+        return [_poisson(draw._replace(key=key)) for key in keys]
+    n, batch_size, epochs, drop_last, _, most, _ = draw
     steps = steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
     if most is not None and steps:
@@ -109,6 +121,34 @@ def _draw_group(draw: DrawArguments, keys: Sequence[int]) -> list[BatchSchedule]
     weight = np.broadcast_to((inside < n).astype(np.float32), (epochs, size)).reshape(shape)
     weight = weight[:most]  # shared by all clients
     return [BatchSchedule(each[:most], weight, key) for each, key in zip(positions, keys, strict=True)]
+
+
+def _poisson(draw: DrawArguments) -> BatchSchedule:
+    """Draw each sample of each step independently of the others."""
+    assert draw.multiplier is not None, "batches of DP-SGD"
+    keys = [random.key(draw.key, step) for step in range(count_steps(draw))]
+    rows = [np.flatnonzero(random.uniforms(key, draw.n) < rate(draw)) for key in keys]
+    weight = np.arange(max([1, *map(len, rows)])) < np.array([len(row) for row in rows], np.int64)[:, None]
+    positions = np.zeros(weight.shape, np.int64)
+    positions[weight] = np.concatenate([*rows, np.zeros(0, np.int64)])
+    noise = Noise(draw.multiplier, min(draw.batch_size, draw.n))
+    return BatchSchedule(positions, weight.astype(np.float32), draw.key, noise)
+
+
+def _same_width(schedules: list[BatchSchedule]) -> list[BatchSchedule]:
+    """Pad Poisson samples to the largest of them."""
+    width = max((each.positions.shape[1] for each in schedules if each.noise is not None), default=0)
+
+    def padded(each: BatchSchedule) -> BatchSchedule:
+        pad = ((0, 0), (0, width - each.positions.shape[1]))
+        return replace(each, positions=np.pad(each.positions, pad), weight=np.pad(each.weight, pad))
+
+    return [each if each.noise is None else padded(each) for each in schedules]
+
+
+def rate(draw: DrawArguments) -> float:
+    """Return the probability of a sample in a step of DP-SGD."""
+    return min(1.0, draw.batch_size / draw.n)
 
 
 def batch_tables(

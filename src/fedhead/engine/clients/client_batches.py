@@ -18,6 +18,7 @@ from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.local_schedule import TRAIN
+from fedhead.engine.clients.private_rounds import PrivateSamples
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.executors.client.job_tables import (
     HostBatches,
@@ -52,10 +53,17 @@ class ClientBatches:
         rows: Indices of each client's training samples.
         public: Public samples, which all clients hold.
         stragglers: Policy for late clients, which train only partially.
+        private: Account of DP-SGD; None: no noise.
     """
 
-    def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
-        self._rows, self._public, self._stragglers = rows, public, stragglers
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        public: Pool | None,
+        stragglers: Stragglers | None,
+        private: PrivateSamples | None = None,
+    ):
+        self._rows, self._public, self._stragglers, self._private = rows, public, stragglers, private
         self._worker: ThreadPoolExecutor | None = None
         self._ahead: dict[int, _Ahead] = {}  # by architecture
 
@@ -146,14 +154,20 @@ class ClientBatches:
         draws: Draws = []
         for client in clients:
             sizes = {"private": len(self._rows[client]), "public": len(self.public_rows)}
-            draws.append(
-                [
-                    local_schedule.draw_arguments(
-                        phase, number, task, client, round, label, sizes[phase.data], self._stragglers
-                    )
-                    for number, phase in enumerate(phases)
+            drawn = [
+                local_schedule.draw_arguments(
+                    phase, number, task, client, round, label, sizes[phase.data], self._stragglers
+                )
+                for number, phase in enumerate(phases)
+            ]
+            if self._private is not None and label == TRAIN:
+                noise = self._private.multiplier(client, sizes["private"])
+                key = self._private.batch_key
+                drawn = [
+                    draw._replace(multiplier=noise, key=key(draw.key)) if phase.data == "private" else draw
+                    for phase, draw in zip(phases, drawn, strict=True)
                 ]
-            )
+            draws.append(drawn)
         return draws
 
 

@@ -17,8 +17,10 @@ import torch
 
 from fedhead.algorithm import class_rows
 from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import Task
+from fedhead.algorithm.upload import Clip
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.pool import Pool
@@ -27,6 +29,7 @@ from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
 from fedhead.engine.clients.padding_check import PaddingCheck
+from fedhead.engine.clients.private_rounds import PrivateClients, PrivateRounds, PrivateSamples
 from fedhead.engine.clients.server import Downlink
 from fedhead.engine.experiment import training_objective
 from fedhead.engine.experiment.experiment import Experiment
@@ -40,6 +43,9 @@ from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.precision import warn_if_emulated
 from fedhead.models.split_model import SplitModel, weights
+from fedhead.privacy.client_dp import ClientDP
+from fedhead.privacy.sample_dp import SampleDP
+from fedhead.samplers.poisson import PoissonSampler
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -116,7 +122,9 @@ class Clients:
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self._counts_of = self.counts.unbind()  # once, instead of in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
-        self.batches = ClientBatches(federation.rows, self.public, experiment.stragglers)
+        self.privacy = private_rounds(experiment, self.task)
+        samples = self.privacy if isinstance(self.privacy, PrivateSamples) else None
+        self.batches = ClientBatches(federation.rows, self.public, experiment.stragglers, samples)
         self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # by architecture
 
@@ -166,9 +174,12 @@ class Clients:
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
         """Return the client program of one architecture for an exchange."""
-        return ClientProgram(
-            algorithm, self.tasks[group], self.pool, self.public, self.experiment.uploads, bf16=self.bf16
-        )
+        uploads, privacy = self.experiment.uploads, self.privacy if isinstance(algorithm, Method) else None
+        if isinstance(privacy, PrivateClients) and privacy.given.quantile is None:
+            uploads = (Clip(privacy.given.clip), *uploads)  # the server clips again, and clips alone to adaptive norms
+        samples = privacy.given if isinstance(privacy, PrivateSamples) else None
+        task = self.tasks[group]
+        return ClientProgram(algorithm, task, self.pool, self.public, uploads, bf16=self.bf16, privacy=samples)
 
     def frozen_part(self, broadcast: Tree) -> Tree:
         """Return the frozen parameters of a broadcast, which a client receives only until its first accepted reply.
@@ -216,7 +227,7 @@ class Clients:
                 )
             )
             check_client_hooks(jobs[-1], trains, refuse_draws=self._all_here)
-            if trains:
+            if trains and jobs[-1].program.privacy is None:  # DP-SGD takes each sample alone
                 self.padding_check(jobs[-1], group)
         return jobs
 
@@ -243,6 +254,17 @@ class Clients:
         pool = self.pool if self.federation.client_test_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
         return local, pool
+
+
+def private_rounds(experiment: Experiment, task: Task) -> PrivateRounds | None:
+    """Return the account of an experiment's rounds; None: they have no differential privacy."""
+    for protection in experiment.privacy:
+        if isinstance(protection, SampleDP):
+            return PrivateSamples(protection, experiment.method, task, experiment.stragglers)
+        if isinstance(protection, ClientDP):
+            cohort, poisson = experiment.cohort_size(task.clients), isinstance(experiment.sampler, PoissonSampler)
+            return PrivateClients(protection, task.rounds, task.clients, cohort, poisson)
+    return None
 
 
 def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> SplitModel:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
@@ -17,6 +16,7 @@ from fedhead.core.tree.tree_check import check_broadcast, check_weights, checked
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.global_model_tests import global_predictions
+from fedhead.engine.clients.private_rounds import PrivateMean
 from fedhead.engine.policies.robust_mean import RobustMean
 from fedhead.executors.client.hook_check import check_once
 from fedhead.metrics.records import Row
@@ -58,23 +58,29 @@ def initial_server(method: Method, w: Weights, task: Task) -> Tree:
 
 
 def aggregate(
-    algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
+    algorithm: Algorithm, server: Tree, replies: Replies, task: Task, mean: RobustMean | PrivateMean | None = None
 ) -> Tree:
     """Return the new server state from validated replies, in ascending order of the clients.
+
+    Args:
+        algorithm: Method or stage.
+        server: Server state before the exchange.
+        replies: Replies of the clients.
+        task: Sizes and settings.
+        mean: Rule in place of the weighted mean; None: none.
 
     Raises:
         BadInput: If the rule modifies the old state in place, or returns anything but a tree of tensors with all
             entries to broadcast.
     """
     hook = f"{type(algorithm).__name__}.aggregate"
-    rules = () if aggregator is None else (aggregator,)
+    rules = () if mean is None else (mean.component,)
     with _checked(hook, algorithm, server, *rules, replies=replies):
-        if aggregator is None:
+        if mean is None:
             new = checked_tree(algorithm.aggregate(server, replies, task), hook)
         else:
-            robust = RobustMean(aggregator, server)
-            state = algorithm.aggregate(server, replace(replies, robust_mean=robust), task)
-            new = robust.remember(algorithm, checked_tree(state, hook))
+            state = algorithm.aggregate(server, replace(replies, robust_mean=mean), task)
+            new = mean.remember(algorithm, checked_tree(state, hook))
     check_weights(new, server, hook)
     check_broadcast(new, server, algorithm.broadcast, hook)
     return new

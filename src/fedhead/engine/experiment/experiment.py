@@ -158,6 +158,13 @@ class Experiment:
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
         protections.check(self.privacy, self.method, self.stages, self.uploads, self.schedule.rounds)
+        others = {
+            "aggregator": self.aggregator,
+            "outliers": self.outliers,
+            "secure_sum": secure_sums.find(self.uploads),
+        }
+        protections.check_client_dp(self.privacy, self.method, self.models, self.sampler, others, clients)
+        protections.check_sample_dp(self.privacy, self.models, self.local)
         for step in self.uploads:
             step.check(self.method)
         self._check_secure_sum(clients)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
+from fedhead.models.split_model import SplitModel, weights
 from fedhead.privacy.base import Protection
+from fedhead.privacy.client_dp import ClientDP
+from fedhead.privacy.sample_dp import SampleDP
+from fedhead.samplers.base import Sampler
+from fedhead.samplers.poisson import PoissonSampler
+from fedhead.samplers.uniform import UniformSampler
 
 
 def protect(stages: Sequence[Stage], privacy: Sequence[Protection]) -> tuple[Stage, ...]:
@@ -50,10 +60,63 @@ def check(
         warn_once(f"privacy protects the rounds only: stage {stages[0].name} sends its replies without noise")
 
 
+def check_client_dp(
+    privacy: Sequence[Protection],
+    method: Method,
+    models: Sequence[SplitModel],
+    sampler: Sampler | None,
+    others: Mapping[str, Any],
+    clients: int,
+) -> None:
+    """Check that `client_dp`, if it is among the protections, covers all that clients send in the rounds.
+
+    Args:
+        privacy: Protections of the run.
+        method: Method.
+        models: Architectures.
+        sampler: Sampler of the cohorts.
+        others: Components by key that need single replies, or hide them; None: not used.
+        clients: Number of clients.
+
+    Raises:
+        BadInput: If a component needs more than the noisy mean, or δ is too large for the number of clients.
+    """
+    given = next((protection for protection in privacy if isinstance(protection, ClientDP)), None)
+    if given is None:
+        return
+    if not (method.adds_up and method.shared and "model" in method.broadcast) or method.sums:
+        raise BadInput(
+            f"privacy: client_dp protects the mean of models, and the server of {method.name} needs more or other than "
+            "that: use a method such as fedavg, or sample_dp"
+        )
+    for key, part in others.items():
+        if part is not None:
+            raise BadInput(f"privacy: the server clips each update for client_dp and takes their mean: leave {key} out")
+    if sampler is not None and not isinstance(sampler, UniformSampler | PoissonSampler):
+        raise BadInput(f"privacy: client_dp has no account for sampler {sampler.name}: use poisson or uniform")
+    if any(weights(model).part(*method.shared).stats for model in models):
+        raise BadInput("privacy: client_dp can't protect BatchNorm's running statistics: use norm=group")
+    if given.delta * clients >= 1:
+        raise BadInput(
+            f"privacy: client_dp: delta is {given.delta:g}, it must be below 1/n = {1 / clients:.2g}, for n = "
+            f"{clients} clients"
+        )
+
+
+def check_sample_dp(privacy: Sequence[Protection], models: Sequence[SplitModel], local: LocalTraining) -> None:
+    """Raise `BadInput` if gradients of single samples, which `sample_dp` needs, depend on other samples."""
+    if not any(isinstance(protection, SampleDP) for protection in privacy):
+        return
+    if any(isinstance(layer, _BatchNorm) for model in models for layer in model.modules()):
+        raise BadInput("privacy: sample_dp needs gradients of single samples, and BatchNorm mixes them: use norm=group")
+    if local.class_weights is not None:
+        raise BadInput("privacy: sample_dp takes the gradient of each sample alone: leave class_weights out")
+
+
 def check_samples(privacy: Sequence[Protection], samples: int) -> None:
     """Raise `BadInput` if a δ is so large that releasing a random sample would satisfy it."""
     for protection in privacy if samples else ():
-        if protection.delta * samples >= 1:
+        if protection.delta * samples >= 1 and not isinstance(protection, ClientDP):  # it counts clients, not samples
             raise BadInput(
                 f"privacy: {protection.name}: delta is {protection.delta:g}, it must be below 1/n = {1 / samples:.2g}, "
                 f"for n = {samples} training samples"

@@ -53,12 +53,12 @@ class RobustMean:
     """
 
     def __init__(self, aggregator: Aggregator, server: Tree):
-        self._aggregator, self._server = aggregator, server
+        self.component, self._server = aggregator, server
         self._updates: dict[str, Tree] = {}  # aggregated updates by entry
 
     def __call__(self, name: str, sent: Sequence[Tree]) -> Tree:
         """Return an entry of the server state plus the aggregated update."""
-        rule, current = self._aggregator, self._server.get(name, Tree())
+        rule, current = self.component, self._server.get(name, Tree())
         if not isinstance(current, Tree):  # `Replies.mean` wraps a single tensor in a tree
             current = Tree(value=current)
         # of the server's type: what counts as a buffer is not the client's to say
@@ -72,6 +72,6 @@ class RobustMean:
         """Return the new server state with the aggregator's memory; raise if the method took no mean."""
         if not self._updates:
             raise BadInput(
-                f"aggregator {self._aggregator.name} has no effect: {algorithm.name} takes no mean with replies.mean(…)"
+                f"aggregator {self.component.name} has no effect: {algorithm.name} takes no mean with replies.mean(…)"
             )
-        return server.replace({MEMORY: Tree(self._updates)}) if self._aggregator.remembers else server
+        return server.replace({MEMORY: Tree(self._updates)}) if self.component.remembers else server

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
@@ -26,9 +25,11 @@ from fedhead.core.system.malloc import hand_back_memory
 from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import TreeRows
+from fedhead.engine.clients.private_rounds import PrivateClients, PrivateMean
 from fedhead.engine.clients.server import aggregate
 from fedhead.engine.policies import reply_check, secure_sums
 from fedhead.engine.policies.outliers import Outlier
+from fedhead.engine.policies.robust_mean import RobustMean
 from fedhead.engine.policies.sampling import Cohort
 from fedhead.engine.rounds.exchange_record import exchange_record, skip, with_frozen
 from fedhead.engine.rounds.reply_selection import (
@@ -66,7 +67,10 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         return secure_exchange(transport, context, select, secure)
     quorum = transport.quorum or Quorum()
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
-    fewest = 1 if rule is None else rule.quorum()
+    private = transport.clients.privacy if isinstance(algorithm, Method) else None
+    noisy = private.mean(server, round, transport.clients.task) if isinstance(private, PrivateClients) else None
+    mean = noisy if rule is None else RobustMean(rule, server)
+    fewest = rule.quorum() if rule is not None else 1 if noisy is None else 0
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
     accepted = ReplySet.of({})
@@ -79,7 +83,8 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         queried = [k for k in cohort.clients if k not in accepted]
         participants = {*queried, *accepted}
         # A retry would drop the same late clients again. Without late clients, too few replies are an error.
-        if not participants or (cohort.dropped and len(participants) < fewest):
+        # Differential privacy needs noise in a round without clients as well.
+        if (not participants and noisy is None) or (cohort.dropped and len(participants) < fewest):
             return server, skip(transport, where, len(participants), cohort.dropped)
         replies, faults, received, total = request_replies(transport, context, queried, total)
         down += received
@@ -99,7 +104,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(accepted) >= max(min(quorum.replies, len({*cohort.clients, *accepted})), fewest):
             try:
-                new = _aggregate(transport, algorithm, server, accepted, total, clipped, rule, inclusion)
+                new = _aggregate(transport, algorithm, server, accepted, total, clipped, mean, inclusion)
                 finite = all_finite([new])
             except Exception:
                 check_after_aggregation(accepted, round)  # blame the client if its NaN made the aggregation fail
@@ -176,7 +181,7 @@ def _aggregate(
     replies: ReplySet,
     total: Tree | None,
     clipped: dict[int, Outlier],
-    rule: Aggregator | None,
+    mean: RobustMean | PrivateMean | None,
     inclusion: Mapping[int, float],
 ) -> Tree:
     task = transport.clients.task
@@ -189,5 +194,5 @@ def _aggregate(
         sent = TreeRows([trees[k] for k in replies])
     samples |= {k: outlier.samples for k, outlier in clipped.items()}
     weights = [count / inclusion[k] if k in inclusion else count for k, count in samples.items()]
-    new = aggregate(algorithm, server, Replies(list(replies), weights, sent), task, rule)
+    new = aggregate(algorithm, server, Replies(list(replies), weights, sent), task, mean)
     return with_frozen(server, new, task.model.frozen)

@@ -54,6 +54,8 @@ def exchange_record(
 
 def _train_losses(transport: Transport, replies: ReplySet) -> Row:
     """Return each client's training loss and their means; an empty record if no client has trained."""
+    if transport.clients.privacy is not None:  # losses are not protected, and their names are those of the cohort
+        return {}
     # NaN marks a client that made no step
     losses = {k: value if math.isfinite(value) else None for k, value in replies.losses().items()}
     if not losses:

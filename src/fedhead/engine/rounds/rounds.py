@@ -69,19 +69,23 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         history, number, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
         transport.compiled_from = resume.compiled_from
         transport.best = {} if kept is None else kept.clients
+    private = transport.clients.privacy
     transport.begin()
     for observer in observers:
         observer.start(transport.name, resume)
     while number < rounds and stopped is None:
         number += 1
-        last = number == rounds
-        evaluated = is_evaluated(number, rounds, schedule.evaluate_every, schedule.last_rounds)
+        last = number == rounds or (private is not None and not private.affords(number + 1))
+        evaluated = last or is_evaluated(number, rounds, schedule.evaluate_every, schedule.last_rounds)
         row = train_round(transport, number, evaluated=evaluated, deliver=last and not stages, final=last)
         confusion = row.pop("confusion", None)
         history.append(row)
         if transport.report().compiled and transport.compiled_from is None:
             transport.compiled_from = number
             logger.info("round %d: steps are compiled from here on", number)
+        if private is not None and number < rounds and not private.affords(number + 1):
+            row["stopped"] = "privacy"
+            transport.log(f"round {number}: the privacy budget is spent, the run ends")
         visible = UntestedRow(row)
         keeps = KEEP in callbacks.after_round(visible)
         row |= visible
@@ -129,16 +133,26 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
 def train_round(
     transport: Transport, number: int, *, evaluated: bool = False, deliver: bool = False, final: bool = False
 ) -> Row:
-    """Train one round and return its record; without a quorum nothing changes."""
-    clock = _Clock(transport)
+    """Train one round and return its record; without a quorum nothing changes.
+
+    Raises:
+        BadInput: If the privacy budget does not suffice for the round.
+    """
+    clock, private = _Clock(transport), transport.clients.privacy
+
+    def select(present: list[int]) -> Cohort:
+        sizes = transport.sizes(present)
+        if private is not None:
+            private.see(sizes)
+            private.check(number)
+        return transport.draw_cohort(number, sizes)
+
     row: Row = {"round": number, "lr": transport.clients.lr(number)}
-    transport.server, record = exchange(
-        transport,
-        transport.context(number),
-        lambda present: transport.draw_cohort(number, transport.sizes(present)),
-    )
+    transport.server, record = exchange(transport, transport.context(number), select)
     transport.round = number
     row |= record
+    if private is not None:
+        row["privacy"] = private.guarantee(number).to_json()
     if evaluated:
         now = transport.context(number)
         row |= evaluate(transport, now, transport.experiment.metrics, deliver=deliver, final=final)

@@ -16,6 +16,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.evaluation import ClientTests
+from fedhead.engine.clients.private_rounds import PrivateClients
 from fedhead.engine.experiment.experiment import Experiment
 from fedhead.engine.policies import sampling
 from fedhead.engine.policies.sampling import Cohort
@@ -139,8 +140,14 @@ class Transport(ABC):
             sizes: Number of training samples of each available client.
         """
         experiment, seed = self.experiment, self.experiment.schedule.seed
-        count = experiment.cohort_size(self.clients.task.clients)
-        cohort = sampling.draw(experiment.sampler or UniformSampler(), round, count, sizes, seed)
+        count, sampler = experiment.cohort_size(self.clients.task.clients), experiment.sampler or UniformSampler()
+        private = self.clients.privacy
+        if isinstance(private, PrivateClients):  # drawn from all clients: the probability must not depend on absences
+            everyone = dict.fromkeys(range(self.clients.task.clients), 1)
+            drawn = sampling.draw(sampler, round, count, everyone, private.cohort_seed(seed)).clients
+            cohort = Cohort([k for k in drawn if k in sizes])
+        else:
+            cohort = sampling.draw(sampler, round, count, sizes, seed)
         if experiment.stragglers is not None:
             cohort = sampling.drop_late(cohort, experiment.stragglers, round, seed)
         return cohort

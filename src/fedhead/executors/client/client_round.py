@@ -21,11 +21,13 @@ from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.core.training.batch import Batch
+from fedhead.core.training.batching import Noise
 from fedhead.core.training.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree.inputs import channels_last, map_inputs
 from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
+from fedhead.privacy import noise
 
 OPTIMIZER = "~optimizer"  # entry of the client state that holds the optimizer state
 
@@ -39,6 +41,7 @@ class PhaseBatches(NamedTuple):
     key: Tensor  # [(K)]
     widths: list[int] | None  # active clients per step, most steps first; None without a client axis
     padded: Sequence[bool] = ()  # per step: whether any active client's batch is padded
+    noise: Sequence[Noise] = ()  # of DP-SGD, one per client; empty: none
 
     def batch(self, step: int | Tensor, pool: Pool, width: int | None = None) -> tuple[Batch, Tensor]:
         """Return the batch of a step for the first `width` clients, and the model's random key."""
@@ -87,6 +90,7 @@ class Step:
     optimizer: Optimizer
     vectorizer: Vectorizer
     names: list[str]  # trained parameters
+    noise: Sequence[Noise] = ()  # of DP-SGD, one per client; empty: none
 
     def begin(self, w: Weights, opt: Tree | None, key: Tensor) -> Carry:
         """Return the carry before the first step.
@@ -110,14 +114,21 @@ class Step:
         program = self.program
         if program.channels_last:
             batch = batch._replace(x=map_inputs(channels_last, batch.x))
-        leaves = carry.params.map(lambda t: t.detach().requires_grad_())
-        loss = self.vectorizer.loss(program, self.phase, padded)
-        with torch.enable_grad():
-            losses, stats = loss(leaves, w.replace(carry.stats), batch, key, inputs)
-            grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            loss_so_far = add_loss(carry.loss, losses, batch.weight, program.in_place)
+        weights = w.replace(carry.stats)
+        if self.noise:
+            g = self._private_gradient(carry.params, weights, batch, key, inputs)
+            stats, loss_so_far = carry.stats, carry.loss
+        else:
+            leaves = carry.params.map(lambda t: t.detach().requires_grad_())
+            loss = self.vectorizer.loss(program, self.phase, padded)
+            with torch.enable_grad():
+                losses, stats = loss(leaves, weights, batch, key, inputs)
+                tensors = list(leaves.values())
+                grads = torch.autograd.grad(losses.sum(), tensors, allow_unused=True, materialize_grads=True)
             g = Tree(zip(self.names, grads, strict=True))
+            with torch.no_grad():
+                loss_so_far = add_loss(carry.loss, losses, batch.weight, program.in_place)
+        with torch.no_grad():
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
             # inputs.lr is the run's scheduled rate: a phase with its own optimizer scales it, or ignores the schedule
@@ -132,6 +143,27 @@ class Step:
             else:
                 params, opt = optimizer.step(carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt, loss_so_far)
+
+    def _private_gradient(self, params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> Tree:
+        """Return (Σ clip(g_i, C) + N(0, z²C²I)) / B of each client (Abadi et al., 2016, Algorithm 1)."""
+        protection = self.program.privacy
+        assert protection is not None, "only DP-SGD has noise"
+        with torch.no_grad():
+            total = self.vectorizer.clipped_sum(self.program, self.phase)(params, w, batch, key, inputs)
+        # the clients of a stack that are still active come first
+        active = list(zip(key.reshape(-1).tolist(), self.noise, strict=False))
+        sources = [noise.generator(protection.test_seed, client) for client, _ in active]
+
+        def noisy(t: Tensor) -> Tensor:
+            rows = t.reshape(len(active), -1)
+            drawn = [
+                noise.gaussian(source, (rows.shape[1],), each.multiplier * protection.clip)
+                for source, (_, each) in zip(sources, active, strict=True)
+            ]
+            samples = torch.tensor([[float(each.samples)] for _, each in active], dtype=t.dtype, device=t.device)
+            return ((rows + torch.stack(drawn).to(rows)) / samples).reshape(t.shape)
+
+        return Tree({name: noisy(total[name]) for name in self.names})
 
 
 def add_loss(so_far: Tree, losses: Tensor, weight: Tensor, in_place: bool) -> Tree:
@@ -213,7 +245,8 @@ def phase_runs(
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
-        step = Step(program, phase, optimizer, vectorizer, _trained_by(phase, model, program.task))
+        names = _trained_by(phase, model, program.task)
+        step = Step(program, phase, optimizer, vectorizer, names, phase_batches.noise)
         opt = inputs.state[OPTIMIZER][str(number)] if program.persistent else None
         carry = step.begin(model, opt, phase_batches.key)
         carry = yield PhaseRun(step, phase_batches, carry, model, inputs)
@@ -235,7 +268,8 @@ def phase_runs(
         reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(added)))
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
-    return reply._replace(losses=_mean_loss(losses, batches))
+    # losses are not part of what DP-SGD protects
+    return reply._replace(losses=Tree() if program.privacy is not None else _mean_loss(losses, batches))
 
 
 def _mean_loss(totals: list[Tensor], batches: list[PhaseBatches]) -> Tree:

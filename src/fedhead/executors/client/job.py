@@ -94,7 +94,10 @@ class Job:
         Returns:
             Shorter job.
         """
-        short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in each] for each in self.schedules]
+        short = [
+            [replace(phase, positions=phase.positions[:steps], weight=phase.weight[:steps]) for phase in phases]
+            for phases in self.schedules
+        ]
         return replace(self, schedules=short, tables=None)
 
     # -- tensors ----------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ class Job:
             One entry per phase.
         """
         stacked = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
-        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded) for b in stacked]
+        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded, b.noise) for b in stacked]
 
     def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.core.training.batching import BatchSchedule, batch_tables
+from fedhead.core.training.batching import BatchSchedule, Noise, batch_tables
 from fedhead.core.tree.transfer import to_device
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
@@ -42,6 +42,7 @@ class HostBatches(NamedTuple):
     keys: list[int]  # one per client
     widths: list[int]  # see PhaseBatches
     padded: list[bool]
+    noise: list[Noise]  # of DP-SGD, one per client
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,14 @@ def _host_batches(data: str, rows: Sequence[Rows], schedules: Sequence[BatchSche
     index, weight, lengths = batch_tables(list(zip(schedules, rows, strict=True)))
     active = np.arange(len(index))[:, None] < lengths
     padded = (active & (weight.min(2, initial=1) == 0)).any(1).tolist()
-    return HostBatches(data, index, weight, [schedule.key for schedule in schedules], active.sum(1).tolist(), padded)
+    keys, noise = [each.key for each in schedules], [each.noise for each in schedules if each.noise is not None]
+    return HostBatches(data, index, weight, keys, active.sum(1).tolist(), padded, noise)
 
 
 def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
     key = to_device(batches.keys, device)
     rows, weight = to_device(batches.rows, device).long(), to_device(batches.weight, device)
-    return PhaseBatches(rows, weight, key, batches.widths, batches.padded)
+    return PhaseBatches(rows, weight, key, batches.widths, batches.padded, batches.noise)
 
 
 def stack_order(steps: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedhead.algorithm import upload
@@ -21,12 +22,15 @@ from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.system.errors import BadInput
+from fedhead.core.training import random
 from fedhead.core.training.batch import Batch
 from fedhead.core.training.losses import mean
 from fedhead.core.training.optimizers import Optimizer, clip_norm
+from fedhead.core.tree.inputs import map_inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.core.tree.tree_check import checked_tree
 from fedhead.data.pool import Pool
+from fedhead.privacy.sample_dp import SampleDP
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class ClientProgram:
     channels_last: bool = False
     in_place: bool = False  # whether a step updates the weights in place
     on_total: Callable[[], None] | None = None  # called when a hook reads all data of a client
+    privacy: SampleDP | None = None  # DP-SGD; hooks then can't read class counts or all data
     corrects: bool = field(init=False)
     persistent: bool = field(init=False)  # False for stages, whose optimizers start without state
 
@@ -55,7 +60,7 @@ class ClientProgram:
     ) -> Client:
         """Return the client that hooks see; `weight` is the mask of samples in a loss's batch."""
         pool, public = self.source(data), self.public
-        options = (key, public, weight, self.on_total, self.channels_last)
+        options = (key, public, weight, self.on_total, self.channels_last, self.privacy is not None)
         return Client(self.task, inputs, pool, self.chunk, self.bf16, *options)
 
     def source(self, data: str) -> Pool:
@@ -129,6 +134,26 @@ class ClientProgram:
 
         return loss
 
+    def clipped_sum(self, phase: Phase) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], Tree]:
+        """Return the sum over a batch of the samples' gradients, each clipped, as a function of the parameters."""
+        assert self.privacy is not None, "gradients are clipped for DP-SGD"
+        # vmap can't query memory formats
+        loss, clip = replace(self, channels_last=False).loss(phase), self.privacy.clip
+
+        def gradient(params: Tree, w: Weights, sample: Batch, key: Tensor, inputs: ClientInputs) -> Tree:
+            single = Batch(map_inputs(lambda t: t.unsqueeze(0), sample.x), *(t.unsqueeze(0) for t in sample[1:]))
+            g: Tree = torch.func.grad(lambda each: loss(each, w, single, key, inputs)[0])(params)
+            return g
+
+        def total(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> Tree:
+            keys = random.fold_in(key, torch.arange(len(batch.y), device=key.device))
+            g: Tree = torch.vmap(gradient, (None, None, 0, 0, None))(params, w, batch, keys, inputs)
+            norm = torch.stack([t.flatten(1).norm(dim=1) for t in g.values()]).norm(dim=0)
+            factor = batch.weight.to(norm.dtype) * (clip / norm.clamp_min(clip))
+            return g.map(lambda t: (factor @ t.flatten(1)).reshape(t.shape[1:]))
+
+        return total
+
     def _ignored(self, phase: Phase) -> BadInput:
         """Return the error of a user's loss that ignores the objective of the run."""
         objective = self.task.objective
@@ -197,6 +222,10 @@ class Vectorizer:
     def loss(self, program: ClientProgram, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """Return the vectorized `ClientProgram.loss`."""
         return program.loss(phase, padded)
+
+    def clipped_sum(self, program: ClientProgram, phase: Phase) -> Callable[..., Tree]:
+        """Return the vectorized `ClientProgram.clipped_sum`."""
+        return program.clipped_sum(phase)
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """Return the vectorized `Optimizer.init`."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.system.errors import BadInput
 from fedhead.executors.client.base import Executor, ExecutorReport
 from fedhead.executors.client.client_round import Carry, PhaseRun, phase_runs
 from fedhead.executors.client.job import Job
@@ -60,6 +61,8 @@ class Lanes(Executor):
 
     def train_all(self, jobs: Sequence[Job]) -> list[list[Reply]]:
         """Train several jobs and return their replies; clients may differ in architecture."""
+        if any(job.program.privacy is not None for job in jobs):  # a CUDA graph would repeat its noise
+            raise BadInput("executor lanes: it can't draw the noise of sample_dp: use stack or loop")
         indices = [(j, k) for j, job in enumerate(jobs) for k in range(len(job.clients))]
         replies: dict[tuple[int, int], Reply] = {}
         for begin in range(0, len(indices), self.size):

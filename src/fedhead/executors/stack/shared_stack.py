@@ -179,7 +179,8 @@ class _Member(Executor):
         """
         program = jobs[0].program
         built_in = all(is_built_in(part) for part in (program.algorithm, *program.uploads))
-        if len(jobs) > 1 or not (built_in and isinstance(program.algorithm, Method)):
+        alone = len(jobs) > 1 or program.privacy is not None
+        if alone or not (built_in and isinstance(program.algorithm, Method)):
             return self._shared.stack.run(jobs)
         replies = ReplySet.of_jobs(self.name, jobs, [self._shared.train(self._number, jobs[0])])
         replies.whole_stacks = False  # tables are precomputed for single runs, not for merged jobs

@@ -120,7 +120,8 @@ class Stack(Executor):
     def _train_stack(self, job: Job) -> ReplyRows:
         on_cpu = job.program.pool.device.type == "cpu"
         program = job.program
-        train = train_eagerly if on_cpu else self.graphs
+        # a CUDA graph would repeat the noise that it was captured with
+        train = train_eagerly if on_cpu or program.privacy is not None else self.graphs
         if not isinstance(program.algorithm, Stage):
             self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing

@@ -67,6 +67,10 @@ class VmapVectorizer(Vectorizer):
 
         return with_stacked_layers
 
+    def clipped_sum(self, program: ClientProgram, phase: Phase) -> Callable[..., Tree]:
+        """Vectorize `ClientProgram.clipped_sum` over the client axis."""
+        return vmap(program.clipped_sum(phase), in_dims=(0, 0, 0, 0, INPUT_DIMS))
+
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """Vectorize `Optimizer.init` over the client axis."""
         return tree_vmap(optimizer.init, (0,))
