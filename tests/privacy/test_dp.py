@@ -227,6 +227,24 @@ def test_centered_heads_predict_like_their_module(stage: str) -> None:
     np.testing.assert_allclose(scores.numpy(), result.scores(x, stage=stage), atol=1e-5)
 
 
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_random_directions_send_less_and_predict_like_their_module(center: str) -> None:
+    federation = digits(2)
+    whole = head(federation, ["ridge"], "dp(epsilon=20, test_seed=0)").stages["ridge"].metrics["bytes_up"]
+    for stage in ("ridge", "personal_ridge"):
+        result = head(federation, [stage], f"dp(epsilon=20, center={center}, directions=32, test_seed=0)")
+        assert (result.stages[stage].accuracy or 0) > 75
+        assert result.stages[stage].metrics["bytes_up"] < whole / 2
+        x = federation.test.x[:50]  # type: ignore[union-attr]
+        with torch.no_grad():
+            scores = result.module(stage=stage)(result.transform(x))
+        np.testing.assert_allclose(scores.numpy(), result.scores(x, stage=stage), atol=1e-5)
+    with pytest.raises(fh.BadInput, match="directions is 64, it must be fewer than the 64 features"):
+        head(federation, ["ridge"], "dp(directions=64)")
+    with pytest.raises(fh.BadInput, match="protects ccvr only without center and directions"):
+        head(federation, ["ccvr"], "dp(directions=32)")
+
+
 def test_a_private_center_is_part_of_the_budget() -> None:
     parts = [Release(DP(1.0, center="private"), 2)]
     deviations = [part(parts[0]).deviations(10, False).sum for part in (Release.of_center, Release.without_center)]

@@ -51,6 +51,7 @@ OWN = "computed by the server for this client"
 PER_CLIENT, KNOWN = "per client", "known to the server"
 NOISY = "little about any single sample, as ε bounds it"
 MASKED = "nothing: masked numbers, of which only the sum over clients can be read"
+NOISY = "sums with the noise of differential privacy: about a single sample, no more than the budget permits"
 UNKNOWN = "numbers of this client that its method does not describe"
 
 
@@ -384,4 +385,6 @@ def reveals(algorithm: Algorithm, name: str) -> str:
         key: text for cls in reversed(type(algorithm).__mro__) for key, text in vars(cls).get("reveals", {}).items()
     }
     prefixes = [key for key in declared if name == key or name.startswith(f"{key}/")]
+    if algorithm.protected and name.partition("/")[0] in algorithm.sums:
+        return NOISY
     return declared[max(prefixes, key=len)] if prefixes else UNKNOWN

@@ -34,7 +34,7 @@ def oneshot(
     ] = "refuse",
     rounds: Annotated[int, AtLeast(0), Option("Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
     dp: Annotated[
-        float | None, Above(0), Option("ε of differential privacy, δ = 1e-5, for each head.", label="EPS")
+        float | None, Above(0), Option("Budget ε of differential privacy for each head, with δ = 1e-5.", label="EPS")
     ] = None,
     plot: Annotated[Path | None, Option("Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")] = None,
     cache: Annotated[Path | None, Option("Folder in which features are cached.")] = None,

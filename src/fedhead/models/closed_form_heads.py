@@ -6,9 +6,14 @@ they are exact in every precision of the run: neither autocast nor TF32 rounds p
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedhead.core.training import random
 
 TINY = torch.finfo(torch.float64).tiny  # features that are all zero stay zero
 
@@ -40,16 +45,20 @@ class BoundedLinear(DoubleLinear):
         classes: Number of classes C.
         clip: Maximum norm of the features; None: scale them to unit norm.
         centered: Whether a mean is subtracted from the features.
+        directions: Number of random directions that the features are projected on; None: no projection.
     """
 
-    def __init__(self, features: int, classes: int, clip: float | None, centered: bool = False):
-        super().__init__(features, classes)
-        self.clip = clip
-        self.center = nn.Parameter(torch.empty(features, dtype=torch.float64)) if centered else None
+    def __init__(
+        self, features: int, classes: int, clip: float | None, centered: bool = False, directions: int | None = None
+    ):
+        super().__init__(directions or features, classes)
+        self.in_features, self.clip, self.directions = features, clip, directions
+        width = directions or features
+        self.center = nn.Parameter(torch.empty(width, dtype=torch.float64)) if centered else None
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores."""
-        return linear_scores(bounded(z, self.clip, self.center), self.weight, self.bias)
+        return linear_scores(bounded(z, self.clip, self.center, self.directions), self.weight, self.bias)
 
 
 class QuadraticHead(nn.Module):
@@ -74,17 +83,28 @@ class QuadraticHead(nn.Module):
         return quadratic_scores(z, self.weight, self.mean, self.bias)
 
 
-def bounded(z: Tensor, clip: float | None, center: Tensor | None = None) -> Tensor:
+def bounded(z: Tensor, clip: float | None, center: Tensor | None = None, directions: int | None = None) -> Tensor:
     """Return features [B, d] clipped to a norm, or scaled to unit norm, in float64.
 
     Args:
         z: Features.
         clip: Maximum norm; None: scale to unit norm.
         center: Mean of bounded features, which is subtracted before the features are bounded again; None: none.
+        directions: Number of random directions that the features are projected on first; None: no projection.
     """
-    z = z.double() if center is None else bounded(z, clip) - center
+    z = z.double()
+    if directions is not None:
+        z = z @ _random_directions(directions, z.shape[-1]).to(z).mT
+    z = z if center is None else bounded(z, clip) - center
     norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z * ((1.0 if clip is None else clip) / norm.clamp_min(TINY if clip is None else clip))
+
+
+@cache
+def _random_directions(count: int, features: int) -> Tensor:
+    """Return a Gaussian matrix [count, features], the same for all runs: it is public, as the bound follows it."""
+    source = np.random.Generator(np.random.PCG64(random.key("directions", count, features)))
+    return torch.from_numpy(source.standard_normal((count, features)))
 
 
 def linear_scores(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

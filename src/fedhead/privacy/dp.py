@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-from fedhead.core.components.ranges import Above
+from fedhead.core.components.ranges import Above, AtLeast
 from fedhead.privacy import gaussian
 from fedhead.privacy.base import Protection, protection
 from fedhead.privacy.guarantee import Guarantee
@@ -39,6 +39,7 @@ class DP(Protection):
     # mean that is subtracted from bounded features, which are bounded again: less of the norm is common to all samples.
     # private: the clients' mean, with noise, by one more exchange and a tenth of the budget; public: of public samples
     center: Literal["none", "private", "public"] = "none"
+    directions: Annotated[int, AtLeast(1)] | None = None  # random directions that features are projected on; null: none
 
     @property
     def bound(self) -> float:

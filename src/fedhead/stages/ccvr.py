@@ -85,7 +85,8 @@ class CCVR(StatisticsStage):
                 "method that shares the classifier"
             )
         bound = super().protect(protection, releases)
-        require(not bound.centered, f"privacy: {protection.name} with a center can't protect ccvr: set center=none")
+        plain = bound.release is None or (bound.release.protection.directions is None and not bound.centered)
+        require(plain, f"privacy: {protection.name} protects ccvr only without center and directions: leave them out")
         return bound
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:

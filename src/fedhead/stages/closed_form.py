@@ -118,9 +118,9 @@ class ClosedFormHead(StatisticsStage):
         """Return the model with a linear layer in double precision as its classifier."""
         if self.release is None:
             return with_classifier(model, DoubleLinear(model.features, model.classes))
-        return with_classifier(
-            model, BoundedLinear(model.features, model.classes, self.release.protection.clip, self.centered)
-        )
+        given = self.release.protection
+        classifier = BoundedLinear(model.features, model.classes, given.clip, self.centered, given.directions)
+        return with_classifier(model, classifier)
 
     def logits(self, w: Weights, z: Tensor) -> Tensor:
         """Return the head's scores of features, [B, C]."""

@@ -92,6 +92,10 @@ class StatisticsStage(Stage):
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Apply the checks of an earlier exchange too."""
         super().check(models, federation)
+        width = None if self.release is None else self.release.protection.directions
+        for model in models:
+            if width is not None and width >= model.features:
+                raise BadInput(f"privacy: directions is {width}, it must be fewer than the {model.features} features")
         for earlier in self.chain()[:-1]:
             earlier.check(models, federation)
 
@@ -121,7 +125,9 @@ class StatisticsStage(Stage):
 
     def bounded(self, z: Tensor, center: Tensor | None = None) -> Tensor:
         """Bound the norm of the features, if the stage has differential privacy."""
-        return z if self.release is None else bounded(z, self.release.protection.clip, center)
+        if self.release is None:
+            return z
+        return bounded(z, self.release.protection.clip, center, self.release.protection.directions)
 
     def center_of(self, client: Client) -> Tensor | None:
         """Return the received center of the client's architecture; None without one."""
@@ -171,7 +177,8 @@ class StatisticsStage(Stage):
     def deviations(self, task: Task, clients: int) -> Deviations:
         """Return the deviations of the noise on the sum of several replies."""
         assert self.release is not None, "called only with differential privacy"
-        single = self._part(self.release).deviations(task.model.features, self.kind != "means")
+        width = self.release.protection.directions or task.model.features
+        single = self._part(self.release).deviations(width, self.kind != "means")
         return single.scaled(noise.share(math.sqrt(clients), task.noise_sharers))
 
     # -- server -----------------------------------------------------------------------------------
