@@ -22,9 +22,11 @@ import fedhead as fh
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import SecureSum
+from fedhead.api import wire as listing
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.tree import Tree
 from fedhead.deploy import certificates
+from fedhead.engine.experiment.experiment import InputSpec
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.server.node_keys import secure_sum_keys
@@ -264,7 +266,20 @@ def test_a_spec_is_needed_for_keys() -> None:
         SiteSecureSum().keys(RunSpec("ab" * 8, {}, ["north"], 2, [1]))
 
 
-def test_the_listing_of_messages_has_the_masked_vector_alone() -> None:
-    listed = fh.wire("fedavg", ["ridge"], rounds=0, uploads=["secure_sum"])
-    assert [entry.name for entry in listed.of("work ridge", "to server") if entry.bytes] == ["masked"]
-    assert "secure" in [entry.name for entry in listed.of("secure ridge", "to server")]
+def test_the_listing_of_messages_equals_the_ledger(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, stages=[fh.PersonalRidge()])
+    sites.run()
+    listed = listing.record(sites.world.experiment, listing.synthetic(InputSpec.of(federation())), 1, {})
+    for entry in sites.ledger():
+        if entry["site"] != "site-0" or entry["kind"] == "hello":
+            continue
+        exchange = f"{entry['kind']} {entry['algorithm']}"
+        for direction, trees in ((listing.DOWN, entry["asked"]), (listing.UP, entry["sent"])):
+            message = [e for e in listed.of(exchange, direction) if e.dtype != listing.HEADER]
+            seen = {name: tuple(shape) for tree in trees.values() for name, shape in tree["tensors"].items()}
+            assert seen == {e.name: e.shape for e in message}
+            assert sum(tree["bytes"] for tree in trees.values()) == sum(e.bytes for e in message)
+        assert entry["numbers"].keys() <= {e.name for e in listed.of(exchange, listing.UP)}
+    masked = [e.name for e in listed.of("work personal_ridge.ridge", listing.UP) if e.bytes]
+    assert masked == ["masked"]
+    assert "secure" in [e.name for e in listed.of("secure train", listing.UP)]
