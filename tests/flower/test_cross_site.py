@@ -151,3 +151,13 @@ def test_a_site_refuses_a_model_that_does_not_fit(tmp_path: Path) -> None:
             answers, refused = transport.test_model(context, [0], kind, odd)  # type: ignore[arg-type]
             assert not answers
             assert "reference" in refused[0]
+
+
+def test_the_matrix_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, grid = deployment(tmp_path / "demo")
+    serve(made.server(), grid, log=lambda line: None)
+    (made.path / "run" / "result.json").unlink()
+    assert call(["deploy", "evaluate", str(made.path)]) == 2
+    assert "run is not finished: run fedhead deploy up" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="is not finished: resume the run first"):
+        evaluate(made.server(), grid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.flower import factory
 from fedhead.flower.ledger import Ledger
 from fedhead.flower.server_run import serve
+from fedhead.flower.wire.protocol import Request
+from fedhead.flower.wire.site_errors import SiteProblem
 
 
 def test_a_left_out_site_tests_as_in_simulation(tmp_path: Path) -> None:
@@ -85,3 +88,12 @@ def test_a_left_out_site_needs_test_samples_of_its_own(tmp_path: Path) -> None:
     grid.nodes[12] = factory.site(made.sites()["east"])
     with pytest.raises(BadInput, match="leave_out_site: east has no test samples; set 'client_test' there"):
         serve(made.server().without("east"), grid, log=lambda line: None)
+
+
+@pytest.mark.parametrize("kind", ["work", "model", "statistics"])
+def test_a_left_out_site_answers_tests_only(kind: Any, tmp_path: Path) -> None:
+    made, _ = project(tmp_path)
+    spec = factory.run_spec(made.server().without("east"))
+    with pytest.raises(SiteProblem, match="the run leaves east out of the training: it only tests") as refused:
+        factory.site(made.sites()["east"]).handle(Request(kind, spec, 1.0), {})
+    assert refused.value.code == "left-out"
