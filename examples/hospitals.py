@@ -31,3 +31,4 @@ for number, hospital in enumerate(("north", "south", "east")):
     Path(hospital).mkdir()
     table[: rows // 2].to_csv(f"{hospital}/2024.csv", index=False)
     table[rows // 2 :].to_csv(f"{hospital}/2025.csv", index=False)
+    print(f"{hospital}: {rows} patients")
