@@ -261,6 +261,17 @@ def test_a_wrong_list_of_survivors_is_refused(survivors: Sequence[int]) -> None:
         federation.members[0].unmask(survivors)
 
 
+def test_clients_that_never_took_part_do_not_count_as_survivors() -> None:
+    federation = Federation(10)
+    server, members = federation.server, {k: federation.members[k] for k in range(8)}
+    shares = server.advertised({k: member.advertise() for k, member in members.items()})
+    incoming = server.shared({k: members[k].share(message) for k, message in shares.items()})
+    for k, message in incoming.items():
+        members[k].mask(message, federation.vectors[k])
+    with pytest.raises(SecureSumError, match="not one of this session"):
+        members[0].unmask([0, 1, 2, 3, 4, 8, 9])  # five vectors, and two clients that sent nothing
+
+
 def test_different_lists_of_survivors_give_no_client_away() -> None:
     """The server pretends to half of the clients that client 9 has dropped out: too few shares of each secret."""
     federation = Federation(10)

@@ -22,6 +22,7 @@ class Neighbours:
     def __init__(self, session: Session, adverts: Message):
         self._session, self._adverts = session, adverts
         self._near = session.neighbours // 2  # on each side
+        self.clients = adverts.keys()
         self.complete = len(adverts) <= 2 * self._near + 1
 
     @cached_property
