@@ -162,5 +162,9 @@ def test_a_simulated_run_lists_what_would_have_left_the_clients(
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     up, down = f"{3 * 220840:,}", f"{3 * (220840 + 397736):,}"
     assert [row[:5] for row in cells[:2]] == [[str(n), "train", "model", "3", up] for n in (1, 2)]
+    assert call(["run", "digits", *words, "privacy=[dp(epsilon=3)]", "--out", str(tmp_path / "dp"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert call(["ledger", str(tmp_path / "dp")]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("3")
     sums = f"{3 * (80 + 16000 + 160800 + 8):,}"
     assert cells[2] == ["personal_ridge", "statistics, second_moment, architecture", "3", sums, down]

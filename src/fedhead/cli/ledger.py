@@ -73,6 +73,7 @@ def _simulated(path: Path) -> Table:
     for number, name, row in work:
         exchanges = [key for key in sent if key == f"work {name}" or key.startswith(f"work {name}.")]
         names = dict.fromkeys(entry for key in exchanges for entry in sent[key])
-        cells = [row["participants"], f"{row['bytes_up']:,}", f"{row['bytes_down']:,}"]
+        epsilon = f"{row['privacy']['epsilon']:.3g}" if row.get("privacy") else ""
+        cells = [row["participants"], f"{row['bytes_up']:,}", f"{row['bytes_down']:,}", epsilon]
         body.append([number, name, ", ".join(names), *map(str, cells)])
-    return Table("", ["round", "request", "sent by each client", "clients", "bytes up", "bytes down"], body)
+    return Table("", ["round", "request", "sent by each client", "clients", "bytes up", "bytes down", "ε"], body)
