@@ -262,7 +262,8 @@ class Site:
             elif _sends_replies(algorithm) and (label != TRAIN or experiment.schedule.rounds):
                 covered = label == TRAIN and any(protection.covers == "rounds" for protection in experiment.privacy)
                 open_replies += [] if covered else [f"the exchange {label}"]
-        mus = list((planned | self._private_releases()).values())
+        earlier = {} if self.policy.max_epsilon is None else self._private_releases()  # reads the whole ledger
+        mus = list((planned | earlier).values())
         self.policy.check_privacy(experiment.privacy, mus, open_replies)
 
     def _spend(self, request: Request, stage: Stage) -> dict[str, float]:
