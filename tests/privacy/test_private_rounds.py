@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulations import simulate
+from simulations import simulate
 from torch import nn
 
 import fedhead as fh
