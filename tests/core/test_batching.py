@@ -96,7 +96,7 @@ def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
         for most in (None, 2)
     ]
     for arguments, found in zip(draws, batching.draw_all(draws), strict=True):
-        n, size, epochs, drop_last, key, most = arguments
+        n, size, epochs, drop_last, key, most, _ = arguments
         steps = batching.steps_per_epoch(n, size, drop_last)
         order = [np.resize(random.permutation(random.key(key, epoch), n), steps * size) for epoch in range(epochs)]
         expected = np.array(order, np.int64).reshape(-1, size)[:most]

@@ -86,7 +86,9 @@ def test_models_of_tables_are_selected_as_in_a_simulation(tmp_path: Path) -> Non
     assert found.best_round == expected.best_round
     assert (found.best_round or 0) < len(found.rows) == len(expected.rows) < 9
     for mine, theirs in zip(found.rows, expected.rows, strict=True):
-        assert mine["validation"] == pytest.approx(theirs["validation"], abs=1e-10)
+        # The simulation tests all samples in one batch, so a float32 loss may differ in its last digit.
+        assert mine["validation"]["loss"] == pytest.approx(theirs["validation"]["loss"], abs=1e-8)
+        assert mine["validation"] | {"loss": 0} == pytest.approx(theirs["validation"] | {"loss": 0}, abs=1e-10)
     for mine, theirs in ((found, expected), (found.stages["finetune"], expected.stages["finetune"])):
         assert mine.personal == pytest.approx(theirs.personal, abs=1e-10)
     assert found.weights is not None

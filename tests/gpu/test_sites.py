@@ -38,11 +38,10 @@ def responses(device: str, folder: Path) -> list[Tree]:
     site, sent = Site("site-3", site_run, folder), []
     for number in (1, 2):
         request = Request("work", SPEC, 60.0, number, accepted=number - 1)
-        _, trees, commit, _ = site.handle(
-            request, {"broadcast": downlink.broadcast, "per_client": downlink.per_client[3]}
-        )
-        commit()
-        sent.append(trees["send"].to("cpu"))
+        handled = site.handle(request, {"broadcast": downlink.broadcast, "per_client": downlink.per_client[3]})
+        assert handled.commit is not None
+        handled.commit()
+        sent.append(handled.trees["send"].to("cpu"))
     return sent
 
 
