@@ -114,7 +114,7 @@ def test_fitting_to_statistics_equals_preprocessing_of_the_pooled_table(normaliz
     assert made.columns.names[2:] == ("sex=f", "sex=m", "sex=x", "ward=a", "ward=b", "ward=c", "ward missing")
     assert fitted.missing == made.missing[""] == MissingValues(made.missing[""].mean, (0, 1))
     assert fitted.classes == made.names == ("alive", "dead")
-    mean, deviation = ((), ()) if fitted.scale is None else zip(*fitted.scale, strict=True)
+    mean, deviation = fitted.transform.mean, fitted.transform.std
     np.testing.assert_allclose(mean, made.transform.mean, rtol=0, atol=1e-10)
     np.testing.assert_allclose(deviation, made.transform.std, rtol=0, atol=1e-10)
     pooled = pd.concat(frames())

@@ -192,7 +192,7 @@ def _federation(
     federation = Federation.load(data, partition, clients, seed, data_dir, **options)
     if missing == "refuse" or federation.test is not None:
         return federation
-    return refit(federation, federation.hold_out(TEST_SHARE))  # recompute the means without test samples
+    return refit(federation.hold_out(TEST_SHARE))  # recompute the means without test samples
 
 
 def _prepared(

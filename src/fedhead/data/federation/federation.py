@@ -60,6 +60,7 @@ class Federation(FederationData):
         objective: Objective of the labels: "multiclass", "binary", "multilabel" or "regression".
         missing: Fill values of each table's missing values, keyed by the input's name ("" for a single input).
         columns: Columns of a table and their encoding, if they have names.
+        fitted: Normalization that was fitted to the training samples: "standard" or "quantiles".
 
     Raises:
         BadInput: If the fields are inconsistent.
@@ -234,8 +235,9 @@ class Federation(FederationData):
             test_data = (test_part.x, test_part.y)
             if test_part.groups is not None:
                 given["test_groups"] = test_part.groups
+        normalize = settings.pop("normalize", None)  # after the columns are known
         federation = cls.from_arrays(part.x, part.y, rule, clients, test_data, **{**given, **settings})
-        return replace(federation, columns=reader.table)
+        return preprocessing.prepare(replace(federation, columns=reader.table), "refuse", None, normalize)
 
     @classmethod
     def from_clients(
@@ -434,8 +436,10 @@ class Federation(FederationData):
         chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
         given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
         given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
+        normalize = settings.pop("normalize")  # after the columns are known
         fed = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
-        return replace(fed, public=contents.public or fed.public, columns=contents.columns)
+        fed = replace(fed, public=contents.public or fed.public, columns=contents.columns)
+        return preprocessing.prepare(fed, "refuse", None, normalize)
 
     def leave_out(self, client: int) -> Self:
         """Return the federation of the other clients, with all samples of one client as the global test set.
@@ -468,7 +472,7 @@ class Federation(FederationData):
             client_names=None if names is None else [names[k] for k in others],
         )
         kept = np.sort(np.concatenate([*rest.rows, *(rest.validation or [])]))
-        return preprocessing.refit(self, rest.take(kept))
+        return preprocessing.refit(rest.take(kept))
 
     # -- files ------------------------------------------------------------------------------------
     def save(self, path: str | PathLike[str]) -> None:

@@ -48,6 +48,7 @@ class FederationData:
     objective: str = "multiclass"
     missing: Mapping[str, MissingValues] = field(default_factory=dict)
     columns: TableColumns | None = None
+    fitted: str | None = None
 
     def __repr__(self) -> str:
         """Return a summary of sizes."""

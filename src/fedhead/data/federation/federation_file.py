@@ -74,7 +74,7 @@ def _preparation(federation: FederationData) -> str:
     transforms = {name: describe_transform(part) for name, part in named.items()}
     missing = {name: asdict(filled) for name, filled in federation.missing.items()}
     columns = None if federation.columns is None else federation.columns.to_json()
-    return json.dumps({"transforms": transforms, "missing": missing, "columns": columns})
+    return json.dumps({"transforms": transforms, "missing": missing, "columns": columns, "fitted": federation.fitted})
 
 
 def restore(contents: Contents) -> dict[str, Any]:
@@ -113,6 +113,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "objective": contents.objective,
             "missing": {name: MissingValues.from_json(entries) for name, entries in preparation["missing"].items()},
             "columns": TableColumns.from_json(preparation["columns"]),
+            "fitted": preparation["fitted"],
         }
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{contents.where}: not a federation that fedhead wrote ({error})") from None

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require
-from fedhead.core.tree.inputs import Inputs, tensors_of
+from fedhead.core.tree.inputs import Inputs
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.missing_values import MissingValues, fill_inputs, is_table, unfill_inputs
 from fedhead.data.inputs.table_columns import TableColumns
-from fedhead.data.inputs.table_sums import FeatureSums, feature_sums
+from fedhead.data.inputs.table_statistics import FittedNumbers, Preprocessing, Scale, fit_numbers
+from fedhead.data.inputs.table_sums import feature_sums
 from fedhead.data.transforms.augment import Transform
-from fedhead.data.transforms.named_transforms import transform_each
+from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 
 F = TypeVar("F", bound=FederationData)
 FITTED = ("standard", "quantiles")  # normalizations that are fitted to the training samples
@@ -35,6 +35,8 @@ def allows_missing(missing: str) -> bool:
 def prepare(federation: F, missing: str, augment: str | None, normalize: str | None, resize: int | None = None) -> F:
     """Fill missing values and change the transform of a federation; see `Federation.from_arrays`.
 
+    Means, deviations and quantiles are of all clients' training samples, and also used for test and public samples.
+
     Args:
         federation: Federation with its clients' training samples.
         missing: "refuse" or "mean".
@@ -45,116 +47,56 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
     Raises:
         BadInput: If a name is unknown or does not apply to the samples.
     """
-    fed = fill_missing(federation) if allows_missing(missing) else federation
-    fitted = normalize in FITTED
-    fed = replace(fed, transform=fed.transform.replace(augment, None if fitted else normalize, resize=resize))
-    if normalize == "quantiles":
-        return _scale_by_quantiles(fed, _training(federation))
-    return standardize(fed) if fitted else fed
+    fitted = normalize if normalize in FITTED else None
+    transform = federation.transform.replace(augment, None if fitted else normalize, resize=resize)
+    fed = replace(federation, transform=transform, fitted=federation.fitted if normalize is None else fitted)
+    if fitted and federation.missing:
+        fed, missing = _unfilled(fed), "mean"
+    wanted = Preprocessing(allows_missing(missing), fitted)
+    return _fit(fed, wanted) if wanted.any else fed
 
 
-def fill_missing(federation: F) -> F:
-    """Impute missing values (NaN) of a table with the feature's mean, and add an indicator column per such feature.
+def refit(federation: F) -> F:
+    """Recompute the means, deviations and quantiles of a federation from its present training samples."""
+    return prepare(_unfilled(federation), "mean" if federation.missing else "refuse", None, federation.fitted)
 
-    Means are taken over the training samples of all clients and also used for test and public samples. A feature
-    without any value is filled with 0. With named inputs, only tables are filled.
 
-    Args:
-        federation: A federation with float features, [N, F].
-
-    Raises:
-        BadInput: If the samples are not rows of a table.
-    """
-    x = _training(federation)
+def _fit(federation: F, wanted: Preprocessing) -> F:
+    """Fit the fill values and the normalization to sums over the clients."""
+    x, given, columns = _training(federation), federation.transform, federation.columns
     named = x if isinstance(x, dict) else {"": x}
-    missing = {
-        name: MissingValues.fit(_sums(t, federation.columns), len(t)) for name, t in named.items() if is_table(t)
-    }
-    require(missing, f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}')
-    return _with_inputs(federation, lambda x: fill_inputs(x, missing), missing)
-
-
-def standardize(federation: F) -> F:
-    """Return the federation with a transform to mean 0 and deviation 1 per feature or channel.
-
-    Mean and deviation are computed from the clients' sums of values and squares. With named inputs, only numbers and
-    images are standardized, not tokens and masks.
-
-    Raises:
-        BadInput: If the samples are tokens, or were padded.
-    """
-    x = _training(federation)
-    if all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)):
-        raise BadInput("normalize: standard is for numbers, the samples are tokens")
-    if isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point():
-        raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
-    return replace(
-        federation, transform=transform_each(x, partial(_standard, federation.columns), federation.transform)
+    numbers = {name: t for name, t in named.items() if t.is_floating_point() or t.dtype == torch.uint8}
+    require(
+        not wanted.missing or any(map(is_table, numbers.values())),
+        f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}',
     )
-
-
-def refit(before: FederationData, made: F) -> F:
-    """Recompute the means and deviations of a federation from its training samples.
-
-    Args:
-        before: Federation with the current means and deviations.
-        made: Federation derived from `before`, with fewer training samples.
-    """
-    normalize, missing = _fitted(before), "mean" if before.missing else "refuse"
-    return prepare(_raw(made, before.missing, normalize), missing, None, normalize)
-
-
-def _scale_by_quantiles(federation: F, unfilled: Inputs) -> F:
-    """Return the federation with a transform of the numbers' lower and upper quantiles to -1 and 1."""
-    columns, given = federation.columns, federation.transform
-    if columns is None or not isinstance(unfilled, Tensor) or not isinstance(given, Transform):
+    require(not wanted.normalize or numbers, "normalize: standard is for numbers, the samples are tokens")
+    if wanted.normalize == "standard" and {"x", "mask"} <= named.keys() and "x" in numbers:
+        raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
+    if wanted.normalize == "quantiles" and (columns is None or isinstance(x, dict)):
         raise BadInput("normalize: quantiles is for tables with a schema, which states the ranges of the columns")
-    indicators = [(0.0, 1.0) for filled in federation.missing.values() for _ in filled.indicated]
-    scale = columns.quantile_scale(columns.histograms(unfilled)) + indicators
-    mean, deviation = zip(*scale, strict=True)
-    return replace(federation, transform=Transform(mean, deviation, given.augment, given.dtype, given.resize))
+    missing, transforms = {}, dict(given.parts) if isinstance(given, NamedTransforms) else {"": given}
+    for name, t in numbers.items():
+        fill, scale = _fit_table(t, columns, wanted) if is_table(t) else (None, _scale_of_channels(t, wanted))
+        if fill is not None:
+            missing[name] = fill
+        if scale is not None:
+            mean, deviation = zip(*scale, strict=True)
+            transforms[name] = replace(transforms.get(name, Transform()), mean=mean, std=deviation)
+    transform = NamedTransforms(transforms) if isinstance(given, NamedTransforms) else transforms[""]
+    return _with_inputs(federation, lambda x: fill_inputs(x, missing), missing, transform)
 
 
-def _raw(federation: F, missing: Mapping[str, MissingValues], normalize: str | None) -> F:
-    """Return the federation before `prepare`."""
-    if normalize is not None:
-        federation = replace(federation, transform=federation.transform.replace(None, "unit"))
-    return _with_inputs(federation, lambda x: unfill_inputs(x, missing), {})
+def _fit_table(x: Tensor, columns: TableColumns | None, wanted: Preprocessing) -> FittedNumbers:
+    sums = feature_sums(x) if wanted.sums else []
+    histograms = columns.histograms(x) if columns is not None and wanted.normalize == "quantiles" else {}
+    return fit_numbers(columns, sums, len(x), histograms, wanted)
 
 
-def _with_inputs(federation: F, change: Callable[[Inputs], Inputs], missing: Mapping[str, MissingValues]) -> F:
-    """Return the federation with changed inputs in all its sample sets."""
-    changed = {
-        part: Samples(change(samples.x), samples.y)
-        for part in SAMPLE_SETS
-        if (samples := getattr(federation, part)) is not None
-    }
-    return replace(federation, missing=missing, **changed)  # type: ignore[arg-type]  # samples alone
-
-
-def _fitted(federation: FederationData) -> str | None:
-    """Return the fitted normalization of a federation; None for others."""
-    missing = "mean" if federation.missing else "refuse"
-    for normalize in FITTED:
-        try:
-            again = prepare(_raw(federation, federation.missing, normalize), missing, None, normalize)
-        except BadInput:  # tokens, or padded samples; no table
-            continue
-        if again.transform == federation.transform:
-            return normalize
-    return None
-
-
-def _sums(x: Tensor, columns: TableColumns | None) -> list[FeatureSums]:
-    sums = feature_sums(x)
-    return sums if columns is None else columns.sums_of_numbers(sums, len(x))
-
-
-def _standard(columns: TableColumns | None, x: Tensor, given: Transform) -> Transform:
-    if is_table(x):
-        sums = _sums(x, columns)
-        means, deviations = tuple(s.mean for s in sums), tuple(s.deviation for s in sums)
-        return Transform(means, deviations, given.augment, given.dtype, given.resize)
+def _scale_of_channels(x: Tensor, wanted: Preprocessing) -> Scale | None:
+    """Return mean and deviation of each channel of images or series."""
+    if wanted.normalize is None:
+        return None
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
     axes = [axis for axis in range(x.dim()) if axis != 1]
     count = x.numel() / x.shape[1]
@@ -166,7 +108,25 @@ def _standard(columns: TableColumns | None, x: Tensor, given: Transform) -> Tran
     mean = total / count
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
     deviation[deviation < 1e-8 * (1 + mean.abs())] = 1.0  # leave constant features unscaled
-    return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype, given.resize)
+    return list(zip(mean.tolist(), deviation.tolist(), strict=True))
+
+
+def _unfilled(federation: F) -> F:
+    """Return the federation without what was fitted, with NaN where values are missing."""
+    transform = federation.transform if federation.fitted is None else federation.transform.replace(normalize="unit")
+    return _with_inputs(federation, lambda x: unfill_inputs(x, federation.missing), {}, transform)
+
+
+def _with_inputs(
+    federation: F, change: Callable[[Inputs], Inputs], missing: Mapping[str, MissingValues], transform: AnyTransform
+) -> F:
+    """Return the federation with changed inputs in all its sample sets."""
+    changed: dict[str, Any] = {
+        part: Samples(change(samples.x), samples.y)
+        for part in SAMPLE_SETS
+        if (samples := getattr(federation, part)) is not None
+    }
+    return replace(federation, missing=missing, transform=transform, **changed)
 
 
 def _training(federation: FederationData) -> Inputs:

@@ -17,12 +17,15 @@ from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import MOST, TableColumns
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_sums import BINS, FeatureSums, feature_sums, from_numbers, to_numbers
+from fedhead.data.transforms.augment import Transform
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Count = Annotated[int, AtLeast(0), AtMost(2**53)]
 Number = Annotated[float, AtLeast(-1e300), AtMost(1e300)]
+Scale = list[tuple[float, float]]  # shift and scale of each feature
+FittedNumbers = tuple[MissingValues | None, Scale | None]
 LONGEST = 200  # characters of a category or class
 
 
@@ -143,6 +146,37 @@ class TableStatistics:
         return read
 
 
+def fit_numbers(
+    columns: TableColumns | None,
+    sums: Sequence[FeatureSums],
+    rows: int,
+    histograms: Mapping[str, Sequence[int]],
+    wanted: Preprocessing,
+) -> FittedNumbers:
+    """Fit fill values and normalization to sums over the clients, at sites and in simulation.
+
+    Args:
+        columns: Encoding of the table, whose categories are neither filled nor scaled; None: all features are numbers.
+        sums: Sums of each feature.
+        rows: Number of rows behind them.
+        histograms: Histograms by column, for normalize=quantiles.
+        wanted: Preprocessing.
+
+    Returns:
+        Fill values, and shift and scale of each feature and of each indicator; None: not wanted.
+    """
+    if columns is not None:
+        sums = columns.sums_of_numbers(sums, rows)
+    missing = MissingValues.fit(sums, rows) if wanted.missing else None
+    if wanted.normalize == "standard":
+        filled = sums if missing is None else missing.filled(sums, rows)
+        return missing, [(feature.mean, feature.deviation) for feature in filled]
+    if wanted.normalize == "quantiles" and columns is not None:
+        indicators = () if missing is None else missing.indicated
+        return missing, columns.quantile_scale(histograms) + [(0.0, 1.0)] * len(indicators)
+    return missing, None
+
+
 @dataclass(frozen=True)
 class FittedTable:
     """Preprocessing of a table, fitted to the statistics of all clients.
@@ -150,14 +184,19 @@ class FittedTable:
     Args:
         columns: Encoding of the columns.
         missing: Fill values; None: empty cells are refused.
-        scale: Mean and deviation of each feature; None: no fitted normalization.
+        transform: Normalization of the features.
         classes: Names of the classes.
     """
 
     columns: TableColumns
     missing: MissingValues | None
-    scale: list[tuple[float, float]] | None
+    transform: Transform
     classes: tuple[str, ...]
+
+    @property
+    def features(self) -> int:
+        """Number of features, with the indicators of missing values."""
+        return len(self.columns.names) + (0 if self.missing is None else len(self.missing.indicated))
 
     @classmethod
     def fit(cls, schema: TableSchema, parts: Sequence[TableStatistics], wanted: Preprocessing) -> FittedTable:
@@ -167,7 +206,6 @@ class FittedTable:
             BadInput: If they are inconsistent.
         """
         columns = schema.encoding([part.found for part in parts], wanted.missing)
-        rows = sum(part.rows for part in parts)
         numbers, quantiles = set(columns.of_numbers), wanted.normalize == "quantiles"
         asked = (numbers if wanted.sums else set(), numbers if quantiles else set())
         if any((set(part.sums), set(part.histograms)) != asked for part in parts):
@@ -176,19 +214,17 @@ class FittedTable:
             sum((from_numbers(part.sums[name]) for part in parts if name in part.sums), FeatureSums())
             for name in columns.names
         ]
-        sums = columns.sums_of_numbers(sums, rows)
-        missing = MissingValues.fit(sums, rows) if wanted.missing else None
-        scale = None
-        if wanted.normalize == "standard":
-            filled = sums if missing is None else missing.filled(sums, rows)
-            scale = [(feature.mean, feature.deviation) for feature in filled]
-        elif wanted.normalize == "quantiles":
-            every = [part.histograms for part in parts]
-            counts = {name: [sum(own) for own in zip(*(p[name] for p in every), strict=True)] for name in every[0]}
-            indicators = 0 if missing is None else len(missing.indicated)
-            scale = columns.quantile_scale(counts) + [(0.0, 1.0)] * indicators
+        histograms = {
+            name: [sum(own) for own in zip(*(p.histograms[name] for p in parts), strict=True)] for name in asked[1]
+        }
+        missing, scale = fit_numbers(columns, sums, sum(part.rows for part in parts), histograms, wanted)
+        if scale is None:
+            transform = Transform().replace(normalize=wanted.normalize)
+        else:
+            mean, deviation = zip(*scale, strict=True)
+            transform = Transform(mean, deviation)
         found = sorted({word for part in parts for word in part.classes})
-        return cls(columns, missing, scale, tuple(map(str, schema.classes or found)))
+        return cls(columns, missing, transform, tuple(map(str, schema.classes or found)))
 
 
 def _large(column: pd.Series[Any], minimum: int) -> tuple[str, ...]:

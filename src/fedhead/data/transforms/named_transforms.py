@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -96,22 +96,6 @@ def default_transform(x: Inputs) -> AnyTransform:
     if isinstance(x, dict):
         return NamedTransforms({name: _default(t) for name, t in x.items() if t.dtype == torch.uint8})
     return _default(x)
-
-
-def transform_each(x: Inputs, make: Callable[[Tensor, Transform], Transform], given: AnyTransform) -> AnyTransform:
-    """Replace the transform of each input.
-
-    Args:
-        x: Inputs. Named inputs that are tokens or masks are skipped: they have no transform.
-        make: Function of an input and its current transform that returns the new transform.
-        given: Current transforms.
-    """
-    if isinstance(given, NamedTransforms):
-        assert isinstance(x, dict)
-        numbers = {name: t for name, t in x.items() if t.is_floating_point() or t.dtype == torch.uint8}
-        return NamedTransforms({name: make(t, given.parts.get(name, Transform())) for name, t in numbers.items()})
-    assert isinstance(x, Tensor)
-    return make(x, given)
 
 
 def check_kind(transform: AnyTransform, shape: Shape) -> None:

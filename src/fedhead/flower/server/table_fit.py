@@ -12,7 +12,6 @@ from fedhead.data.inputs import targets
 from fedhead.data.inputs.input_spec import describe_transform
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_statistics import FittedTable, TableStatistics
-from fedhead.data.transforms.augment import Transform
 from fedhead.flower.server.connections import SiteConnections
 from fedhead.flower.wire.protocol import Response
 
@@ -35,17 +34,9 @@ class TableFit(SiteConnections):
             BadInput: If the statistics are inconsistent.
         """
         present = [self.spec.sites[k] for k in self._gather()]
-        parts, wanted = [self._read(self.nodes.hellos[name]) for name in present], self.spec.preprocessing
-        fitted = FittedTable.fit(self.schema, parts, wanted)
-        missing, rows = fitted.missing, sum(part.rows for part in parts)
-        features = len(fitted.columns.names) + (0 if missing is None else len(missing.indicated))
-        self.log(f"tables of {', '.join(present)} with {rows} rows: {features} features")
-        transform = Transform()
-        if fitted.scale is not None:
-            mean, deviation = zip(*fitted.scale, strict=True)
-            transform = Transform(mean, deviation)
-        elif wanted.normalize is not None:
-            transform = Transform().replace(normalize=wanted.normalize)
+        parts = [self._read(self.nodes.hellos[name]) for name in present]
+        fitted, rows = FittedTable.fit(self.schema, parts, self.spec.preprocessing), sum(part.rows for part in parts)
+        self.log(f"tables of {', '.join(present)} with {rows} rows: {fitted.features} features")
         has_classes = targets.objective_of(self.spec.objective).has_classes
         if has_classes and len(fitted.classes) < 2:
             raise BadInput("the sites' labels are of fewer than 2 classes with enough samples: list them in the schema")
@@ -53,10 +44,10 @@ class TableFit(SiteConnections):
             {
                 "classes": len(fitted.classes) if has_classes else 1,
                 "names": list(fitted.classes) if has_classes else None,
-                "shape": [features],
+                "shape": [fitted.features],
                 "columns": fitted.columns.to_json(),
-                "missing": {} if missing is None else {"": asdict(missing)},
-                **describe_transform(transform),
+                "missing": {} if fitted.missing is None else {"": asdict(fitted.missing)},
+                **describe_transform(fitted.transform),
             },
             self.spec.table,
         )
