@@ -7,19 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedhead.core.components.parameters import from_mapping
-from fedhead.core.tree.inputs import blank as one_blank
-from fedhead.core.tree.inputs import map_inputs, model_types, shape_of
+from fedhead.core.tree.inputs import map_inputs
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.inputs.input_spec import NamedInput, spec_inputs
+from fedhead.data.inputs.input_spec import blank_of, spec_inputs, transform_of
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import TableColumns
-from fedhead.data.transforms.augment import Transform
-from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.experiment.experiment import InputSpec
 
 
@@ -39,16 +34,13 @@ def describe(federation: Federation) -> dict[str, Any]:
 
 def inputs(record: Mapping[str, Any]) -> InputSpec:
     """Return the input spec of a record."""
-    x = _one(record)
-    shape: Any = _transform(record).output_shape(shape_of(x))
-    return InputSpec(shape, int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
+    return InputSpec.of(blank(record, 1))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:
     """Return a federation without samples that has the run's input spec."""
-    x = map_inputs(lambda t: t[:0], _one(record))
+    x = map_inputs(lambda t: t[:0], blank_of(record))
     nothing = [np.zeros(0, np.int64) for _ in range(clients)]
-    transform = _transform(record)
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
     missing = {name: MissingValues.from_json(rule) for name, rule in record.get("missing", {}).items()}
@@ -56,24 +48,9 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
         data,
         nothing,
         classes,
-        transform=transform,
+        transform=transform_of(record),
         names=record["names"],
         objective=objective,
         missing=missing,
         columns=TableColumns.from_json(record.get("columns")),
     )
-
-
-def _transform(record: Mapping[str, Any]) -> AnyTransform:
-    entries = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
-    if entries:
-        return NamedTransforms({name: entry.transform() for name, entry in entries.items() if entry.std})
-    return Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())), resize=record.get("resize"))
-
-
-def _one(record: Mapping[str, Any]) -> Any:
-    """Return a sample of zeros."""
-    if entries := record.get("named"):
-        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-        return one_blank(shapes, {name: getattr(torch, entry["type"]) for name, entry in entries.items()})
-    return one_blank(tuple(record["shape"]), getattr(torch, record["dtype"]))

@@ -16,12 +16,11 @@ from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.data.federation.federation_data import FederationData
 from fedhead.data.inputs import arrays, labels, targets
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.inputs.input_spec import describe_transform, read_transform
+from fedhead.data.inputs.input_spec import spec_inputs, transform_of
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
-from fedhead.data.transforms.named_transforms import NamedTransforms
 
 
 def save(path: Path, federation: FederationData) -> None:
@@ -69,12 +68,10 @@ def _entries(key: str, value: Any) -> dict[str, Any]:
 
 def _preparation(federation: FederationData) -> str:
     """Serialize the transform, the fill values of missing values and the columns to JSON."""
-    transform = federation.transform
-    named = transform.parts if isinstance(transform, NamedTransforms) else {"": transform}
-    transforms = {name: describe_transform(part) for name, part in named.items()}
+    inputs = spec_inputs(federation.train.x, federation.transform)
     missing = {name: asdict(filled) for name, filled in federation.missing.items()}
     columns = None if federation.columns is None else federation.columns.to_json()
-    return json.dumps({"transforms": transforms, "missing": missing, "columns": columns, "fitted": federation.fitted})
+    return json.dumps({"inputs": inputs, "missing": missing, "columns": columns, "fitted": federation.fitted})
 
 
 def restore(contents: Contents) -> dict[str, Any]:
@@ -86,7 +83,6 @@ def restore(contents: Contents) -> dict[str, Any]:
             for name in ("client_test", "validation")
         )
         preparation = json.loads(str(arrays["preparation"]))
-        transforms = {name: read_transform(entries) for name, entries in preparation["transforms"].items()}
         own_test = str(arrays.get("client_test_from", "train"))
         clients = len(arrays["site_names"])
         parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in arrays}
@@ -105,7 +101,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "client_test": local,
             "client_test_from": own_test,
             "validation": validation,
-            "transform": NamedTransforms(transforms) if isinstance(contents.x, dict) else transforms[""],
+            "transform": transform_of(preparation["inputs"]),
             "names": contents.class_names,
             "client_names": names_of(arrays, "site_names"),
             "title": str(arrays["title"]),

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import torch
+
+from fedhead.core.components.parameters import from_mapping
 from fedhead.core.components.ranges import Above, AtLeast
-from fedhead.core.tree.inputs import Inputs
+from fedhead.core.tree.inputs import Inputs, blank
 from fedhead.data.transforms.augment import Side, Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
 
@@ -22,10 +25,6 @@ class NamedInput:
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
     resize: Side | None = None
-
-    def transform(self) -> Transform:
-        """Transform from stored samples to this input."""
-        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
 
 def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
@@ -48,7 +47,35 @@ def describe_transform(transform: Transform) -> dict[str, Any]:
     return entries if transform.resize is None else {**entries, "resize": transform.resize}
 
 
-def read_transform(entries: Mapping[str, Any]) -> Transform:
-    """Return the transform from its JSON form, the inverse of `describe_transform`."""
-    steps = tuple(entries["augment"])
-    return Transform(tuple(entries["mean"]), tuple(entries["std"]), steps, resize=entries.get("resize"))
+def transform_of(entries: Mapping[str, Any]) -> AnyTransform:
+    """Return the transform of a result of `spec_inputs`.
+
+    Raises:
+        BadInput: If an entry of a named input is unknown or invalid.
+    """
+    if not entries.get("named"):
+        return _transform(entries)
+    transforms = {name: _transform(vars(entry)) for name, entry in _named_inputs(entries).items()}
+    return NamedTransforms({name: transform for name, transform in transforms.items() if transform != Transform()})
+
+
+def blank_of(entries: Mapping[str, Any]) -> Inputs:
+    """Return a stored sample of zeros for a result of `spec_inputs`, with the `dtype` of a single input.
+
+    Raises:
+        BadInput: If an entry of a named input is unknown or invalid.
+    """
+    if not entries.get("named"):
+        return blank(tuple(entries["shape"]), getattr(torch, entries["dtype"]))
+    named = _named_inputs(entries)
+    types = {name: getattr(torch, entry.type) for name, entry in named.items()}
+    return blank({name: tuple(entry.shape) for name, entry in named.items()}, types)
+
+
+def _named_inputs(entries: Mapping[str, Any]) -> dict[str, NamedInput]:
+    return {name: from_mapping(NamedInput, entry) for name, entry in entries["named"].items()}
+
+
+def _transform(entries: Mapping[str, Any]) -> Transform:
+    mean, std, augment = (tuple(entries[name]) for name in ("mean", "std", "augment"))
+    return Transform(mean, std, augment, resize=entries.get("resize"))

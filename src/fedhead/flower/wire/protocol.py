@@ -10,22 +10,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import torch
-
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.core.components.parameters import from_mapping, parameters
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Matches
 from fedhead.core.system.errors import BadInput
-from fedhead.core.tree.inputs import Inputs, blank
-from fedhead.data.inputs.input_spec import NamedInput
+from fedhead.core.tree.inputs import Inputs
+from fedhead.data.inputs.input_spec import blank_of, transform_of
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_statistics import Preprocessing
-from fedhead.data.transforms.augment import Side, Transform
-from fedhead.data.transforms.named_transforms import AnyTransform, NamedTransforms
+from fedhead.data.transforms.augment import Side
+from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.recipes.recipe import Recipe
@@ -103,19 +101,12 @@ class RunSpec:
 
     def transform(self) -> AnyTransform:
         """Return the transform from stored samples to model inputs, the same at every site."""
-        if self.named:
-            return NamedTransforms({name: entry.transform() for name, entry in self._entries().items() if entry.std})
-        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
+        return transform_of(vars(self))
 
     def blank(self) -> Inputs:
         """Return a stored sample of zeros: tokens, image bytes, features, or a mapping of several."""
-        if self.named:
-            entries = self._entries()
-            types = {name: getattr(torch, entry.type) for name, entry in entries.items()}
-            return blank({name: entry.shape for name, entry in entries.items()}, types)
-        if self.recipe.get("layout") == "tokens":
-            return blank(self.shape, torch.int64)
-        return blank(self.shape, torch.uint8 if len(self.shape) == 3 else torch.float32)
+        dtype = "uint8" if len(self.shape) == 3 else "float32"
+        return blank_of({**vars(self), "dtype": "int64" if self.recipe.get("layout") == "tokens" else dtype})
 
     @property
     def schema(self) -> TableSchema | None:
@@ -137,9 +128,6 @@ class RunSpec:
     def preprocessing(self) -> Preprocessing:
         """Preprocessing of the sites' tables."""
         return Preprocessing(self.recipe.get("missing") == "mean", self.recipe.get("normalize"))
-
-    def _entries(self) -> dict[str, NamedInput]:
-        return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
 
     def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
         """Return the run's recipe, with `folders` as the search path of its files."""
