@@ -234,7 +234,7 @@ def test_categories_are_those_of_all_clients():
     fed = Federation.from_clients(parts, label="ill", inputs=["age", "smoker"], normalize="standard")
     assert (fed.client_names, fed.input_shape) == (("north", "south"), (4,))  # former: in the south only
     new = frame.assign(smoker="cigar")
-    with pytest.raises(BadInput, match="the test data: column 'smoker' holds the category 'cigar' in row 0, which the"):
+    with pytest.raises(BadInput, match="the test data: column 'smoker' holds 'cigar' in row 0, which is not a"):
         Federation.from_dataset(frame, label="ill", inputs=["age", "smoker"], test=new, clients=2)
     known = {"smoker": ["no", "former", "yes", "cigar"]}
     fed = Federation.from_dataset(frame, label="ill", inputs=["smoker"], test=new, clients=2, categories=known)

@@ -27,9 +27,15 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     strange = good.assign(sex=["M", *good["sex"][1:]])
     for table, reason in (
         (good.drop(columns="ward"), "site south: "),
-        (strange, "site south: the table: column 'sex' holds the category 'M' in row 0"),
+        (strange, "south.csv: column 'sex' holds 'M' in row 0, which the schema does not list: correct it, or"),
+        (good.assign(age=-3), "column 'age' holds -3 in row 0, it must be between 0 and 120 in years"),
+        (good[:0], "south.csv' holds no samples: give at least one"),
+        (good.assign(outcome=[None, *good["outcome"][1:]]), "column 'outcome' holds nan in row 0, it must be a label"),
         (good.assign(age="old"), "column 'age' holds 'old' in row 0, it must be a number in years"),
-        (good.assign(outcome=["lost", *good["outcome"][1:]]), "column 'outcome' holds the class 'lost'"),
+        (
+            good.assign(outcome=["lost", *good["outcome"][1:]]),
+            "column 'outcome' holds 'lost' in row 0, which the schema",
+        ),
     ):
         table.to_csv(path, index=False)
         assert call(["deploy", "check", site]) == 2
@@ -39,7 +45,7 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     strange.to_csv(tmp_path / "test.csv", index=False)
     file.write_text(file.read_text().replace("client_test: 0.25", "test: ../../../test.csv"))
     assert call(["deploy", "check", site]) == 2  # its test table too
-    assert "holds the category 'M'" in capsys.readouterr().err
+    assert "holds 'M' in row 0" in capsys.readouterr().err
     file.write_text(file.read_text().replace("schema: schema.yaml", "schema: null"))
     assert call(["deploy", "check", site]) == 2
     assert "names no schema: only tables are checked before a run" in capsys.readouterr().err

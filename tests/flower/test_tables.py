@@ -154,6 +154,14 @@ def strange(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(sex=["Methuselah", *table["sex"][1:]])
 
 
+def negative(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(age=-3)
+
+
+def unlabelled(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(outcome=["alive", None, *table["outcome"][2:]])
+
+
 def rare(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ward=["Methuselah", *table["ward"][1:]])
 
@@ -163,9 +171,11 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
     [
         (no_ward, "south.csv has no column 'ward'"),
         (old, "column 'age' holds 'Methuselah' in row 0, it must be a number in years"),
-        (lost, "column 'outcome' holds the class 'lost'"),
-        (strange, "column 'sex' holds the category 'Methuselah' in row 0"),
-        (rare, "column 'ward' holds the category 'Methuselah' in row 0, which the training data does not have"),
+        (lost, "column 'outcome' holds 'lost' in row 0, which the schema does not list"),
+        (strange, "column 'sex' holds 'Methuselah' in row 0, which the schema does not list"),
+        (rare, "column 'ward' holds 'Methuselah' in row 0, which is not a category of the run: list all categories in"),
+        (negative, "column 'age' holds -3 in row 0, it must be between 0 and 120 in years"),
+        (unlabelled, "column 'outcome' holds nan in row 1, it must be a label: fill the cell, or drop the row"),
     ],
 )
 def test_a_bad_table_is_named_at_its_site_alone(

@@ -190,7 +190,7 @@ class TableColumns:
         for name, values in self.categories.items():
             column = _column(frame, name, what)
             if values is None:
-                parts.append(_to_float32(name, column, what)[:, None])
+                parts.append(numbers(column, f"{what}: column {name!r}").to_numpy(np.float32)[:, None])
             else:
                 parts.append(self._one_hot(name, column, values, what))
         return np.concatenate(parts, 1)
@@ -201,18 +201,13 @@ class TableColumns:
         empty = column.isna().to_numpy()
         categories = [value for value in values if value is not None]
         codes = pd.Index(categories, dtype=object).get_indexer_for(column.astype(object))
-        strange = ~empty & (codes < 0)
         if not self.missing and empty.any():
             raise BadInput(
                 f'{what}: column {name!r} has no value in row {empty.argmax()}: fill it, or give missing="mean", for '
                 "which this is a category"
             )
-        if strange.any():
-            row = int(strange.argmax())
-            raise BadInput(
-                f"{what}: column {name!r} holds the category {column.iloc[row]!r} in row {row}, which the training "
-                f"data does not have: give categories={{{name!r}: […]}} with all of them, or list them in the schema"
-            )
+        fix = f"list all categories in the schema, or give categories={{{name!r}: […]}}"
+        refuse(column, ~empty & (codes < 0), f"{what}: column {name!r}", f"which is not a category of the run: {fix}")
         codes[empty] = values.index(None) if None in values else -1
         one_hot: NDArray[np.bool_] = codes[:, None] == np.arange(len(values))
         return one_hot.astype(np.float32)
@@ -224,6 +219,37 @@ _NUMBER = object()  # placeholder category of numeric columns
 def is_frame(source: Any) -> bool:
     """Return whether something is a pandas data frame, without importing pandas."""
     return type(source).__module__.partition(".")[0] == "pandas" and hasattr(source, "columns")
+
+
+def numbers(
+    column: pd.Series[Any], what: str, limits: tuple[float, float] | None = None, unit: str | None = None
+) -> pd.Series[float]:
+    """Return a column of finite numbers and empty cells as float64.
+
+    Args:
+        column: The column.
+        what: Name of the column in error messages.
+        limits: Smallest and largest possible number.
+        unit: Unit of the numbers in error messages.
+
+    Raises:
+        BadInput: If a value is not such a number.
+    """
+    import pandas as pd
+
+    values = pd.to_numeric(column, errors="coerce").astype(np.float64)
+    low, high = limits or (-np.inf, np.inf)
+    words = f" in {unit}" if unit else ""
+    refuse(column, (values.isna() & column.notna()) | np.isinf(values), what, f"it must be a number{words}")
+    refuse(column, (values < low) | (values > high), what, f"it must be between {low:g} and {high:g}{words}")
+    return values
+
+
+def refuse(column: pd.Series[Any], wrong: Any, what: str, reason: str) -> None:
+    """Raise `BadInput` with the first value of a column for which an array of booleans is true."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadInput(f"{what} holds {column.astype(object).iloc[row]!r} in row {row}, {reason}")
 
 
 def _column(frame: pd.DataFrame, name: str, what: str = "the table") -> pd.Series[Any]:
@@ -270,10 +296,3 @@ def _is_numeric(column: pd.Series[Any]) -> bool:
     import pandas as pd
 
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
-
-
-def _to_float32(name: str, column: pd.Series[Any], what: str) -> NDArray[np.float32]:
-    try:
-        return np.asarray(column.to_numpy(np.float64, na_value=np.nan)).astype(np.float32)
-    except (TypeError, ValueError):
-        raise BadInput(f"{what}: column {name!r} must hold numbers, as the training data does") from None

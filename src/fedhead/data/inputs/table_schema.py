@@ -16,7 +16,7 @@ from fedhead.core.components.parameters import from_mapping
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
-from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame
+from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse
 from fedhead.data.inputs.targets import objective_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,23 @@ class Column:
         require(self.range is None or self.range[0] < self.range[1], "range: the first number must be below the second")
         if self.categories is not None:
             require(len(set(self.categories)) == len(self.categories) > 0, "categories: give at least one, each once")
+
+    def read(self, values: pd.Series[Any], what: str) -> pd.Series[Any]:
+        """Return numbers as float64 and categories as texts, with NaN or None for empty cells.
+
+        Args:
+            values: Column of a table.
+            what: Name of the column in error messages.
+
+        Raises:
+            BadInput: If a value is of another type, out of range or not listed.
+        """
+        if self.type == "number":
+            return numbers(values, what, self.range, self.unit)
+        words = _words(values)
+        strange = words.notna() & ~words.isin(self.categories or words)
+        refuse(words, strange, what, "which the schema does not list: correct it, or add it to the schema at all sites")
+        return words
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,7 @@ class TableSchema:
         own_label = self.label if label is None else label
         sources = [source] if isinstance(source, str | PathLike) or is_frame(source) else list(source)
         texts = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
+        labels = Column("category", categories=self.classes) if objective_of(objective).has_classes else Column()
         parts = []
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
@@ -170,14 +188,12 @@ class TableSchema:
             checked = {
                 name: pd.Series(None, frame.index, object if column.type == "category" else np.float64)
                 if name in leave_out
-                else _words(frame[name])
-                if column.type == "category"
-                else _numbers(frame[name], name, column, where)
+                else column.read(frame[name], f"{where}: column {name!r}")
                 for name, column in self.columns.items()
             }
-            has_classes = objective_of(objective).has_classes
-            given = frame[own_label]
-            checked[self.label] = _words(given) if has_classes else _numbers(given, own_label, Column(), where)
+            given, what = frame[own_label], f"{where}: column {own_label!r}"
+            refuse(given, given.isna(), what, "it must be a label: fill the cell, or drop the row")
+            checked[self.label] = labels.read(given, what)
             parts.append(pd.DataFrame(checked))
         require(parts, "no table is named: give at least one file")
         return pd.concat(parts, ignore_index=True)
@@ -237,24 +253,6 @@ def _read(path: Path, texts: Collection[str]) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} can't be read: {error}") from error
-
-
-def _numbers(column: pd.Series[Any], name: str, schema: Column, where: str) -> pd.Series[Any]:
-    """Check that a column holds finite numbers in the schema's range, or nothing."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
-    low, high = schema.range or (-np.inf, np.inf)
-    unit = f" in {schema.unit}" if schema.unit else ""
-    for wrong, wanted in (
-        ((numbers.isna() & column.notna()) | np.isinf(numbers), f"a number{unit}"),
-        ((numbers < low) | (numbers > high), f"between {low:g} and {high:g}{unit}"),
-    ):
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
-            value = column.astype(object).iloc[row]
-            raise BadInput(f"{where}: column {name!r} holds {value!r} in row {row}, it must be {wanted}")
-    return numbers
 
 
 def _words(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -207,15 +207,17 @@ def _schema(spec: RunSpec) -> TableSchema:
 def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.DataFrame:
     """Read a site's CSV or Parquet files, or those of a folder, or call its function, which returns a data frame."""
     listed = [source] if isinstance(source, str) else list(source)
-    tables = [base / os.path.expanduser(each) for each in listed]
+    tables: Any = [base / os.path.expanduser(each) for each in listed]
     if len(tables) == 1 and tables[0].is_dir():
         tables = sorted(path for path in tables[0].iterdir() if path.suffix in SUFFIXES)
     if len(tables) == 1 and ":" in listed[0] and not tables[0].exists():
-        frame = _call(listed[0], base)
-        if not is_frame(frame):
+        tables = _call(listed[0], base)
+        if not is_frame(tables):
             raise BadInput(f"data {source!r}: the function must return a data frame")
-        return _schema(spec).table(frame, *names, spec.objective)
-    return _schema(spec).table(tables, *names, spec.objective)
+    frame = _schema(spec).table(tables, *names, spec.objective)
+    if frame.empty:
+        raise BadInput(f"data {source!r} holds no samples: give at least one")
+    return frame
 
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
