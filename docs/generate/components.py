@@ -9,7 +9,7 @@ import fedhead as fh
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import METHODS, Method
 from fedhead.algorithm.stage import STAGES, Stage
-from fedhead.api import wire as fh_wire
+from fedhead.api.privacy import messages
 from fedhead.api.reference import field_entries
 from fedhead.core.training.objectives import NAMES as OBJECTIVES
 
@@ -138,12 +138,12 @@ def _wire(folder: str, name: str, cls: type[Algorithm]) -> list[str]:
     method = name if folder == "methods" else "fedetf" if cls.head == "etf" else "fedavg"
     keys = {"rounds": 2, "public": "digits"} if folder == "methods" else {"rounds": 0}
     entries = fh.wire(method, [] if folder == "methods" else [name], model=MODEL, **keys)
-    wanted = "work train" if folder == "methods" else f"work {name}"
-    messages = fh_wire.Wire(entry for entry in entries if entry.exchange.startswith(wanted))
-    sent = [entry for entry in messages if entry.direction == fh_wire.UP and entry.bytes]
+    exchange = "work train" if folder == "methods" else f"work {name}"
+    recorded = messages.Wire(entry for entry in entries if entry.exchange.startswith(exchange))
+    sent = [entry for entry in recorded if entry.direction == messages.UP and entry.bytes]
     intro = f"For one client, with `{MODEL}` on the digits (4,810 weights, 64 features, 10 classes)"
     lines = [f"{intro}; `fedhead wire` lists it for your model:", ""] if sent else ["Clients send nothing.", ""]
-    for table in messages.tables() if sent else ():
+    for table in recorded.tables() if sent else ():
         lines += [*table.markdown().splitlines(), ""]
     return lines[:-1]
 

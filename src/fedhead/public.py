@@ -29,7 +29,6 @@ from fedhead.algorithm.upload import Float16Upload as Float16Upload
 from fedhead.algorithm.upload import SecureSum as SecureSum
 from fedhead.algorithm.upload import Upload as Upload
 from fedhead.algorithm.upload import upload as upload
-from fedhead.api.auditing.audit import audit as audit
 from fedhead.api.calibrate import calibrate as calibrate
 from fedhead.api.compare import compare as compare
 from fedhead.api.features import extract_features as extract_features
@@ -38,11 +37,12 @@ from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
 from fedhead.api.oneshot import OneShot as OneShot
 from fedhead.api.oneshot import oneshot as oneshot
+from fedhead.api.privacy.audit import audit as audit
+from fedhead.api.privacy.wire import wire as wire
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.api.run_recipe import run_recipe as run_recipe
 from fedhead.api.sweep import sweep as sweep
-from fedhead.api.wire import wire as wire
 from fedhead.calibration import membership as _membership
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import fedhead as fh
-from fedhead.api.auditing import membership
-from fedhead.api.auditing.attack import Audit, features_of
+from fedhead.api.privacy import membership_inference
+from fedhead.api.privacy.attack import Audit, features_of
 from fedhead.calibration.statistics import from_features
 from fedhead.cli import call
 from fedhead.engine.rounds.simulation import Simulation
@@ -118,11 +118,11 @@ def test_membership_of_an_overfitted_model_is_found() -> None:
 
 def test_shadows_hold_each_sample_in_half_of_them() -> None:
     data = federation()
-    samples, member = membership.candidates(data, None, seed=0)
+    samples, member = membership_inference.candidates(data, None, seed=0)
     assert member.sum() * 2 == len(samples.y) == 2 * len(np.concatenate(data.rows))
     # a target that is far more confident on members than any shadow model is found
     experiment = trained(["ncm"]).trained.clients.experiment
-    scores = membership.likelihood_ratios(np.where(member, 40.0, -40.0), samples, data, experiment, 4, seed=0)
+    scores = membership_inference.likelihood_ratios(np.where(member, 40.0, -40.0), samples, data, experiment, 4, seed=0)
     assert attacks.area_under_curve(scores[member], scores[~member]) > 0.6
 
 

@@ -22,7 +22,8 @@ import fedhead as fh
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import SecureSum
-from fedhead.api import wire as listing
+from fedhead.api.privacy import messages
+from fedhead.api.privacy import wire as listing
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.tree import Tree
 from fedhead.deploy import certificates
@@ -274,12 +275,12 @@ def test_the_listing_of_messages_equals_the_ledger(tmp_path: Path) -> None:
         if entry["site"] != "site-0" or entry["kind"] == "hello":
             continue
         exchange = f"{entry['kind']} {entry['algorithm']}"
-        for direction, trees in ((listing.DOWN, entry["asked"]), (listing.UP, entry["sent"])):
-            message = [e for e in listed.of(exchange, direction) if e.dtype != listing.HEADER]
+        for direction, trees in ((messages.DOWN, entry["asked"]), (messages.UP, entry["sent"])):
+            message = [e for e in listed.of(exchange, direction) if e.dtype != messages.HEADER]
             seen = {name: tuple(shape) for tree in trees.values() for name, shape in tree["tensors"].items()}
             assert seen == {e.name: e.shape for e in message}
             assert sum(tree["bytes"] for tree in trees.values()) == sum(e.bytes for e in message)
-        assert entry["numbers"].keys() <= {e.name for e in listed.of(exchange, listing.UP)}
-    masked = [e.name for e in listed.of("work personal_ridge.ridge", listing.UP) if e.bytes]
+        assert entry["numbers"].keys() <= {e.name for e in listed.of(exchange, messages.UP)}
+    masked = [e.name for e in listed.of("work personal_ridge.ridge", messages.UP) if e.bytes]
     assert masked == ["masked"]
-    assert "secure" in [e.name for e in listed.of("secure train", listing.UP)]
+    assert "secure" in [e.name for e in listed.of("secure train", messages.UP)]

@@ -19,8 +19,9 @@ import fedhead as fh
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Float16Upload
-from fedhead.api import wire as listing
-from fedhead.api.wire import DOWN, HEADER, UNKNOWN, UP, Wire
+from fedhead.api.privacy import wire as listing
+from fedhead.api.privacy.messages import DOWN, HEADER, UP, Wire
+from fedhead.api.privacy.wire import UNKNOWN
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.data.inputs.table_schema import TableSchema

@@ -26,7 +26,7 @@ def audit(
       fedhead audit runs/mine
       fedhead audit site.safetensors yesterday.safetensors
     """
-    from fedhead.api.auditing.audit import audit
+    from fedhead.api.privacy.audit import audit
     from fedhead.cli.output import interruptible, print_table
 
     options = {"min_class_count": min_class_count, "shadows": shadows, "releases": releases, "seed": seed}

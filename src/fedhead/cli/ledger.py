@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def ledger(
     path: Annotated[Path, Argument("A site's folder, a run folder, or a ledger.jsonl.")],
 ) -> None:
-    """List the requests of a server to its sites or clients, and what they sent.
+    """List the server's requests and the replies of sites.
 
     The lines of ledger.jsonl have more entries: the recipe, names and shapes of all tensors, metrics. A simulated run
     has no such file: nothing leaves the machine. Its rounds and stages are listed with what would have left the
@@ -53,7 +53,8 @@ def ledger(
 
 def _simulated(path: Path) -> Table:
     """Return the rounds and stages of a simulated run: clients, entries that they sent, bytes."""
-    from fedhead.api.wire import UP, wire_of_recipe
+    from fedhead.api.privacy.messages import UP
+    from fedhead.api.privacy.wire import wire_of_recipe
     from fedhead.core.system.errors import BadInput
     from fedhead.report.table import Table
     from fedhead.runs.read_runs import read_run

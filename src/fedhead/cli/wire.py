@@ -21,7 +21,7 @@ def wire(
     min_class_count: Annotated[int, AtLeast(1), Option("Smallest class of which a site sends statistics.")] = 5,
     as_json: Annotated[bool, Option("Print every tensor as JSON.", flag="--json")] = False,
 ) -> None:
-    """List everything that crosses between server and clients, and what it reveals, without a run.
+    """List all messages between server and clients and what they reveal; nothing is trained on your data.
 
     Examples:
       fedhead wire fedavg
@@ -29,7 +29,7 @@ def wire(
       fedhead wire fedavg missing=mean --schema schema.yaml
       fedhead wire my.yaml 'uploads=[half]' --json
     """
-    from fedhead.api.wire import wire_of_recipe
+    from fedhead.api.privacy.wire import wire_of_recipe
     from fedhead.cli.output import print_table
     from fedhead.data.inputs.table_schema import TableSchema
     from fedhead.recipes.recipe import Recipe, load

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy  # scipy.stats is imported lazily
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, rankdata
 from torch import Tensor
 
 RANK_ONE = 1e-6  # share of a scatter outside of its first direction below which it is that of two samples
@@ -49,7 +49,7 @@ def direction_error(found: Tensor, true: Tensor) -> Tensor:
 
 def area_under_curve(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return the probability that a member has a higher score than another sample; 0.5 is a guess."""
-    ranks = rankdata(np.concatenate([members, others]))[: len(members)].sum()
+    ranks = scipy.stats.rankdata(np.concatenate([members, others]))[: len(members)].sum()
     return float((ranks - len(members) * (len(members) + 1) / 2) / (len(members) * len(others)))
 
 
@@ -81,10 +81,10 @@ def epsilon_bound(
         found, false = int((inside > threshold).sum()), int((outside > threshold).sum())
 
         def low(k: int) -> float:
-            return float(beta.ppf(level, k, trials - k + 1)) if k else 0.0
+            return float(scipy.stats.beta.ppf(level, k, trials - k + 1)) if k else 0.0
 
         def high(k: int) -> float:
-            return float(beta.ppf(1 - level, k + 1, trials - k)) if k < trials else 1.0
+            return float(scipy.stats.beta.ppf(1 - level, k + 1, trials - k)) if k < trials else 1.0
 
         ratios = [(low(found) - delta) / high(false), (low(trials - false) - delta) / high(trials - found)]
         return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from fedhead.api.auditing.attack import Attack, Audit, features_of, minus
-from fedhead.api.auditing.run_attacks import RunAudit
 from fedhead.api.load import load
+from fedhead.api.privacy.attack import Attack, Audit, features_of, minus
+from fedhead.api.privacy.run_attacks import RunAudit
 from fedhead.api.result import Result
 from fedhead.calibration.files import load_statistics
 from fedhead.calibration.statistics import Statistics

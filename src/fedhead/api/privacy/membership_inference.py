@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import scipy  # scipy.stats is imported lazily
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
 from torch import Tensor
 
 from fedhead.api.trained import StateAfter
@@ -90,6 +90,6 @@ def likelihood_ratios(
     def log_density(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
         mean = np.where(chosen, each, 0).sum(0) / chosen.sum(0).clip(1)
         spread = np.sqrt(np.where(chosen, (each - mean) ** 2, 0).sum() / (chosen.sum() - count)) + 1e-6
-        return np.asarray(norm.logpdf(target, mean, spread))
+        return np.asarray(scipy.stats.norm.logpdf(target, mean, spread))
 
     return log_density(inside) - log_density(~inside)

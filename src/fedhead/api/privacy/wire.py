@@ -1,9 +1,9 @@
-"""Messages of a method and its stages: everything that crosses between server and clients, without a run."""
+"""Messages of a method and its stages, recorded on random samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
+from fedhead.api.privacy.messages import DOWN, HEADER, UP, Entry, Wire
 from fedhead.core.system.errors import FedheadError, require
 from fedhead.core.tree.inputs import blank, map_inputs
 from fedhead.core.tree.tree import Tree
@@ -39,88 +40,16 @@ from fedhead.privacy.secure_sum.session import Message, Session
 from fedhead.recipes import recipe_data
 from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
-from fedhead.report.table import Table
 from fedhead.stages.statistics_stage import StatisticsStage
 
-DOWN, UP = "to clients", "to server"
 WORDS = ("a", "b")  # categories or classes that a schema does not list
-HEADER = "JSON"  # type of an entry of a message's header
 SPEC = "recipe, names of the sites and classes, normalization of inputs, digests of code: nothing about samples"
 COMMON = "computed from the replies of all clients; with two clients, each may compute the other's"
 OWN = "computed by the server for this client"
 PER_CLIENT, KNOWN = "per client", "known to the server"
-NOISY = "little about any single sample, as ε bounds it"
 MASKED = "nothing: masked numbers, of which only the sum over clients can be read"
 NOISY = "sums with the noise of differential privacy: about a single sample, no more than the budget permits"
 UNKNOWN = "numbers of this client that its method does not describe"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor, or one entry of a header, in a message between the server and one client.
-
-    Args:
-        exchange: Kind of request and its algorithm, as in `fedhead ledger`: "hello", "work train", "test ccvr".
-        direction: "to clients" or "to server".
-        name: Full name.
-        shape: Shape of the tensor.
-        dtype: Type of its numbers; "JSON" in the header.
-        bytes: Size of the tensor; 0 in the header, which has a few hundred characters.
-        samples: Samples that a sum is over: at least how many; "per client" for other numbers of a client.
-        needs: Whether the server needs the sum over clients, or each client's.
-        when: Messages that have the entry, if not all.
-        reveals: One sentence about the samples of a client.
-    """
-
-    exchange: str
-    direction: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    samples: str
-    needs: Literal["", "sum", "each"]
-    when: str
-    reveals: str
-
-
-class Wire(list[Entry]):
-    """Entries of all messages, in the order in which they are sent."""
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return the entries for JSON."""
-        return [{**asdict(entry), "shape": list(entry.shape)} for entry in self]
-
-    def of(self, exchange: str, direction: str) -> Wire:
-        """Return the entries of one message."""
-        return Wire(entry for entry in self if (entry.exchange, entry.direction) == (exchange, direction))
-
-    def tables(self) -> list[Table]:
-        """Return one table per message; tensors of a tree that reveal the same share a line."""
-        messages = dict.fromkeys((entry.exchange, entry.direction) for entry in self)
-        return [self.of(*message)._table(", ".join(message)) for message in messages]
-
-    def _table(self, title: str) -> Table:
-        header = [entry for entry in self if entry.dtype == HEADER and "/" not in entry.name]
-        lines: dict[tuple[str, ...], list[Entry]] = {}
-        for entry in self:
-            if entry not in header:
-                key = (entry.name.partition("/")[0], entry.dtype, entry.samples, entry.when, entry.reveals)
-                lines.setdefault(key, []).append(entry)
-        rows = []
-        for (top, dtype, samples, when, text), parts in lines.items():
-            size = sum(entry.bytes for entry in parts)
-            name, shape = (
-                (parts[0].name, str(list(parts[0].shape))) if len(parts) == 1 else (top, f"{len(parts)} parts")
-            )
-            cells = [name, shape, dtype, f"{size:,}" if size else "", samples, parts[0].needs]
-            rows.append([*cells, f"{text} ({when})" if when else text])
-        names = ", ".join(entry.name for entry in header)
-        rows.append(["header", "", HEADER, "", "", "", header[0].reveals if len(header) == 1 else names])
-        head = ["entry", "shape", "type", "bytes", "sum over", "server needs", "reveals"]
-        keep = [column for column in range(len(head)) if column == 0 or any(row[column] for row in rows)]
-        total = sum(entry.bytes for entry in self)
-        return Table(f"{title}: {total:,} bytes", [head[i] for i in keep], [[row[i] for i in keep] for row in rows])
 
 
 def wire(
@@ -131,7 +60,7 @@ def wire(
     schema: str | PathLike[str] | TableSchema | None = None,
     **keys: Any,
 ) -> Wire:
-    """List everything that crosses between server and clients, in both directions.
+    """List all messages between server and clients, and what they reveal.
 
     The method and its stages run on three clients with random samples, and their messages are recorded. No data set is
     loaded, except your own files.
@@ -164,7 +93,7 @@ def wire_of_recipe(
     given: Mapping[str, Any] | None = None,
     schema: TableSchema | None = None,
 ) -> Wire:
-    """List everything that crosses in a run of a recipe; `given` has components that override the recipe's.
+    """List all messages of a run of a recipe; `given` has components that override the recipe's.
 
     Raises:
         BadInput: Components are unknown or incompatible.
@@ -210,8 +139,7 @@ def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[
             full = f"{field.name}/{name}" if name else field.name
             if own or name:
                 entries.append(Entry("statistics", UP, full, shape, HEADER, 0, samples, "each", "", text))
-    features = len(fitted.columns.names) + (0 if fitted.missing is None else len(fitted.missing.indicated))
-    return entries, InputSpec((features,), len(fitted.classes) or 1, objective=objective)
+    return entries, InputSpec((fitted.features,), len(fitted.classes) or 1, objective=objective)
 
 
 def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = False) -> Federation:
@@ -287,7 +215,7 @@ class _Recorder(Simulation):
         self._numbers("hello", "hello")
 
     def exchange(self, context: Context, cohort: list[int]) -> Received:
-        """Record what the first client receives and sends."""
+        """Record the messages of the first client."""
         name = self._down("work", context)
         received = super().exchange(context, cohort)
         algorithm = context.algorithm
@@ -301,15 +229,14 @@ class _Recorder(Simulation):
             needs: Literal["", "sum", "each"] = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
             samples = KNOWN if entry in known else self._samples(algorithm, entry)
             needs = "" if entry in known else needs
-            text = NOISY if algorithm.protected and entry not in known else reveals(algorithm, full)
-            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
+            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=reveals(algorithm, full))
         self._numbers("work", name)
         return received
 
     def secure_step(
         self, context: Context, session: Session, step: SecureStep, messages: Mapping[int, Message]
     ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
-        """Record what the first client answers in a step of a secure sum."""
+        """Record the first client's answer to a step of a secure sum."""
         name = f"secure {self._label(context)}"
         self._add(name, DOWN, "request", (), HEADER, reveals=f"{SPEC}; keys and encrypted shares of other clients")
         self._numbers("secure", name)
@@ -318,7 +245,7 @@ class _Recorder(Simulation):
     def evaluate(
         self, context: Context, deliver: bool = False, metrics: Mapping[str, Metric] = NO_METRICS
     ) -> ClientTests | None:
-        """Record the models that the first client tests, and what it answers."""
+        """Record the first client's test request and answer."""
         name = self._down("test", context)
         validates = self.clients.federation.validation is not None and isinstance(context.algorithm, Method)
         if validates:
@@ -364,7 +291,7 @@ class _Recorder(Simulation):
     def _add(
         self,
         exchange: str,
-        direction: str,
+        direction: Literal["to clients", "to server"],
         name: str,
         shape: Sequence[int],
         dtype: torch.dtype | str,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.upload import SecureSum
-from fedhead.api.auditing import membership
-from fedhead.api.auditing.attack import Attack, Audit, features_of, minus
+from fedhead.api.privacy import membership_inference
+from fedhead.api.privacy.attack import Attack, Audit, features_of, minus
 from fedhead.api.result import Result
 from fedhead.calibration.statistics import Statistics, merge
 from fedhead.core.system.errors import BadInput
@@ -235,14 +235,14 @@ class RunAudit:
             if stage is not None and not shared:
                 continue  # personal models after a stage are not in the run folder
             client = None if shared else self.clients.holders[0]
-            samples, member = membership.candidates(federation, client, self.seed)
-            scores = membership.confidences(trained.after(stage, client), samples.x, samples.y, client)
+            samples, member = membership_inference.candidates(federation, client, self.seed)
+            scores = membership_inference.confidences(trained.after(stage, client), samples.x, samples.y, client)
             on = "model" if stage is None else f"model after {stage}"
             on += "" if shared else f" of client {client}"
             tests = {"loss threshold": scores}
             if stage is None and self.shadows and self.clients.experiment.schedule.rounds:
                 arguments = (federation, self.clients.experiment, self.shadows, self.seed)
-                tests["likelihood ratio"] = membership.likelihood_ratios(scores, samples, *arguments)
+                tests["likelihood ratio"] = membership_inference.likelihood_ratios(scores, samples, *arguments)
             for name, values in tests.items():
                 inside, outside = values[member], values[~member]
                 area = attacks.area_under_curve(inside, outside)

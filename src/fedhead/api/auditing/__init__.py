@@ -1,1 +1,0 @@
-"""Attacks on runs and on statistics of sites."""
