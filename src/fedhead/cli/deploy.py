@@ -119,8 +119,8 @@ def up(
     insecure: Annotated[bool, Option("Use neither TLS nor keys, for trials on one machine.")] = False,
     resume: Annotated[bool, Option("Continue from the run's last checkpoint.")] = False,
     leave_out_site: Annotated[
-        str, Option("Site that does not train: it tests the global model. The run folder is run-without-SITE.")
-    ] = "",
+        str | None, Option("Site that does not train: it tests the global model. The run folder is run-without-SITE.")
+    ] = None,
 ) -> None:
     """Run a whole deployment on this machine: SuperLink, one SuperNode per site, and the run.
 
@@ -158,16 +158,14 @@ def evaluate(
     from fedhead.cli.output import print_table
     from fedhead.deploy.local_federation import LocalFederation
     from fedhead.deploy.project import Project
+    from fedhead.flower.server_run import finished_run
     from fedhead.report.cross_site import matrix
-    from fedhead.runs.run_folder import RunFolder
 
     project = Project.open(folder)
-    out = project.server().at(project.server().out)
-    if not RunFolder.open(out).finished:
-        raise BadInput(f"{out} is not finished: run fedhead deploy up {folder} --resume first")
+    run = finished_run(project.server())
     with interruptible("stopped"):
         LocalFederation(project, secure=not insecure, evaluate=True).run()
-    for table in matrix(out):
+    for table in matrix(run.path):
         print_table(table)
 
 

@@ -20,35 +20,23 @@ from fedhead.flower.server import server_status
 from fedhead.flower.server.server_status import ServerStatus
 from fedhead.runs.run_folder_schema import CROSS_SITE, RESULT
 
-RESTART_SECONDS = 5.0  # pause before each restart of a node; Flower refuses a killed node's key for a minute
 LINK_SECONDS = 90.0  # time limit for the SuperLink to answer
 SERVER_SECONDS = 240.0  # time limit for the run's server to start
-
-
-@dataclass
-class Node:
-    """SuperNode of a site."""
-
-    site: str
-    port: int
-    process: subprocess.Popen[bytes]
-    starts: int = 1
-    next_start: float | None = None  # set while an ended node waits for its restart
 
 
 @dataclass
 class LocalFederation:
     """Local processes of a deployment, from start to end of one run.
 
-    A node that ends is started again. If the SuperLink or the run's server ends early, the run fails; a new
-    `LocalFederation` of the same project continues it with `resume=True`.
+    The site of a node that ends is absent from then on. If the SuperLink or the run's server ends early, the run fails;
+    a new `LocalFederation` of the same project continues it with `resume=True`.
 
     Args:
         project: Folder of the deployment.
         secure: Use TLS and authenticated nodes.
         resume: Continue an interrupted run.
         evaluate: Test the models of the finished run at every site, instead of a run.
-        leave_out_site: Site that only tests; "": all sites train.
+        leave_out_site: Site that only tests; None: all sites train.
         log: Called with each progress message and each line of the server's log.
     """
 
@@ -56,9 +44,9 @@ class LocalFederation:
     secure: bool = False
     resume: bool = False
     evaluate: bool = False
-    leave_out_site: str = ""
+    leave_out_site: str | None = None
     log: Callable[[str], None] = print
-    nodes: list[Node] = field(default_factory=list, init=False)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)  # by site
     link: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +58,8 @@ class LocalFederation:
         if self.secure:
             certificates.check(self.project.certs, list(self.sites))
         self.private.mkdir(parents=True, exist_ok=True)
-        link_port, *self._node_ports = processes.free_ports(1 + len(self.sites))
+        link_port, *node_ports = processes.free_ports(1 + len(self.sites))
+        self._node_ports, self._ended = dict(zip(self.sites, node_ports, strict=True)), set[str]()
         self.address = f"127.0.0.1:{link_port}"
         file = self.project.server().without(self.leave_out_site)
         self._result = file.at(file.out) / (CROSS_SITE if self.evaluate else RESULT)
@@ -113,8 +102,7 @@ class LocalFederation:
         if self.secure:
             keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
             register(self.address, self.project.certs / "ca.crt", keys)
-        for site, port in zip(self.sites, self._node_ports, strict=True):
-            self.nodes.append(Node(site, port, self._start_node(site, port)))
+        self.nodes = {site: self._start_node(site) for site in self.sites}
         self._submit()
 
     def _start_link(self) -> None:
@@ -147,8 +135,8 @@ class LocalFederation:
         except OSError:
             return False
 
-    def _start_node(self, site: str, port: int) -> subprocess.Popen[bytes]:
-        file, certs = self.sites[site].path, self.project.certs
+    def _start_node(self, site: str) -> subprocess.Popen[bytes]:
+        file, certs, port = self.sites[site].path, self.project.certs, self._node_ports[site]
         command = [sys.executable, "-m", "fedhead.flower.node", "--superlink", self.address, "--port", str(port)]
         command += ["--node-config", f'site="{file}"']
         if self.secure:
@@ -161,7 +149,7 @@ class LocalFederation:
     def _submit(self) -> None:
         """Hand the run to the SuperLink by Flower's own command."""
         values = {"server": str(self.project.server_file), "insecure": not self.secure}
-        values |= {"resume": self.resume, "evaluate": self.evaluate, "leave_out_site": self.leave_out_site}
+        values |= {"resume": self.resume, "evaluate": self.evaluate, "leave_out_site": self.leave_out_site or ""}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         completed = subprocess.run(
             ["flwr", "run", str(self.project.app), "--run-config", config, "--format", "json"],
@@ -182,14 +170,14 @@ class LocalFederation:
 
     # -- waiting ----------------------------------------------------------------------------------
     def watch(self) -> None:
-        """Wait until the run has ended; nodes that end meanwhile are started again.
+        """Wait until the run has ended.
 
         Raises:
             FedheadError: With the server's reason, if the run failed.
         """
         while not self._result.exists():
             self._follow_log()
-            self._restart_nodes()
+            self._check_nodes()
             self._check_running()
             time.sleep(0.3)
         self._follow_log()
@@ -198,17 +186,12 @@ class LocalFederation:
         for line in self._server_log:
             self.log(line.rstrip("\n"))
 
-    def _restart_nodes(self) -> None:
-        now = time.monotonic()
-        for node in self.nodes:
-            if node.process.poll() is None:
-                continue
-            if node.next_start is None:
-                node.next_start = now + RESTART_SECONDS
-                self.log(f"the node of {node.site} has ended with code {node.process.returncode}; it is started again")
-            elif now >= node.next_start:
-                node.process, node.next_start = self._start_node(node.site, node.port), None
-                node.starts += 1
+    def _check_nodes(self) -> None:
+        for site, process in self.nodes.items():
+            if process.poll() is not None and site not in self._ended:
+                self._ended.add(site)
+                log = self.private / f"site-{site}.log"
+                self.log(f"the node of {site} has ended with code {process.returncode}: its site is absent (see {log})")
 
     def _check_running(self) -> None:
         if self.link is not None and self.link.poll() is not None:
@@ -227,12 +210,12 @@ class LocalFederation:
 
     def close(self) -> None:
         """Stop all processes that this object started."""
-        processes.stop([node.process for node in self.nodes])  # first, so that nodes can unregister from the SuperLink
+        processes.stop(list(self.nodes.values()))  # first, so that nodes can unregister from the SuperLink
         if self.link is not None:
             processes.stop([self.link])
             status, deadline = ServerStatus.read(self._status), time.monotonic() + 10.0
             while status is not None and status.process.alive() and time.monotonic() < deadline:
                 time.sleep(0.1)  # wait for the server to exit and unlock the run folder
-        self.nodes, self.link = [], None
+        self.nodes, self.link = {}, None
         self._lock.close()
         self._server_log.close()

@@ -109,7 +109,9 @@ class ServerFile(_File, Timeouts):
 
     def without(self, site: str | None) -> ServerFile:
         """Return the file of a run that leaves a site out, in a folder of its own; None: this file."""
-        return self if not site else dataclasses.replace(self, leave_out_site=site, out=f"{self.out}-without-{site}")
+        if site is None:
+            return self
+        return dataclasses.replace(self, leave_out_site=site, out=f"{self.out}-without-{site}")
 
     @property
     def own_data(self) -> str | None:

@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if not path:
             raise BadInput("no server.yaml is named: flwr run app --run-config 'server=\"/path/to/server.yaml\"'")
-        file = ServerFile.read(str(path)).without(str(context.run_config.get("leave_out_site", "")))
+        file = ServerFile.read(str(path)).without(str(context.run_config.get("leave_out_site", "")) or None)
         if context.run_config.get("insecure", False):
             file = replace(file, keys=None)
         if context.run_config.get("evaluate", False):
