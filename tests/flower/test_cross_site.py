@@ -158,6 +158,6 @@ def test_the_matrix_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureF
     serve(made.server(), grid, log=lambda line: None)
     (made.path / "run" / "result.json").unlink()
     assert call(["deploy", "evaluate", str(made.path)]) == 2
-    assert "run is not finished: run fedhead deploy up" in capsys.readouterr().err
+    assert "run is not finished: resume the run first" in capsys.readouterr().err
     with pytest.raises(BadInput, match="is not finished: resume the run first"):
         evaluate(made.server(), grid)

@@ -85,16 +85,22 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
     return final_metrics(str(out), run.recipe, finished)
 
 
+def finished_run(file: ServerFile) -> RunFolder:
+    """Open the run folder of a server.yaml; raise `BadInput` if its run is not finished."""
+    folder = RunFolder.open(file.at(file.out))
+    if not folder.finished:
+        raise BadInput(f"{folder.path} is not finished: resume the run first")
+    return folder
+
+
 def evaluate(file: ServerFile, grid: Grid, log: Callable[[str], None] = print) -> None:
     """Write the cross-site matrix of a finished run into its folder: of its last stage, else of its rounds.
 
     Raises:
         BadInput: If the run is not finished.
     """
-    folder = RunFolder.open(file.at(file.out))
-    result, begun = folder.result(), folder.environment()
-    if result is None:
-        raise BadInput(f"{folder.path} is not finished: resume the run first")
+    folder = finished_run(file)
+    result, begun = folder.result() or {}, folder.environment()
     torch.set_num_threads(1)
     recipe = replace(folder.recipe, folders=(*folder.recipe.folders, file.path.parent))
     spec = factory.run_spec(file, begun["experiment"], recipe, lambda s: table_fit.entries(begun["inputs"], s.table))
