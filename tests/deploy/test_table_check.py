@@ -40,8 +40,11 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         table.to_csv(path, index=False)
         assert call(["deploy", "check", site]) == 2
         assert reason in capsys.readouterr().err
+    good.assign(outcome="dead").to_csv(path, index=False)
+    assert call(["deploy", "check", site]) == 0  # a site may lack a class
     good.to_csv(path, index=False)
     file = Path(site) / "site.yaml"
+    assert 'data: "../../../south.csv"' in file.read_text()  # so that the folder may be moved with the data
     strange.to_csv(tmp_path / "test.csv", index=False)
     file.write_text(file.read_text().replace("client_test: 0.25", "test: ../../../test.csv"))
     assert call(["deploy", "check", site]) == 2  # its test table too

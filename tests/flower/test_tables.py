@@ -194,8 +194,14 @@ def test_a_bad_table_is_named_at_its_site_alone(
     assert reason in capsys.readouterr().err
     told = "\n".join([*replies, *said])
     assert TEXTS["data"] in told
-    for word in ("Methuselah", "'lost'", "south.csv"):
+    for word in (reason, "Methuselah", "'lost'", "south.csv"):
         assert word not in told
+
+
+def test_a_site_whose_rows_are_all_of_one_class_trains(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    pd.read_csv(tmp_path / "south.csv").assign(outcome="dead").to_csv(tmp_path / "south.csv", index=False)
+    assert all(accuracy is not None for accuracy in serve(made.server(), grid, log=lambda line: None)["clients"])
 
 
 def test_a_site_accepts_one_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
