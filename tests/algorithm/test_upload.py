@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -128,13 +128,6 @@ class Shift(Upload):
         return send - self.by
 
 
-@dataclass(frozen=True)
-class Mask(Upload):
-    """An upload that works on sums alone."""
-
-    needs_sums: ClassVar[bool] = True
-
-
 def test_the_server_undoes_uploads_from_the_last_to_the_first() -> None:
     plain, shifted = simulate("fedavg", []), simulate("fedavg", [Shift(), Clip(1e9), Shift(-7.0)])
     assert not torch.equal(
@@ -144,13 +137,6 @@ def test_the_server_undoes_uploads_from_the_last_to_the_first() -> None:
         train_round(simulation, 1)
     for name, t in plain.server.leaves().items():
         torch.testing.assert_close(shifted.server.leaves()[name], t, atol=1e-10, rtol=1e-10)
-
-
-def test_an_upload_that_needs_sums_refuses_what_is_none_by_name() -> None:
-    train_round(simulate("fedproto", [Mask()]), 1)
-    for method, executor in (("fedavg", Loop()), ("scaffold", Stack())):
-        with pytest.raises(BadInput, match=f"the upload Mask works on plain sums, and 'model', which {method} sends"):
-            train_round(simulate(method, [Mask()], executor), 1)
 
 
 def test_what_is_declared_a_sum_is_only_ever_summed() -> None:

@@ -182,6 +182,7 @@ def test_a_stage_that_is_no_sum_is_refused_by_name(stage: Stage) -> None:
         ({"outliers": OutlierPolicy("drop")}, "outliers needs the single replies"),
         ({"aggregator": AGGREGATORS["median"]()}, "aggregator needs the single replies"),
         ({"sampler": SAMPLERS["weighted"](), "participation": 0.8}, "sampler weighted needs"),
+        ({"sampler": SAMPLERS["poisson"](), "participation": 0.8}, "sampler=poisson may draw too few"),
         ({"participation": 0.4}, "2 clients are too few: a sum covers at least 3"),
         ({"models": 2}, "several architectures"),
         ({"uploads": [SecureSum(range=1e18)]}, "range 1e+18 is too large"),

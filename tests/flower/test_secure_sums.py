@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message, RecordDict
-from simulations import make_world, run
+from simulations import make_simulation, make_world, run
 from small import federation, network
 from small_sites import changed_response
 
@@ -35,7 +36,8 @@ from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site.policy import Policy
 from fedhead.flower.site.secure_sums import SiteSecureSum
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.protocol import RunSpec
+from fedhead.flower.wire.protocol import RunSpec, SecureRequest
+from fedhead.flower.wire.site_errors import SiteProblem
 from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation
 
 SECURE = SecureSum(threshold=0.5)  # one of the five sites has no samples
@@ -122,7 +124,7 @@ def test_the_ledger_records_masked_replies_as_such(tmp_path: Path) -> None:
     asked = [(entry["kind"], (entry["secure"] or {}).get("step")) for entry in entries if entry["kind"] != "test"]
     assert asked == [("secure", "advertise"), ("secure", "share"), ("work", "mask"), ("secure", "unmask")]
     assert list(entries[2]["sent"]["send"]["tensors"]) == ["masked"]
-    assert [bool(entry.get("release")) for entry in entries[:4]] == [False, False, False, True]
+    assert [bool(entry.get("release")) for entry in entries[:4]] == [False, False, True, True]
     assert len(json.dumps(entries)) < 20_000  # without the messages themselves
 
 
@@ -188,7 +190,33 @@ def test_a_retry_is_a_new_session(tmp_path: Path) -> None:
     assert len(sessions) == 2
 
 
+def test_masked_noise_is_charged_when_it_leaves_the_site(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, stages=[fh.Ridge()], rounds=0, privacy=[fh.DP(2.0, 1e-3)])
+    sites.grid.faults[101] = at("unmask", gone)
+    assert sites.run().stages["ridge"].metrics["participants"] == 4
+    for site in ("site-0", "site-1"):
+        charged = [entry["secure"]["step"] for entry in sites.ledger() if entry["site"] == site and "privacy" in entry]
+        assert charged == ["mask"]
+
+
 # -- what a site refuses ------------------------------------------------------------------------------
+@pytest.mark.parametrize(("invited", "refused"), [(5, False), (6, True)])
+def test_a_site_refuses_a_session_of_two_groups(invited: int, refused: bool) -> None:
+    """Of six sites in a cohort of three, one half could reveal one secret of a site, the other half the other."""
+    method, data = fh.FedAvg(), fh.Federation.load("digits", "iid", clients=8, subset=160)
+    settings = {**SETTINGS, "participation": 3 / 8, "uploads": [fh.SecureSum()]}
+    clients = make_simulation(data, [fh.build("mlp", data.input_shape, 10)], method, **settings).clients
+    private = [ec.generate_private_key(ec.SECP384R1()) for _ in range(8)]
+    registered = {k: key.public_key() for k, key in enumerate(private)}
+    site = SiteSecureSum(lambda spec: (private[0], registered))
+    asked = SecureRequest("00" * 16, "advertise", list(range(invited)), {})
+    request: Any = SimpleNamespace(
+        secure=asked, algorithm="train", round=1, spec=SimpleNamespace(sites=[f"site-{k}" for k in range(8)])
+    )
+    with pytest.raises(SiteProblem, match="two groups") if refused else nullcontext():
+        site.answer(request, method, clients, 0)
+
+
 def test_a_site_may_require_secure_sums(tmp_path: Path) -> None:
     with pytest.raises(FedheadError, match=r"its site\.yaml does not allow"):
         Sites(tmp_path, Policy(require_secure_sum=True), uploads=[]).run()

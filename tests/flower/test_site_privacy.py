@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhead.core.system.errors import BadInput
 from fedhead.deploy.project import Project
 from fedhead.engine.clients.server import make_downlink
 from fedhead.flower import factory
@@ -69,19 +70,19 @@ def test_statistics_leave_with_noise_and_the_ledger_has_the_budget(tmp_path: Pat
 def test_statistics_that_are_asked_for_twice_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(tmp_path)
     spec = server.new_run("dp(epsilon=2)")
-    assert [server.ask(spec, "ridge")[0], *(server.ask(spec, "ridge") for _ in range(1))] == [None, ("policy", {})]
+    assert [server.ask(spec, "ridge")[0] for _ in range(2)] == [None, "policy"]
     assert "statistics of ridge were sent before in this run" in capsys.readouterr().err
 
 
 def test_a_budget_of_a_site_covers_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server(tmp_path, "max_epsilon: 3\n")
+    server = Server(tmp_path, "max_epsilon: 2.5\n")
     first, second = server.new_run("dp(epsilon=2)"), server.new_run("dp(epsilon=2, delta=1e-6)")
     assert [server.ask(first, stage)[0] for stage in ("ridge", "ncm")] == [None, None]
     assert server.ask(second, kind="hello")[0] == "policy"  # before any round
     assert server.ask(second)[0] == "policy"
     told = capsys.readouterr().err
-    assert "statistics of this site's samples would have ε = 3." in told
-    assert "'max_epsilon' in site.yaml permits 3" in told
+    assert "statistics of this site's samples would have ε = 2." in told
+    assert "'max_epsilon' in site.yaml permits 2.5" in told
     assert server.ask(server.new_run("dp(epsilon=1)"), kind="hello")[0] is None
 
 
@@ -89,6 +90,8 @@ def test_a_budget_of_a_site_covers_all_runs(tmp_path: Path, capsys: pytest.Captu
     ("privacy", "keys", "words"),
     [
         ((), {}, "the exchange ridge would send replies without noise"),
+        (("client_dp(delta=1e-3)",), {"rounds": 1}, "the exchange train would send replies"),
+        (("sample_dp",), {"rounds": 1}, "the exchange train would send replies"),
         (("dp",), {"rounds": 1}, "the exchange train would send replies without noise"),
         (("dp(epsilon=9)",), {}, "would have ε = 9 in all"),
     ],
@@ -100,6 +103,35 @@ def test_a_site_with_a_budget_refuses_others(
     assert server.ask(server.new_run(*privacy, **keys), kind="hello")[0] == "policy"
     assert words in capsys.readouterr().err
     assert not any(entry.get("sent") for entry in server.ledger.entries())
+
+
+def test_a_site_refuses_rounds_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(tmp_path, "max_epsilon: 1\n")
+    assert server.ask(server.new_run("dp(epsilon=1)"), "train") == ("request", {})
+    assert "round 1 of a run of 0 rounds" in capsys.readouterr().err
+
+
+def test_a_site_refuses_a_list_with_its_name_twice(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    spec = replace(server.new_run("dp"), sites=["north", "south", "south"])
+    content = through_bytes(wire.pack(to_json(Request("hello", spec, 60.0)), {}))
+    header, _ = wire.unpack(through_bytes(respond(content, factory.site_of(str(server.path)), watchdog=False)))
+    assert read_response(header).problem == "name"
+
+
+def test_a_damaged_ledger_permits_no_release(tmp_path: Path) -> None:
+    server = Server(tmp_path, "max_epsilon: 3\n")
+    assert server.ask(server.new_run("dp(epsilon=2)"))[0] is None
+    text = server.ledger.path.read_text()
+    server.ledger.path.write_text(text.replace('"time"', '"time', 1))
+    assert server.ask(server.new_run("dp(epsilon=2)"))[0] is not None
+    with pytest.raises(BadInput, match="line 1 is damaged: restore the ledger"):
+        list(server.ledger.entries())
+
+
+def test_a_site_with_a_budget_keeps_its_model(tmp_path: Path) -> None:
+    server = Server(tmp_path, "max_epsilon: 3\nshare_model: true\n")
+    assert server.ask(server.new_run("dp(epsilon=2)"), kind="model")[0] == "consent"
 
 
 def test_a_site_never_takes_its_noise_from_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

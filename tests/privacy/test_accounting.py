@@ -10,7 +10,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedhead.core.system.errors import BadInput
 from fedhead.privacy import accounting, gaussian
-from fedhead.privacy.accounting import Sampling, epsilon_of, multiplier_of
+from fedhead.privacy.accounting import epsilon_of, multiplier_of
 
 ORDERS = np.arange(2, 257)
 
@@ -27,10 +27,10 @@ def rdp(rate: float, multiplier: float) -> np.ndarray:
 
 
 def test_steps_without_sampling_compose_in_closed_form() -> None:
-    assert accounting.mu_of({Sampling(1.0): 16}, 8.0) == pytest.approx(0.5)
-    assert epsilon_of({Sampling(1.0): 16}, 8.0, 1e-5) == pytest.approx(gaussian.epsilon_of(1e-5, 0.5))
-    assert multiplier_of({Sampling(1.0): 16}, 2.0, 1e-5) == pytest.approx(4 / gaussian.mu_of(2.0, 1e-5))
-    assert accounting.accountant_of({Sampling(1.0): 16}) == "Gaussian differential privacy in closed form"
+    assert accounting.mu_of({1.0: 16}, 8.0) == pytest.approx(0.5)
+    assert epsilon_of({1.0: 16}, 8.0, 1e-5) == pytest.approx(gaussian.epsilon_of(1e-5, 0.5))
+    assert multiplier_of({1.0: 16}, 2.0, 1e-5) == pytest.approx(4 / gaussian.mu_of(2.0, 1e-5))
+    assert accounting.accountant_of({1.0: 16}) == "Gaussian differential privacy in closed form"
 
 
 @pytest.mark.parametrize(
@@ -45,31 +45,23 @@ def test_epsilon_is_at_most_the_published_one(rate: float, multiplier: float, st
     assert min(each + math.log(1e5) / (ORDERS - 1)) == pytest.approx(published, abs=0.015)
     # the conversion of Canonne, Kamath and Steinke (2020), Proposition 12, is the tighter one of today
     tight = min(each + np.log1p(-1 / ORDERS) + math.log(1e5) / (ORDERS - 1) - np.log(ORDERS) / (ORDERS - 1))
-    assert epsilon_of({Sampling(rate): steps}, multiplier, 1e-5) == pytest.approx(tight, rel=2e-3)
+    assert epsilon_of({rate: steps}, multiplier, 1e-5) == pytest.approx(tight, rel=2e-3)
 
 
 def test_epsilon_of_the_tutorial_with_the_default_orders_of_dp_accounting() -> None:
     library = pytest.importorskip("dp_accounting")
     accountant = library.rdp.RdpAccountant()
     accountant.compose(library.PoissonSampledDpEvent(256 / 60_000, library.GaussianDpEvent(1.1)), 3515)
-    epsilon = epsilon_of({Sampling(256 / 60_000): 3515}, 1.1, 1e-5)
+    epsilon = epsilon_of({256 / 60_000: 3515}, 1.1, 1e-5)
     assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3) == pytest.approx(1.281, abs=1e-3)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.1), Sampling(0.1, 100)])
-def test_multiplier_spends_the_budget_and_no_more(sampling: Sampling) -> None:
+def test_multiplier_spends_the_budget_and_no_more() -> None:
     pytest.importorskip("dp_accounting")
-    multiplier = multiplier_of({sampling: 50}, 2.0, 1e-5)
-    assert epsilon_of({sampling: 50}, multiplier, 1e-5) <= 2.0
-    assert epsilon_of({sampling: 50}, multiplier * 0.997, 1e-5) > 2.0
-    assert "dp-accounting" in accounting.accountant_of({sampling: 50})
-
-
-def test_a_fixed_number_of_clients_needs_more_noise_than_poisson_samples() -> None:
-    pytest.importorskip("dp_accounting")
-    fixed, poisson = (epsilon_of({sampling: 10}, 4.0, 1e-3) for sampling in (Sampling(0.1, 50), Sampling(0.1)))
-    everyone = epsilon_of({Sampling(1.0): 10}, 4.0, 1e-3)
-    assert poisson < fixed < 2 * everyone
+    multiplier = multiplier_of({0.1: 50}, 2.0, 1e-5)
+    assert epsilon_of({0.1: 50}, multiplier, 1e-5) <= 2.0
+    assert epsilon_of({0.1: 50}, multiplier * 0.997, 1e-5) > 2.0
+    assert "dp-accounting" in accounting.accountant_of({0.1: 50})
 
 
 def test_sampled_steps_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +69,5 @@ def test_sampled_steps_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     accounting._require.cache_clear()
     accounting._rdp.cache_clear()
     with pytest.raises(BadInput, match="pip install 'fedhead\\[privacy\\]'"):
-        epsilon_of({Sampling(0.1): 10}, 1.0, 1e-5)
+        epsilon_of({0.1: 10}, 1.0, 1e-5)
     accounting._require.cache_clear()

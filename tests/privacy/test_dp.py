@@ -63,6 +63,24 @@ def test_one_record_changes_the_release_by_at_most_its_sensitivity(
         assert math.sqrt(distance) >= release.mu * (1 - 1e-6)
 
 
+def test_features_of_any_weights_stay_within_the_bound() -> None:
+    z = torch.tensor([[1e-170, 0.0], [1e-163, 1e-163], [1e300, -1e300], [torch.nan, 1.0], [torch.inf, 1.0]]).double()
+    for clip in (None, 1.0):
+        for center in (None, torch.tensor([1.0, 0.0]).double(), torch.tensor([1 - 1e-16, 1e-163]).double()):
+            assert bool((bounded(z, clip, center).norm(dim=1) <= 1 + 1e-8).all())
+
+
+def test_the_last_bits_of_noisy_numbers_reveal_nothing() -> None:
+    """An entry of an empty class has no other bits than one of a class with a tiny sum."""
+    deviations, source = Release(DP(1.0), 1).deviations(3, False), np.random.default_rng(0)
+    for exact in (0.0, 1e-9, 0.3):
+        sums = fh.Tree(count=torch.full((4,), exact).double(), sum=torch.full((4, 3), exact).double())
+        noisy = add_noise(sums, deviations, source)
+        for name, sigma in (("count", deviations.count), ("sum", deviations.sum)):
+            steps = noisy[name] / 2.0 ** (math.floor(math.log2(sigma)) - 20)
+            assert torch.equal(steps, steps.round())
+
+
 def test_noise_of_every_entry_has_the_claimed_variance() -> None:
     deviations = Release(DP(1.0), 1).deviations(3, True)
     zeros = fh.Tree(count=torch.zeros(2), sum=torch.zeros(2, 3), outer=torch.zeros(6)).map(torch.Tensor.double)

@@ -15,6 +15,7 @@ from simulations import simulate
 from torch import nn
 
 import fedhead as fh
+from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batching import DrawArguments, draw_all
 from fedhead.engine.clients.private_rounds import CLIP, PrivateClients
 from fedhead.privacy.client_dp import ClientDP
@@ -45,7 +46,7 @@ def sample_dp(**parameters: Any) -> fh.SampleDP:
 def released(protection: ClientDP, updates: list[fh.Tree], cohort: int, round: int = 1) -> tuple[fh.Tree, fh.Tree]:
     """Return the noisy mean of updates of a zero model, and the server state after it."""
     server = fh.Tree(model=fh.Tree(a=torch.zeros(3).double(), b=torch.zeros(2, 2).double()))
-    mean = PrivateClients(protection, 5, cohort, cohort, False).mean(server, round, _Task())  # type: ignore[arg-type]
+    mean = PrivateClients(protection, 5, cohort, cohort).mean(server, round, _Task())  # type: ignore[arg-type]
     return mean("model", updates), mean.remember(fh.FedAvg(), server)
 
 
@@ -102,18 +103,20 @@ def test_clients_have_equal_weights_and_clip_before_they_send() -> None:
         torch.testing.assert_close(private.weights[name], t, atol=2e-6, rtol=1e-4)
 
 
-def test_cohorts_are_secret_and_drawn_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohorts_differ_between_equal_runs() -> None:
     pytest.importorskip("dp_accounting")
-    run = train(fh.ClientDP(50, 1e-2, noise_multiplier=1.0), clients=20, participation=0.3, sampler="poisson", rounds=6)
-    assert len({row["participants"] for row in run.rows}) > 1
+    protection = fh.ClientDP(50, 1e-2, noise_multiplier=1.0)
+    options = {"clients": 40, "participation": 0.4, "sampler": "poisson", "rounds": 8}
+    run, again = (train(protection, **options) for _ in range(2))
+    assert [row["participants"] for row in run.rows] != [row["participants"] for row in again.rows]
     assert not any("client_train_loss" in row for row in run.rows)
     (guarantee,) = run.guarantees
     assert guarantee.secret
     assert "nobody who sees the models knows the cohorts" in guarantee.assumptions
     assert guarantee.neighbourhood == "add or remove one"
     assert guarantee.unit == "client"
-    fixed = train(client_dp(noise_multiplier=20.0), clients=20, participation=0.3, rounds=1)
-    assert fixed.guarantees[0].neighbourhood == "replace one"
+    with pytest.raises(BadInput, match=r"set sampler=poisson"):
+        train(client_dp(noise_multiplier=20.0), clients=20, participation=0.3, rounds=1)
 
 
 # -- sample_dp ------------------------------------------------------------------------------------
@@ -158,6 +161,16 @@ def test_one_sample_moves_the_sum_of_gradients_by_at_most_the_clipping_norm(size
     with_sample, without = (dataclasses.replace(data, rows=[np.arange(n)]) for n in (size, size - 1))
     moved = step(with_sample, clip, 1e-9) - step(without, clip, 1e-9)
     assert 0 < math.sqrt(float(moved.sq())) <= clip * (1 + 1e-6)
+
+
+def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
+    """An error would reveal that a sample has one."""
+    data = federation(8)
+    data.train.x[3] = 1e38
+    moved = step(data, 1.0, 1e-9)
+    without = step(dataclasses.replace(data, rows=[np.array([0, 1, 2, 4, 5, 6, 7])]), 1.0, 1e-9)
+    for name, t in without.items():
+        torch.testing.assert_close(moved[name], t, atol=1e-6, rtol=1e-6)
 
 
 def test_a_step_equals_the_clipped_gradients_of_plain_torch() -> None:
@@ -268,7 +281,7 @@ def test_rounds_can_not_be_added_to_a_planned_budget() -> None:
         ("client_dp(delta=0.01)", {"method": "local"}, "server of local"),
         ("client_dp(delta=0.01)", {"aggregator": "median"}, "leave aggregator out"),
         ("client_dp(delta=0.01)", {"outliers": "drop(norm=5)"}, "leave outliers out"),
-        ("client_dp(delta=0.01)", {"sampler": "weighted"}, "no account for sampler weighted"),
+        ("client_dp(delta=0.01)", {"sampler": "weighted"}, "set sampler=poisson"),
         ("sample_dp(delta=1e-4)", {"method": "fedproto"}, "this method also reads the"),
         ("sample_dp(delta=1e-4)", {"method": "fedrod"}, "this method also reads the class counts"),
         ("sample_dp(delta=1e-4)", {"class_weights": "balanced"}, "leave class_weights out"),

@@ -32,15 +32,12 @@ from fedhead.privacy.secure_sum.session import FEWEST, Session
 class Upload(Component):
     """Transformation of a client's reply on its way to the server; the base class changes nothing.
 
-    Sent entries that are plain sums (`Algorithm.sums`) need care: masks that cancel out
-    require sums, and rounding harms them.
+    Rounding harms sent entries that are plain sums (`Algorithm.sums`).
 
     Attributes:
-        needs_sums: Whether to refuse entries that are not plain sums.
         spares_sums: Whether plain sums are left unchanged; `encode` does not see them.
     """
 
-    needs_sums: ClassVar[bool] = False
     spares_sums: ClassVar[bool] = False
 
     def check(self, method: Method) -> None:
@@ -199,7 +196,6 @@ class SecureSum(Upload):
 def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: Client) -> Tree:
     """Encode the entries from `finish` by all uploads, first to last."""
     for step in uploads:
-        _require_sums(step, algorithm, send)
         if changed := _changed(step, algorithm, send):
             send = send.replace(_same_entries(step, "encode", changed, step.encode(changed, client)))
     return send
@@ -232,12 +228,3 @@ def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
 def exact(uploads: Sequence[Upload], algorithm: Algorithm, names: Sequence[str]) -> bool:
     """Return whether these entries arrive exactly as computed: not rounded, masked or noisy."""
     return not names or all(step.spares_sums and set(names) <= set(algorithm.sums) for step in uploads)
-
-
-def _require_sums(step: Upload, algorithm: Algorithm, send: Tree) -> None:
-    for name in send if step.needs_sums else ():
-        if name not in algorithm.sums:
-            raise BadInput(
-                f"the upload {step.name} works on plain sums, and {name!r}, which "
-                f"{algorithm.name} sends, is none: leave the upload out, or use a method that sends sums only"
-            )

@@ -21,9 +21,13 @@ _PRESENT = 2.0  # deviations of a count's noise below which a class counts as ab
 
 
 def add_noise(sums: Tree, deviations: Deviations, source: np.random.Generator) -> Tree:
-    """Add Gaussian noise to one client's `count`, `sum` and `outer`."""
-    d = sums["sum"].shape[-1]
-    scales: dict[str, float | Tensor] = {"count": deviations.count, "sum": deviations.sum}
+    """Add Gaussian noise to one client's `count`, `sum` and `outer`.
+
+    The result is rounded to a millionth of the noise: the last bits of a floating-point sum may reveal its terms
+    (Mironov, 2012).
+    """
+    d, single = sums["sum"].shape[-1], torch.ones((), dtype=torch.float64)
+    scales = {"count": deviations.count * single, "sum": deviations.sum * single}
     if "outer" in sums:
         size = sums["outer"].shape[-1]
         scale = torch.full((size,), deviations.moment, dtype=torch.float64)
@@ -33,8 +37,11 @@ def add_noise(sums: Tree, deviations: Deviations, source: np.random.Generator) -
         scales["outer"] = scale
 
     def noisy(name: str) -> Tensor:
-        exact: Tensor = sums[name]
-        return exact + (noise.gaussian(source, tuple(exact.shape), 1.0) * scales[name]).to(exact)
+        exact, scale = sums[name], scales[name]
+        drawn = noise.gaussian(source, tuple(exact.shape), 1.0) * scale
+        step = torch.exp2(scale.clamp_min(1e-30).log2().floor() - 20)
+        rounded: Tensor = ((exact.double().cpu() + drawn) / step).round() * step
+        return rounded.to(exact)
 
     return sums.replace({name: noisy(name) for name in scales})
 

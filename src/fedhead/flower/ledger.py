@@ -74,14 +74,18 @@ class Ledger:
                 raise
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield all entries, from the oldest file on; a line that a killed process has cut off is skipped."""
+        """Yield all entries, from the oldest file on; a line that a killed process has cut off is skipped.
+
+        Raises:
+            BadInput: If a line is damaged.
+        """
         for path in self.files():
-            with path.open(encoding="utf-8") as file:
-                for line in file:
-                    try:
-                        yield json.loads(line)
-                    except ValueError:
-                        continue
+            for number, line in enumerate(path.read_bytes().splitlines(), 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    if line.endswith(b"}"):
+                        raise BadInput(f"{path}, line {number} is damaged: restore the ledger from a backup") from error
 
     def files(self) -> list[Path]:
         """Return the existing files, oldest first."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedhead.core.training import random
 
-TINY = torch.finfo(torch.float64).tiny  # features that are all zero stay zero
+TINY = 1e-100  # smallest norm: squares of smaller features are 0 in float64, so their norm can't be computed
 
 
 class DoubleLinear(nn.Linear):
@@ -92,7 +92,7 @@ def bounded(z: Tensor, clip: float | None, center: Tensor | None = None, directi
         center: Mean of bounded features, which is subtracted before the features are bounded again; None: none.
         directions: Number of random directions that the features are projected on first; None: no projection.
     """
-    z = z.double()
+    z = z.double().nan_to_num(0, 0, 0)  # an error would reveal that a sample has such features
     if directions is not None:
         z = z @ _random_directions(directions, z.shape[-1]).to(z).mT
     z = z if center is None else bounded(z, clip) - center

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy.optimize import brentq
 
@@ -22,24 +22,7 @@ ORDERS = (2, 2.5, 3, 3.5, 4, 4.5, *range(5, 33), 36, 40, 48, 64, 96, 128, 256)
 _PRECISION = 1e-3  # of a multiplier that is solved for, relative
 
 
-class Sampling(NamedTuple):
-    """Records that take part in a step.
-
-    Attributes:
-        rate: q, probability of each record.
-        population: Number of records, of which a fixed number is drawn without replacement; None: Poisson sampling.
-    """
-
-    rate: float
-    population: int | None = None
-
-    @property
-    def sensitivity(self) -> float:
-        """Change of a sum of records of norm 1 between neighbours; a fixed number means that one is replaced."""
-        return 1.0 if self.population is None else 2.0
-
-
-Steps = Mapping[Sampling, int]  # number of steps by their sampling
+Steps = Mapping[float, int]  # number of steps by q, the probability of each record (Poisson sampling)
 
 
 def epsilon_of(steps: Steps, multiplier: float, delta: float) -> float:
@@ -50,32 +33,28 @@ def epsilon_of(steps: Steps, multiplier: float, delta: float) -> float:
         multiplier: z, deviation of the noise on a sum of records of norm 1.
         delta: δ.
 
-    >>> f"{epsilon_of({Sampling(1.0): 10}, 8.0, 1e-5):.3f}"
+    >>> f"{epsilon_of({1.0: 10}, 8.0, 1e-5):.3f}"
     '1.535'
     """
     if (mu := mu_of(steps, multiplier)) is not None:
         return gaussian.epsilon_of(delta, mu)
-    rdp = sum(count * _rdp(sampling, multiplier) for sampling, count in steps.items())
+    rdp = sum(count * _rdp(rate, multiplier) for rate, count in steps.items())
     return float(_require().rdp.compute_epsilon(ORDERS, rdp, delta)[0])
 
 
 def mu_of(steps: Steps, multiplier: float) -> float | None:
     """Return μ of Gaussian differential privacy; None if records are sampled."""
-    if any(sampling.rate < 1 for sampling in steps):
-        return None
-    return gaussian.compose(sampling.sensitivity * math.sqrt(n) / multiplier for sampling, n in steps.items())
+    return None if any(rate < 1 for rate in steps) else math.sqrt(sum(steps.values())) / multiplier
 
 
 def multiplier_of(steps: Steps, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier z of a training that spends at most ε, to a tenth of a per cent."""
-    without_sampling = mu_of({sampling._replace(rate=1.0): count for sampling, count in steps.items()}, 1.0)
-    assert without_sampling is not None, "nothing is sampled"
-    highest = without_sampling / gaussian.mu_of(epsilon, delta)
+    highest = math.sqrt(sum(steps.values())) / gaussian.mu_of(epsilon, delta)  # without sampling
     if mu_of(steps, 1.0) is not None:
         return highest
 
     def excess(x: float) -> float:
-        return math.log(epsilon_of(steps, math.exp(x), delta) / epsilon)
+        return math.log(max(epsilon_of(steps, math.exp(x), delta), 1e-300) / epsilon)
 
     x = math.log(highest)
     while excess(x) > 0:  # RDP is an upper bound, which may exceed the exact ε
@@ -94,19 +73,11 @@ def accountant_of(steps: Steps) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _rdp(sampling: Sampling, multiplier: float) -> Any:
+def _rdp(rate: float, multiplier: float) -> Any:
     """Return the Rényi differential privacy of one step, at all `ORDERS`."""
-    library, scaled = _require(), multiplier / sampling.sensitivity
-    step = library.GaussianDpEvent(scaled)
-    relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if sampling.population is None:
-        step = library.PoissonSampledDpEvent(sampling.rate, step)
-    else:
-        relation = library.NeighboringRelation.REPLACE_ONE
-        drawn = round(sampling.rate * sampling.population)
-        step = library.SampledWithoutReplacementDpEvent(sampling.population, drawn, step)
-    accountant = library.rdp.RdpAccountant(ORDERS, neighboring_relation=relation)
-    accountant.compose(step)
+    library = _require()
+    accountant = library.rdp.RdpAccountant(ORDERS)
+    accountant.compose(library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(multiplier)))
     return accountant._rdp  # kept, since a composition of many steps would compute it again for every number of steps
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from fedhead.core.components.component import Component
-from fedhead.core.components.ranges import Above, AtLeast, Below
+from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.components.registry import Registry
 
 
@@ -24,7 +24,7 @@ class Protection(Component):
     """
 
     covers: ClassVar[Literal["rounds", "stages"]]
-    epsilon: Annotated[float, Above(0)] = 1.0  # ε, budget of the whole run
+    epsilon: Annotated[float, Above(0), AtMost(1e20)] = 1.0  # ε, budget of the whole run
     delta: Annotated[float, Above(0), Below(1)] = 1e-5  # δ, below 1/n for n training samples
     test_seed: Annotated[int, AtLeast(0)] | None = field(default=None, kw_only=True)  # for tests: noise from a seed
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-_LOWEST, _HIGHEST = -30.0, 20.0  # log μ: bounds of the search
-
 
 def delta_of(epsilon: float, mu: float) -> float:
     """Return δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) of μ-GDP.
@@ -26,12 +24,16 @@ def delta_of(epsilon: float, mu: float) -> float:
         return 0.0
     # in logarithms: both terms may be far below the smallest number
     first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    if epsilon > 1e6:  # too large for the digits of the second term, without which δ is an upper bound
+        return math.exp(first)
     return 0.0 if second >= first else -math.exp(first) * math.expm1(second - first)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ such that μ-GDP implies (ε, δ)-differential privacy."""
-    return math.exp(brentq(lambda x: delta_of(epsilon, math.exp(x)) - delta, _LOWEST, _HIGHEST, xtol=1e-14, rtol=1e-14))
+    # δ(ε) is below μ/2 for every ε, and almost 1 at the upper end
+    lowest, highest = math.log(delta), math.log(math.sqrt(2 * epsilon) + 50)
+    return math.exp(brentq(lambda x: delta_of(epsilon, math.exp(x)) - delta, lowest, highest, xtol=1e-14, rtol=1e-14))
 
 
 def epsilon_of(delta: float, mu: float) -> float:

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from fedhead.core.training import random
 
-_BITS = 256  # of entropy per generator
-
 
 def generator(test_seed: int | None = None, *path: int | str) -> np.random.Generator:
     """Return a generator seeded by the operating system's entropy.
@@ -25,7 +23,7 @@ def generator(test_seed: int | None = None, *path: int | str) -> np.random.Gener
         test_seed: Seed in place of the entropy, for tests.
         *path: Path of a test's generator, such as (stage, client), so that executors draw the same numbers.
     """
-    seed = secrets.randbits(_BITS) if test_seed is None else random.key(test_seed, "noise", *path)
+    seed = secrets.randbits(128) if test_seed is None else random.key(test_seed, "noise", *path)
     return np.random.Generator(np.random.PCG64DXSM(seed))
 
 

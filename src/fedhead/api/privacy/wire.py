@@ -211,6 +211,7 @@ class _Recorder(Simulation):
         self.entries: dict[tuple[str, str, str], Entry] = {}
         self._minimum, self._at_sites = minimum, metrics
         self._labels = exchanges(experiment.method, experiment.stages)
+        self._private_rounds = any(protection.covers == "rounds" for protection in experiment.privacy)
         self._add("hello", DOWN, "request", (), HEADER, reveals=SPEC)
         self._numbers("hello", "hello")
 
@@ -277,6 +278,8 @@ class _Recorder(Simulation):
     def _numbers(self, kind: str, name: str) -> None:
         """Record the entries of a response's header that answer a kind of request."""
         for field in fields(Response):
+            if self._private_rounds and field.name == "train_loss":  # never computed
+                continue
             if kind in field.metadata.get("kinds", ()):
                 self._add(name, UP, field.name, (), HEADER, PER_CLIENT, "each", "", field.metadata["reveals"])
 

@@ -45,7 +45,6 @@ from fedhead.models.precision import warn_if_emulated
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.privacy.client_dp import ClientDP
 from fedhead.privacy.sample_dp import SampleDP
-from fedhead.samplers.poisson import PoissonSampler
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
@@ -262,8 +261,7 @@ def private_rounds(experiment: Experiment, task: Task) -> PrivateRounds | None:
         if isinstance(protection, SampleDP):
             return PrivateSamples(protection, experiment.method, task, experiment.stragglers)
         if isinstance(protection, ClientDP):
-            cohort, poisson = experiment.cohort_size(task.clients), isinstance(experiment.sampler, PoissonSampler)
-            return PrivateClients(protection, task.rounds, task.clients, cohort, poisson)
+            return PrivateClients(protection, task.rounds, task.clients, experiment.cohort_size(task.clients))
     return None
 
 

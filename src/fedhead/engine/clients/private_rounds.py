@@ -1,7 +1,7 @@
 """Differential privacy of the rounds: noise on the mean of updates, noise multipliers, and the account.
 
-Neither account knows who took part in a round: `client_dp` uses the probability, and `sample_dp` counts every client in
-every round. So the account follows from the number of rounds, also after resuming.
+Both accounts depend on the number of rounds alone, so a resumed run continues them. `client_dp` uses the probability of
+a client in a round, `sample_dp` counts every client in every round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.local_schedule import TRAIN, draw_arguments
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.privacy import accounting, noise
-from fedhead.privacy.accounting import Sampling, Steps
+from fedhead.privacy.accounting import Steps
 from fedhead.privacy.client_dp import ClientDP
 from fedhead.privacy.guarantee import Guarantee
 from fedhead.privacy.sample_dp import SampleDP
@@ -75,13 +75,12 @@ class PrivateRounds(ABC):
     def guarantee(self, rounds: int) -> Guarantee:
         """Return the guarantee of all rounds so far."""
         given, (steps, multiplier) = self.protection, self.worst(rounds)
-        replaced = any(sampling.population for sampling in steps)
         return Guarantee(
             release=f"rounds 1 to {rounds}",
             epsilon=accounting.epsilon_of(steps, multiplier, given.delta),
             delta=given.delta,
             unit=self.unit,
-            neighbourhood="replace one" if replaced else "add or remove one",
+            neighbourhood="add or remove one",
             mechanism=self.mechanism(multiplier),
             assumptions=self.assumptions(),
             accountant=accounting.accountant_of(steps),
@@ -102,17 +101,14 @@ class PrivateClients(PrivateRounds):
         protection: Protection.
         rounds: Number of planned rounds.
         clients: Number of clients.
-        cohort: Number of clients in a round, or its expectation.
-        poisson: Whether clients are drawn independently of each other.
+        cohort: Expected number of clients in a round.
     """
 
     unit = "client"
 
-    def __init__(self, protection: ClientDP, rounds: int, clients: int, cohort: int, poisson: bool):
+    def __init__(self, protection: ClientDP, rounds: int, clients: int, cohort: int):
         super().__init__(protection, rounds)
-        self.given, self.cohort = protection, cohort
-        rate = cohort / clients
-        self.sampling = Sampling(rate) if poisson or cohort == clients else Sampling(rate, clients)
+        self.given, self.cohort, self.rate = protection, cohort, cohort / clients
 
     @cached_property
     def multiplier(self) -> float:
@@ -120,7 +116,7 @@ class PrivateClients(PrivateRounds):
         given = self.given
         if given.noise_multiplier is not None:
             return given.noise_multiplier
-        return accounting.multiplier_of({self.sampling: self.rounds}, given.epsilon, given.delta)
+        return accounting.multiplier_of({self.rate: self.rounds}, given.epsilon, given.delta)
 
     def cohort_seed(self, seed: int) -> int:
         """Return the secret seed of the cohorts: the run's seed is public, and known cohorts amplify nothing."""
@@ -132,7 +128,7 @@ class PrivateClients(PrivateRounds):
 
     def worst(self, rounds: int) -> tuple[Steps, float]:
         """Return the steps and the noise multiplier, which are the same for all clients."""
-        return {self.sampling: rounds}, self.multiplier
+        return {self.rate: rounds}, self.multiplier
 
     def mechanism(self, multiplier: float) -> str:
         """Return the mechanism in words."""
@@ -142,7 +138,7 @@ class PrivateClients(PrivateRounds):
     def assumptions(self) -> tuple[str, ...]:
         """Return what has to hold, in words."""
         central = "the server is trusted (central model): it sees each client's update and adds the noise once"
-        hidden = ("nobody who sees the models knows the cohorts",) if self.sampling.rate < 1 else ()
+        hidden = ("nobody who sees the models knows the cohorts",) if self.rate < 1 else ()
         return (central, *hidden, _NOT_PROTECTED)
 
     def mean(self, server: Tree, round: int, task: Task) -> PrivateMean:
@@ -228,7 +224,7 @@ class PrivateSamples(PrivateRounds):
         super().__init__(protection, task.rounds)
         self.given, self._method, self._task, self._stragglers = protection, method, task, stragglers
         self._sizes = {k: size for k, size in enumerate(task.sizes) if size}
-        self._steps: dict[tuple[int, int], list[Counter[Sampling]]] = {}  # by client and samples, after each round
+        self._steps: dict[tuple[int, int], list[Counter[float]]] = {}  # by client and samples, after each round
         self._multipliers: dict[tuple[int, int], float] = {}
 
     def see(self, sizes: Mapping[int, int]) -> None:
@@ -243,7 +239,7 @@ class PrivateSamples(PrivateRounds):
             for number, phase in enumerate(self._method.phases(self._task)):
                 given = (phase, number, self._task, client, len(totals), TRAIN, samples, self._stragglers)
                 if phase.data == "private" and (count := batching.count_steps(draw := draw_arguments(*given))):
-                    total[Sampling(batching.rate(draw))] += count
+                    total[batching.rate(draw)] += count
             totals.append(total)
         return totals[rounds]
 
@@ -260,7 +256,7 @@ class PrivateSamples(PrivateRounds):
         return self._multipliers[key]
 
     def batch_key(self, key: int) -> int:
-        """Return the secret key of a client's batches, in place of one that the server could compute."""
+        """Return a secret random key for a client's batches; the run's key is public."""
         return key if self.given.test_seed is not None else secrets.randbits(63)
 
     def worst(self, rounds: int) -> tuple[Steps, float]:

@@ -31,6 +31,7 @@ from fedhead.metrics.registry import Metric
 from fedhead.models.split_model import SplitModel
 from fedhead.privacy.base import Protection
 from fedhead.samplers.base import Sampler
+from fedhead.samplers.poisson import PoissonSampler
 from fedhead.samplers.uniform import UniformSampler
 
 
@@ -163,7 +164,9 @@ class Experiment:
             "outliers": self.outliers,
             "secure_sum": secure_sums.find(self.uploads),
         }
-        protections.check_client_dp(self.privacy, self.method, self.models, self.sampler, others, clients)
+        protections.check_client_dp(
+            self.privacy, self.method, self.models, self.sampler, others, clients, self.cohort_size(clients)
+        )
         protections.check_sample_dp(self.privacy, self.models, self.local)
         for step in self.uploads:
             step.check(self.method)
@@ -188,9 +191,12 @@ class Experiment:
             others.append("a federation of several architectures")
         if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:
             others.append(f"the weighting of sampler {self.sampler.name}")
+        reasons = [f"{name} needs the single replies of clients, which the server never has" for name in others]
+        if isinstance(self.sampler, PoissonSampler):
+            reasons.append("sampler=poisson may draw too few clients for a sum: use uniform")
         exchanges: list[Algorithm] = [self.method] if self.schedule.rounds else []
         exchanges += [step for stage in self.stages for step in stage.chain()]
-        secure_sums.check(self.uploads, exchanges, clients, self.cohort_size(clients), others)
+        secure_sums.check(self.uploads, exchanges, clients, self.cohort_size(clients), reasons)
 
     def check_models(self, clients: int) -> None:
         """Raise `BadInput` if the method can't train the clients' models together."""

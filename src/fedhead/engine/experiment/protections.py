@@ -19,7 +19,6 @@ from fedhead.privacy.client_dp import ClientDP
 from fedhead.privacy.sample_dp import SampleDP
 from fedhead.samplers.base import Sampler
 from fedhead.samplers.poisson import PoissonSampler
-from fedhead.samplers.uniform import UniformSampler
 
 
 def protect(stages: Sequence[Stage], privacy: Sequence[Protection]) -> tuple[Stage, ...]:
@@ -67,6 +66,7 @@ def check_client_dp(
     sampler: Sampler | None,
     others: Mapping[str, Any],
     clients: int,
+    cohort: int,
 ) -> None:
     """Check that `client_dp`, if it is among the protections, covers all that clients send in the rounds.
 
@@ -77,6 +77,7 @@ def check_client_dp(
         sampler: Sampler of the cohorts.
         others: Components by key that need single replies, or hide them; None: not used.
         clients: Number of clients.
+        cohort: Number of clients in a round.
 
     Raises:
         BadInput: If a component needs more than the noisy mean, or δ is too large for the number of clients.
@@ -92,8 +93,8 @@ def check_client_dp(
     for key, part in others.items():
         if part is not None:
             raise BadInput(f"privacy: the server clips each update for client_dp and takes their mean: leave {key} out")
-    if sampler is not None and not isinstance(sampler, UniformSampler | PoissonSampler):
-        raise BadInput(f"privacy: client_dp has no account for sampler {sampler.name}: use poisson or uniform")
+    if not isinstance(sampler, PoissonSampler) and (cohort < clients or sampler is not None):
+        raise BadInput("privacy: client_dp accounts for independent cohorts or all clients: set sampler=poisson")
     if any(weights(model).part(*method.shared).stats for model in models):
         raise BadInput("privacy: client_dp can't protect BatchNorm's running statistics: use norm=group")
     if given.delta * clients >= 1:

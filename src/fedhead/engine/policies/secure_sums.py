@@ -30,7 +30,7 @@ def of_exchange(uploads: Sequence[Upload], algorithm: Algorithm) -> SecureSum | 
 
 
 def check(
-    uploads: Sequence[Upload], exchanges: Sequence[Algorithm], clients: int, cohort: int, others: Sequence[str]
+    uploads: Sequence[Upload], exchanges: Sequence[Algorithm], clients: int, cohort: int, reasons: Sequence[str]
 ) -> None:
     """Check before the run that everything that clients send can be summed securely.
 
@@ -39,7 +39,7 @@ def check(
         exchanges: The method, if there are rounds, and the stages.
         clients: Number of clients.
         cohort: Number of clients in a round.
-        others: Settings of the run that need single replies.
+        reasons: Reasons why other components don't support sums.
 
     Raises:
         BadInput: If something can't be summed.
@@ -57,8 +57,8 @@ def check(
                 f"secure_sum: what the clients of {algorithm.name} send is no sum, or no mean weighted by samples: use "
                 "another method or stage, or leave secure_sum out"
             )
-    for name in others:
-        raise BadInput(f"secure_sum: {name} needs the single replies of clients, which the server never has")
+    if reasons:
+        raise BadInput(f"secure_sum: {reasons[0]}")
     for count in (clients, *(cohort for algorithm in exchanges if isinstance(algorithm, Method))):
         if secure.fewest(count) > count:
             raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {secure.fewest(count)}")

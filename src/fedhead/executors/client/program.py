@@ -149,8 +149,9 @@ class ClientProgram:
             keys = random.fold_in(key, torch.arange(len(batch.y), device=key.device))
             g: Tree = torch.vmap(gradient, (None, None, 0, 0, None))(params, w, batch, keys, inputs)
             norm = torch.stack([t.flatten(1).norm(dim=1) for t in g.values()]).norm(dim=0)
-            factor = batch.weight.to(norm.dtype) * (clip / norm.clamp_min(clip))
-            return g.map(lambda t: (factor @ t.flatten(1)).reshape(t.shape[1:]))
+            # a gradient that is not finite counts as 0: an error would reveal that a sample has one
+            factor = batch.weight.to(norm.dtype) * (clip / norm.clamp_min(clip)).where(norm.isfinite(), 0)
+            return g.map(lambda t: (factor @ t.flatten(1).nan_to_num(0, 0, 0)).reshape(t.shape[1:]))
 
         return total
 

@@ -22,6 +22,8 @@ from fedhead.recipes import components
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
+DELTA = 1e-5  # δ of `max_epsilon`: the server may not choose it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -106,8 +108,10 @@ class Policy:
 
     def check_share(self) -> None:
         """Check that the site's final model may be sent."""
-        if not self.share_model:
-            reason = "the server asks for this site's model: set share_model in site.yaml if it may leave the site"
+        if not self.share_model or self.max_epsilon is not None:
+            reason = (
+                "the server asks for this site's model: set share_model, and no max_epsilon, if it may leave the site"
+            )
             raise SiteProblem("consent", reason)
 
     def check_privacy(self, privacy: Sequence[Protection], mus: Sequence[float], unprotected: Sequence[str]) -> None:
@@ -128,12 +132,11 @@ class Policy:
                 f"{unprotected[0]} would send replies without noise, 'max_epsilon' in site.yaml permits none: ask for "
                 "a run with privacy",
             )
-        delta = min((protection.delta for protection in privacy), default=1e-5)
-        if (epsilon := gaussian.epsilon_of(delta, gaussian.compose(mus))) > self.max_epsilon * (1 + 1e-9):
+        if (epsilon := gaussian.epsilon_of(DELTA, gaussian.compose(mus))) > self.max_epsilon * (1 + 1e-9):
             raise SiteProblem(
                 "policy",
-                f"statistics of this site's samples would have ε = {epsilon:.3g} in all, 'max_epsilon' in site.yaml "
-                f"permits {self.max_epsilon:g}: see fedhead ledger, and raise it if you agreed to this run",
+                f"statistics of this site's samples would have ε = {epsilon:.3g} in all (δ = {DELTA:g}), 'max_epsilon' "
+                f"in site.yaml permits {self.max_epsilon:g}: see fedhead ledger, or raise it if you agreed to the run",
             )
 
     def check_data(self, recipe: Recipe, folder: Path) -> None:

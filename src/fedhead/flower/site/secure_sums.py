@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +41,6 @@ class SiteSecureSum:
     keys: Keys = no_keys
     fewest: int = 0
     release: str = ""  # digest of the statistics in the masked vector
-    privacy: dict[str, float] = field(default_factory=dict)  # budget that the masked vector spends
     _member: SecureSumClient | None = None
     _exchange: tuple[str, int, str] = ("", 0, "")  # algorithm, round and identity of the session
 
@@ -99,6 +98,8 @@ class SiteSecureSum:
         ):
             raise SiteProblem("request", "the run has no such secure sum")
         session = secure.session(bytes.fromhex(asked.id), asked.clients, experiment.exchange_size(algorithm, sites))
+        if len(asked.clients) >= 2 * session.fewest:
+            raise SiteProblem("request", "two groups of these sites could each reveal one of a site's two secrets")
         if session.fewest < self.fewest:
             raise SiteProblem(
                 "policy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exch
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.metrics.registry import NO_METRICS, Metric
 from fedhead.privacy import gaussian
+from fedhead.privacy.base import Protection
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,12 @@ class Site:
         clients = site_run.clients
         with coded("request"):
             algorithm = site_run.algorithm(request.algorithm)
+        if request.algorithm == TRAIN and request.kind in ("work", "secure"):
+            _check_round(request.round, clients.experiment.schedule.rounds)
         if request.kind == "secure":
             release = self._release_of_sum(request)
             answer = self.secure.answer(request, algorithm, clients, k)
-            spent = self.secure.privacy if release else {}
-            return Handled(dataclasses.replace(response, secure=answer), release=release, privacy=spent)
+            return Handled(dataclasses.replace(response, secure=answer), release=release)
         masked = secure_sums.of_exchange(clients.experiment.uploads, algorithm) is not None
         if request.kind == "work" and masked != (request.secure is not None):
             raise SiteProblem(
@@ -171,23 +173,23 @@ class Site:
                     return Handled(tests.test_given(response, trees["model"], request.given))
             return self._test(request, tests, trees.get("model"), response, store)
         release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
-        if release and not masked:
+        if release and request.secure is not None:
+            self.secure.release, release = release, _of_sum(release, request.secure.clients)
+        if release:
             self._check_release(release)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
         spent = {}
         if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
-            spent = self._spend(request, algorithm)
+            spent = self._spend(request, algorithm, clients.experiment.privacy)
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send
-        if masked:  # released once the sum is unmasked
+        if masked:  # the server can unmask the sum without this site
             send = self.secure.mask(request, algorithm, send, clients, k)
-            self.secure.release, release = release, ""
-            self.secure.privacy, spent = spent, {}
         elif send and secure_sums.find(clients.experiment.uploads) is not None:
-            raise SiteProblem("policy", f"{request.algorithm} would send openly what is no part of a secure sum")
+            raise SiteProblem("policy", f"{request.algorithm} would send openly an entry that is no sum")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
 
         def commit() -> None:
@@ -247,28 +249,33 @@ class Site:
             others = [run for run in self._releases().values() if run != request.spec.experiment]
             self.policy.check_releases(len(others))
 
-    def _private_releases(self) -> dict[tuple[str, str], float]:
-        """Return μ of each earlier release with differential privacy, by its run and exchange."""
+    def _private_releases(self) -> dict[tuple[str, str, str], float]:
+        """Return μ of each earlier release with differential privacy, by its run, exchange and secure sum."""
         entries = (entry for entry in self.ledger.entries() if entry["site"] == self.name and entry.get("privacy"))
-        return {(entry["run"], entry["algorithm"]): float(entry["privacy"]["mu"]) for entry in entries}
+        return {
+            (entry["run"], entry["algorithm"], (entry.get("secure") or {}).get("id", "")): float(entry["privacy"]["mu"])
+            for entry in entries
+        }
 
     def _check_privacy(self, request: Request, site_run: SiteRun) -> None:
         """Check before the first round that the releases of earlier runs and of this one fit into the budget."""
         experiment, run = site_run.clients.experiment, request.spec.experiment
-        planned, open_replies = {}, list[str]()
+        planned, open_replies = dict[tuple[str, str, str], float](), list[str]()
         for label, algorithm in site_run.algorithms.items():
             if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
-                planned[run, label] = algorithm.mu
+                planned[run, label, ""] = algorithm.mu
             elif _sends_replies(algorithm) and (label != TRAIN or experiment.schedule.rounds):
-                covered = label == TRAIN and any(protection.covers == "rounds" for protection in experiment.privacy)
-                open_replies += [] if covered else [f"the exchange {label}"]
+                open_replies.append(f"the exchange {label}")
         earlier = {} if self.policy.max_epsilon is None else self._private_releases()  # reads the whole ledger
-        mus = list((planned | earlier).values())
-        self.policy.check_privacy(experiment.privacy, mus, open_replies)
+        planned = {key: mu for key, mu in planned.items() if not any(key[:2] == old[:2] for old in earlier)}
+        self.policy.check_privacy(experiment.privacy, [*planned.values(), *earlier.values()], open_replies)
 
-    def _spend(self, request: Request, stage: Stage) -> dict[str, float]:
+    def _spend(self, request: Request, stage: Stage, privacy: Sequence[Protection]) -> dict[str, float]:
         """Return the budget that a reply spends; another reply to the same exchange would spend it twice."""
-        if (request.spec.experiment, request.algorithm) in self._private_releases():
+        earlier = self._private_releases()
+        if request.secure is not None:  # a sum that failed may be repeated, and costs as much again
+            self.policy.check_privacy(privacy, [*earlier.values(), stage.mu], [])
+        elif (request.spec.experiment, request.algorithm, "") in earlier:
             raise SiteProblem(
                 "policy",
                 f"statistics of {request.algorithm} were sent before in this run: with new noise they would cost the "
@@ -298,7 +305,7 @@ class Site:
         """
         if request.secure is None or request.secure.step != "unmask" or not self.secure.release:
             return ""
-        release = digest_json([self.secure.release, sorted(request.secure.messages)], 16)
+        release = _of_sum(self.secure.release, map(int, request.secure.messages))
         self._check_release(release)
         return release
 
@@ -324,8 +331,19 @@ class Site:
         return initial if state is None else state
 
 
+def _check_round(round: int, planned: int) -> None:
+    """Check that the server asks for a round that the run has."""
+    if round > planned:
+        raise SiteProblem("request", f"the server asks for round {round} of a run of {planned} rounds")
+
+
+def _of_sum(release: str, clients: Iterable[int]) -> str:
+    """Return the digest of statistics in a secure sum over these clients."""
+    return digest_json([release, sorted(clients)], 16)
+
+
 def _sends_replies(algorithm: Algorithm) -> bool:
-    """Return whether the server's state depends on replies, as not of stages that keep their result at clients."""
+    """Return whether the server's state depends on replies; False for stages that keep results at clients."""
     return not isinstance(algorithm, Stage) or type(algorithm).aggregate is not Stage.aggregate
 
 
@@ -335,7 +353,7 @@ def _sends_statistics(algorithm: Algorithm) -> bool:
 
 
 def _with_frozen(broadcast: Tree, digest: str, store: SiteStore) -> Tree:
-    """Return the broadcast with the stored frozen parameters in place of empty tensors, if they were left out.
+    """Fill in stored frozen parameters that the server left out of the broadcast.
 
     Raises:
         SiteProblem: If they are not stored, or have another digest than the server's.

@@ -92,6 +92,8 @@ class RunSpec:
 
     def number(self, site: str) -> int:
         """Return the client number of a site."""
+        if len(set(self.sites)) < len(self.sites):
+            raise BadInput("sites: a name is listed twice, so one site could stand for several")
         if site not in self.sites:
             raise BadInput(
                 f"site {site!r} is not among the server's sites {', '.join(self.sites)}: "
