@@ -15,6 +15,7 @@ from clinics import SCHEMA, clinic, write_clinics
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
 from fedhead.data.inputs.missing_values import MissingValues
+from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_statistics import FittedTable, Preprocessing, TableStatistics
 from fedhead.data.inputs.table_sums import feature_sums, from_numbers, to_numbers
@@ -35,6 +36,7 @@ def test_a_schema_survives_its_json_and_names_what_is_wrong() -> None:
     assert TableSchema.from_mapping(SCHEMA_OF_CLINICS.to_json()) == SCHEMA_OF_CLINICS
     codes = TableSchema.from_mapping({"label": "y", "classes": [0, 1], "columns": {"a": None}})
     assert codes.classes == ("0", "1")
+    assert TableSchema.from_mapping({"label": "y", "classes": [0.0, "1.0"], "columns": {"a": None}}) == codes
     for change, reason in (
         ({"columns": {}}, "columns: name at least one column"),
         ({"columns": {"outcome": None}}, "columns: 'outcome' is the label"),
@@ -56,12 +58,38 @@ def test_csv_and_parquet_files_are_the_same_table(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "a.csv", index=False)
     table.to_parquet(tmp_path / "a.parquet")
     read = [SCHEMA_OF_CLINICS.table(tmp_path / f"a.{end}", leave_out=["patient"]) for end in ("csv", "parquet")]
-    assert set(read[1]["ward"].dropna()) == {"0", "1", "2"}
-    assert set(read[0]["ward"].dropna()) == {"0.0", "1.0", "2.0"}  # as it is written
-    for name in ("age", "year", "sex", "outcome"):
+    assert set(read[1]["ward"].dropna()) == {"0", "1", "2"}  # the CSV file has 0.0, 1.0, 2.0
+    for name in ("age", "year", "sex", "ward", "outcome"):
         pd.testing.assert_series_equal(read[0][name], read[1][name])
     both = SCHEMA_OF_CLINICS.table([tmp_path / "a.csv", tmp_path / "a.parquet"], leave_out=["patient"])
     assert len(both) == 80
+
+
+def test_new_tables_are_encoded_by_the_schema_as_those_of_training(caplog: pytest.LogCaptureFixture) -> None:
+    entries = {
+        "label": "y",
+        "columns": {"age": {"range": [0, 120]}, "grade": {"type": "category"}, "stage": {"type": "category"}},
+    }
+    schema = TableSchema.from_mapping(entries)
+    train = {"age": [61, 48], "grade": [1, 2], "stage": ["0.0", "II"], "y": ["ill", "well"]}
+    columns = schema.encoding([schema.found(schema.table(pd.DataFrame(train)))], missing=True)
+    assert columns.names == ("age", "grade=1", "grade=2", "stage=0", "stage=II")
+    rows = pd.DataFrame({"age": ["50", None], "grade": [2, 1.0], "stage": [0, "II"]})
+    np.testing.assert_array_equal(columns.encode(rows), [[50, 0, 1, 1, 0], [np.nan, 1, 0, 0, 1]])
+    assert columns.encode(rows.astype({"grade": "category"}))[:, 1].tolist() == [0, 1]
+    np.testing.assert_array_equal(columns.encode(rows[["grade"]]), [[np.nan, 0, 1, 0, 0], [np.nan, 1, 0, 0, 0]])
+    assert "has no column 'age': its cells count as empty" in caplog.text
+    assert "has no column 'stage': its cells count as empty" in caplog.text
+    for change, reason in (
+        ({"age": 121}, "column 'age' holds 121 in row 0, it must be between 0 and 120"),
+        ({"grade": 3}, "column 'grade' holds 3 in row 0, .* list all categories in the schema"),
+    ):
+        with pytest.raises(BadInput, match=reason):
+            columns.encode(rows.assign(**change))
+    full = schema.encoding([schema.found(schema.table(pd.DataFrame(train)))], missing=False)
+    with pytest.raises(BadInput, match="the table has no column 'age'"):
+        full.encode(rows[["grade", "stage"]])
+    assert TableColumns.from_json(columns.to_json()) == columns
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,10 @@ def test_a_deployed_table_is_loaded_exported_and_compared(tmp_path: Path) -> Non
     np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
     named = np.array(["alive", "dead"])[loaded.predict(rows)]
     assert loaded.evaluate(rows, rows["outcome"])["accuracy"] == pytest.approx(100 * (named == rows["outcome"]).mean())
+    empty = loaded.predict(rows.assign(ward=None, year=np.nan))
+    np.testing.assert_array_equal(loaded.predict(rows.drop(columns=["ward", "year"])), empty)
+    with pytest.raises(BadInput, match="x: column 'age' holds 121 in row 0, it must be between 0 and 120"):
+        loaded.predict(rows.assign(age=121))
     assert json.loads((run / "environment.json").read_text())["table_schema"]["columns"]["age"]["unit"] == "years"
     again, same_grid = project(tmp_path / "again", "method=fedprox")
     serve(again.server(), same_grid, log=lambda line: None)
@@ -243,6 +247,19 @@ def test_statistics_of_a_table_are_a_release(tmp_path: Path, capsys: pytest.Capt
     grid.nodes[11] = factory.site(made.sites()["south"])
     assert serve(made.server(), grid, log=lambda line: None)["clients"][1] is not None  # it needs no sums to train
     assert "'releases' in site.yaml permits 0" in capsys.readouterr().err
+
+
+def test_a_table_with_too_few_rows_for_its_statistics_does_not_train(tmp_path: Path) -> None:
+    made, _ = project(tmp_path, "rounds=1")
+    pd.read_csv(tmp_path / "south.csv")[:4].to_csv(tmp_path / "south.csv", index=False)
+    file = made.path / "sites" / "south" / "site.yaml"
+    file.write_text(file.read_text().replace("min_class_count: 1\n", "min_class_count: 5\n"))
+    grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
+    said: list[str] = []
+    assert serve(made.server(), grid, log=said.append)["clients"][1] is None
+    assert not any("site south is here" in line for line in said)
+    (row,) = fh.load(made.path / "run").rows
+    assert TEXTS["data"] in row["absent"]["south"]
 
 
 def test_what_is_not_done_with_tables_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST = 1000  # maximum number of categories of one column: more are texts or identifiers
 TEXTS = 20  # a column of more categories, most of them unique, looks like texts or identifiers
+_WHOLE = re.compile(r"^(-?\d+)\.0+$", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class TableColumns:
         missing: Whether cells may be empty. An empty number is NaN. An empty category is 0 in all features of its
             column, unless None is one of the categories.
         ranges: Smallest and largest possible value of columns of numbers, if a schema states them.
+        by_schema: Whether a schema lists the columns: categories are then texts, and a column that a table lacks is
+            empty if cells may be empty.
 
     >>> import pandas as pd
     >>> columns = TableColumns.find([pd.DataFrame({"age": [61, 48], "smoker": ["yes", "no"]})])
@@ -44,6 +48,7 @@ class TableColumns:
     categories: Mapping[str, tuple[Any, ...] | None]
     missing: bool = False
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    by_schema: bool = False
 
     @classmethod
     def find(
@@ -104,7 +109,7 @@ class TableColumns:
             return None
         kinds = {name: None if values is None else tuple(values) for name, values in record["categories"].items()}
         ranges = {name: (float(low), float(high)) for name, (low, high) in record["ranges"].items()}
-        return cls(kinds, bool(record["missing"]), ranges)
+        return cls(kinds, bool(record["missing"]), ranges, record.get("by_schema") is True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the columns as JSON values."""
@@ -113,7 +118,8 @@ class TableColumns:
             for name, values in self.categories.items()
         }
         ranges = {name: list(limits) for name, limits in self.ranges.items()}
-        return {"categories": kinds, "missing": self.missing, "ranges": ranges}
+        record = {"categories": kinds, "missing": self.missing, "ranges": ranges}
+        return record | ({"by_schema": True} if self.by_schema else {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,13 +190,21 @@ class TableColumns:
             The features.
 
         Raises:
-            BadInput: If a column is missing, or has a category that the training data does not have.
+            BadInput: If a column is missing, has a category that the training data does not have, or a number is out
+                of the schema's range.
         """
+        import pandas as pd
+
         parts = [np.zeros((len(frame), 0), np.float32)]
         for name, values in self.categories.items():
-            column = _column(frame, name, what)
+            if self.by_schema and self.missing and name not in frame.columns:
+                logger.warning("%s has no column %r: its cells count as empty", what, name)
+                column = pd.Series(None, frame.index, object)
+            else:
+                column = _column(frame, name, what)
             if values is None:
-                parts.append(numbers(column, f"{what}: column {name!r}").to_numpy(np.float32)[:, None])
+                read = numbers(column, f"{what}: column {name!r}", self.ranges.get(name))
+                parts.append(read.to_numpy(np.float32)[:, None])
             else:
                 parts.append(self._one_hot(name, column, values, what))
         return np.concatenate(parts, 1)
@@ -200,13 +214,14 @@ class TableColumns:
 
         empty = column.isna().to_numpy()
         categories = [value for value in values if value is not None]
-        codes = pd.Index(categories, dtype=object).get_indexer_for(column.astype(object))
+        known = texts(column) if self.by_schema else column.astype(object)
+        codes = pd.Index(categories, dtype=object).get_indexer_for(known)
         if not self.missing and empty.any():
             raise BadInput(
                 f'{what}: column {name!r} has no value in row {empty.argmax()}: fill it, or give missing="mean", for '
                 "which this is a category"
             )
-        fix = f"list all categories in the schema, or give categories={{{name!r}: […]}}"
+        fix = "list all categories in the schema" if self.by_schema else f"give categories={{{name!r}: […]}}"
         refuse(column, ~empty & (codes < 0), f"{what}: column {name!r}", f"which is not a category of the run: {fix}")
         codes[empty] = values.index(None) if None in values else -1
         one_hot: NDArray[np.bool_] = codes[:, None] == np.arange(len(values))
@@ -243,6 +258,25 @@ def numbers(
     refuse(column, (values.isna() & column.notna()) | np.isinf(values), what, f"it must be a number{words}")
     refuse(column, (values < low) | (values > high), what, f"it must be between {low:g} and {high:g}{words}")
     return values
+
+
+def texts(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return categories or labels as texts, empty cells unchanged; whole numbers are written as integers.
+
+    >>> import pandas as pd
+    >>> texts(pd.Series([1.0, 2.0])).tolist(), texts(pd.Series(["1.0", "I", "1.5"])).tolist()
+    (['1', '2'], ['1', 'I', '1.5'])
+    """
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
+        column = column.astype("Int64")
+    return column.astype(object).map(text, na_action="ignore").where(column.notna(), None)
+
+
+def text(value: Any) -> str:
+    """Return a category or label as text, without the decimals of a whole number such as 1.0."""
+    return _WHOLE.sub(r"\1", str(value))
 
 
 def refuse(column: pd.Series[Any], wrong: Any, what: str, reason: str) -> None:

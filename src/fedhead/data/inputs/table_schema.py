@@ -16,7 +16,7 @@ from fedhead.core.components.parameters import from_mapping
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
-from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse
+from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse, text, texts
 from fedhead.data.inputs.targets import objective_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Column:
         """
         if self.type == "number":
             return numbers(values, what, self.range, self.unit)
-        words = _words(values)
+        words = texts(values)
         strange = words.notna() & ~words.isin(self.categories or words)
         refuse(words, strange, what, "which the schema does not list: correct it, or add it to the schema at all sites")
         return words
@@ -170,12 +170,12 @@ class TableSchema:
 
         own_label = self.label if label is None else label
         sources = [source] if isinstance(source, str | PathLike) or is_frame(source) else list(source)
-        texts = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
+        as_written = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
         labels = Column("category", categories=self.classes) if objective_of(objective).has_classes else Column()
         parts = []
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
-            frame = each if is_frame(each) else _read(Path(each), texts)
+            frame = each if is_frame(each) else _read(Path(each), as_written)
             known = [str(name) for name in frame.columns]
             require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
             wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
@@ -237,17 +237,17 @@ class TableSchema:
             )
             kinds[name] = (*values, *([None] if missing and None in every else []))
         ranges = {name: column.range for name, column in self.columns.items() if column.range is not None}
-        return TableColumns(kinds, missing, ranges)
+        return TableColumns(kinds, missing, ranges, by_schema=True)
 
 
-def _read(path: Path, texts: Collection[str]) -> pd.DataFrame:
+def _read(path: Path, as_written: Collection[str]) -> pd.DataFrame:
     """Read a CSV or Parquet file, with columns of texts as they are written."""
     import pandas as pd
 
     require(path.suffix in SUFFIXES, f"{path}: a table is a file that ends in {' or '.join(SUFFIXES)}")
     try:
         if path.suffix == ".csv":
-            return pd.read_csv(path, dtype=dict.fromkeys(texts, str), index_col=False)
+            return pd.read_csv(path, dtype=dict.fromkeys(as_written, str), index_col=False)
         fix = f"{path}: this needs pyarrow: install it with pip install 'fedhead[parquet]'"
         require(importlib.util.find_spec("pyarrow") is not None, fix)
         return pd.read_parquet(path)
@@ -255,19 +255,10 @@ def _read(path: Path, texts: Collection[str]) -> pd.DataFrame:
         raise BadInput(f"{path} can't be read: {error}") from error
 
 
-def _words(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return categories or labels as texts; whole floats are written as integers, as they are without empty cells."""
-    import pandas as pd
-
-    if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
-        column = column.astype("Int64")
-    return column.astype(object).map(str, na_action="ignore").where(column.notna(), None)
-
-
 def _with_texts(entries: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Convert the numbers of a list to texts: codes of categories and classes are names."""
     values = entries.get(key)
-    listed = {key: list(map(str, values))} if isinstance(values, list | tuple) else {}
+    listed = {key: list(map(text, values))} if isinstance(values, list | tuple) else {}
     return {**entries, **listed}
 
 
