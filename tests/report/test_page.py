@@ -430,3 +430,25 @@ def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pyt
     both = page.page(content.load([tmp_path])).html()
     assert "no trial is complete yet" in both
     assert '<section id="results"' in both
+
+
+def test_runs_without_a_site_are_kept_apart_from_the_full_run(tmp_path: Path) -> None:
+    for name, (left_out, best) in {"run": (None, 90.0), "north": ("north", 80.0), "east": ("east", 70.0)}.items():
+        folder = make_run(tmp_path / name, Recipe(dataset="clinic", rounds=2), best=best)
+        (folder.path / "partition.npz").unlink()  # the server does not know the sites' split
+        sites = {"sites": ["north", "south", "east"], "leave_out_site": left_out}
+        folder.save_environment({**folder.environment(), **sites})
+    shown = Content(find_runs([tmp_path]).runs)
+    assert shown.columns == ["leave_out_site=east", "leave_out_site=north", "leave_out_site=null"]
+    assert [len(entry.runs) for entry in shown.entries] == [1, 1, 1]
+    compared = fh.compare(tmp_path)
+    assert compared.table.shape == (1, 3)
+    assert len({float(value) for value in compared.table.to_numpy().ravel()}) == 3
+    tables = Reader(page.page(shown).html()).tables
+    assert sorted(row[2] for row in tables["runs-table"][1:]) == [
+        "clinic, dirichlet(0.1)",
+        "clinic, dirichlet(0.1), without east",
+        "clinic, dirichlet(0.1), without north",
+    ]
+    alone = Content(find_runs([tmp_path / "east"]).runs)
+    assert alone.compared("accuracy").pivot.headings() == ["clinic, dirichlet(0.1), leave_out_site=east"]

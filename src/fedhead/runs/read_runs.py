@@ -62,6 +62,11 @@ class Run:
         return (self.result or {}).get("stages") or {}
 
     @property
+    def left_out(self) -> str | None:
+        """Site that did not train and tested the global model, in a deployed run with `leave_out_site`."""
+        return self.environment.get("leave_out_site")
+
+    @property
     def finished(self) -> bool:
         """True if the run is finished."""
         return self.result is not None

@@ -14,7 +14,7 @@ from typing import Literal
 from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate, independent
-from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, pivot
+from fedhead.report.compare.pivot import Arrangement, Cell, Pivot, flat_recipe, pivot
 
 _FEWEST = ("loss", "seconds", "bytes")  # a metric whose name contains one of these is minimized
 
@@ -134,7 +134,7 @@ def compare(
     if metric not in known:
         raise unknown("metric of these runs", metric, known)
     if arrangement is None:
-        arrangement = Arrangement.of([m.recipe for m in measured], by, labels)
+        arrangement = Arrangement.of([flat_recipe(m.recipe, m.left_out) for m in measured], by, labels)
         arrangement.check_labels((m.recipe, m.stage) for m in measured)
     table = pivot(measured, metric, arrangement)
     reference = _baseline(table, baseline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +60,7 @@ class Measured:
         stage: Stage; "" for the end of the rounds.
         replicate: Seed and split.
         values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
+        left_out: Site that only tested; None: all sites trained.
     """
 
     where: str
@@ -67,6 +68,7 @@ class Measured:
     stage: str
     replicate: Replicate
     values: Mapping[str, float]
+    left_out: str | None = None
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
@@ -75,7 +77,8 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
     for run in runs:
         if run.result is not None:
             replicate = Replicate(run.recipe.seed, run.split)
-            out += of_records(str(run.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
+            records = of_records(str(run.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
+            out += [replace(measured, left_out=run.left_out) for measured in records]
     return out
 
 

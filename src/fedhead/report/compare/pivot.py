@@ -17,7 +17,8 @@ from fedhead.report.compare.measured import Measured, Replicate, independent
 # Keys that differ between repetitions of one setting, and keys that don't affect results.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
 # Keys of the data: different data are never compared in one column.
-_DATA = (*SAMPLE_KEYS, "validation")
+LEFT_OUT = "leave_out_site"  # of the server, not of the recipe
+_DATA = (*SAMPLE_KEYS, "validation", LEFT_OUT)
 _PLAIN = ("dataset", "partition")  # headings show their values without the key
 
 
@@ -109,19 +110,19 @@ class Arrangement:
 
     @classmethod
     def of(
-        cls, recipes: Iterable[Recipe], by: Sequence[str] = (), labels: Mapping[str, str] | None = None
+        cls, settings: Iterable[Row], by: Sequence[str] = (), labels: Mapping[str, str] | None = None
     ) -> Arrangement:
-        """Arrange recipes.
+        """Arrange the settings of runs.
 
         Args:
-            recipes: Recipes of all runs.
+            settings: Keys of all runs, from `flat_recipe`.
             by: Keys of the columns; other keys go to the rows, except keys of the data. Empty: all keys that vary.
             labels: Labels that replace the names of methods or stages, or whole labels of rows.
 
         Raises:
             BadInput: If `by` has an unknown key, or a key of the rows.
         """
-        flat = [flat_recipe(recipe) for recipe in recipes]
+        flat = list(settings)
         columns = _column_keys(flat, by)
         rows, unshown = _row_keys(flat, columns)
         values = {(key, text(recipe.get(key))) for recipe in flat for key in (*columns, *rows)}
@@ -160,23 +161,28 @@ class Arrangement:
             if name not in known:
                 raise unknown("method or stage to label", name, known)
 
-    def values(self, recipe: Recipe) -> tuple[Any, ...]:
-        """Return a recipe's values of the column keys."""
-        flat = flat_recipe(recipe)
-        return tuple(flat.get(key) for key in self.columns)
+    def values(self, setting: Row) -> tuple[Any, ...]:
+        """Return a run's values of the column keys; the setting is from `flat_recipe`."""
+        return tuple(setting.get(key) for key in self.columns)
 
-    def column(self, recipe: Recipe) -> str:
-        """Return the label of a recipe's column."""
-        return brief(_heading(self.columns, self.values(recipe)), self.digits)
+    def column(self, setting: Row) -> str:
+        """Return the label of a run's column; the setting is from `flat_recipe`."""
+        return brief(_heading(self.columns, self.values(setting)), self.digits)
 
 
 def _label(name: str, parameters: Sequence[str]) -> str:
     return f"{name} ({', '.join(parameters)})" if parameters else name
 
 
-def flat_recipe(recipe: Recipe) -> Row:
-    """Return a recipe's keys without seeds and keys that don't affect results."""
-    return {k: v for k, v in recipe.flat().items() if k not in _REPEATS}
+def flat_recipe(recipe: Recipe, left_out: str | None = None) -> Row:
+    """Return a recipe's keys without seeds and keys that don't affect results.
+
+    Args:
+        recipe: Recipe of a run.
+        left_out: Site that only tested, which becomes a key of the data; None: all sites trained.
+    """
+    kept = {k: v for k, v in recipe.flat().items() if k not in _REPEATS}
+    return kept if left_out is None else kept | {LEFT_OUT: left_out}
 
 
 def _heading(keys: Sequence[str], values: Sequence[Any]) -> str:
@@ -202,9 +208,10 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
         if metric not in m.values:
             notes.append(f"{m.where}{f' after {m.stage}' if m.stage else ''} has no {metric} and does not count")
             continue
-        row, column = arrangement.row(m.recipe, m.stage), arrangement.column(m.recipe)
+        setting = flat_recipe(m.recipe, m.left_out)
+        row, column = arrangement.row(m.recipe, m.stage), arrangement.column(setting)
         rows.setdefault(row, f"{m.recipe.method} + {m.stage}" if m.stage else m.recipe.method)
-        columns.setdefault(column, arrangement.values(m.recipe))
+        columns.setdefault(column, arrangement.values(setting))
         cell = cells.setdefault((row, column), {})
         if (first := cell.setdefault(m.replicate, m)) is not m and not _share_training(m, first, metric):
             notes.append(_repeated(row, m, first, metric))
@@ -233,7 +240,10 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
     if by:
         return list(dict.fromkeys([*by, *data]))
     varied = [key for key in settings if key in data or not _follows(recipes, key, ["method", *data])]
-    return varied or ["dataset", "partition"]  # a single column with the data of all runs
+    if varied:
+        return varied
+    left_out = [LEFT_OUT] if any(LEFT_OUT in recipe for recipe in recipes) else []
+    return ["dataset", "partition", *left_out]  # a single column with the data of all runs
 
 
 def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], list[str]]:

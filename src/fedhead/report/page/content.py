@@ -12,7 +12,7 @@ from pathlib import Path
 from fedhead.metrics.records import Row
 from fedhead.report.compare.comparison_table import ComparisonTable, compare
 from fedhead.report.compare.measured import Measured, of_runs
-from fedhead.report.compare.pivot import Arrangement, natural
+from fedhead.report.compare.pivot import Arrangement, flat_recipe, natural
 from fedhead.report.compare.study_trials import study_folders
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.page.charts import SYMBOLS, Style, style
@@ -70,7 +70,11 @@ class Content:
     @cached_property
     def arrangement(self) -> Arrangement:
         """Recipe keys of rows and columns."""
-        return Arrangement.of([run.recipe for run in self.runs], labels=self.labels)
+        return Arrangement.of([flat_recipe(run.recipe, run.left_out) for run in self.runs], labels=self.labels)
+
+    def column(self, run: Run) -> str:
+        """Return the label of a run's setting."""
+        return self.arrangement.column(flat_recipe(run.recipe, run.left_out))
 
     @cached_property
     def parent(self) -> Path:
@@ -87,7 +91,7 @@ class Content:
     def entries(self) -> list[Entry]:
         """Methods and their stages by setting, each method followed by its stages."""
         entries: dict[tuple[str, str, str], Entry] = {}
-        labels = [(self.arrangement.row(run.recipe), self.arrangement.column(run.recipe), run) for run in self.runs]
+        labels = [(self.arrangement.row(run.recipe), self.column(run), run) for run in self.runs]
         several = len({column for _, column, _ in labels}) > 1
         for method, column, run in sorted(labels, key=lambda label: not label[2].finished):  # finished runs first
             for stage in ("", *(((run.result or {}).get("stages") or {}) if run.finished else ())):

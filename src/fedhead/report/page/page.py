@@ -17,6 +17,7 @@ from fedhead.report.page import markup
 from fedhead.report.page.content import Content, load
 from fedhead.report.page.markup import Section
 from fedhead.report.page.sections import every
+from fedhead.runs.read_runs import Run
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("plotly-cartesian.min.js", "charts.js", "tables.js", "page.js")
@@ -118,7 +119,7 @@ def page(content: Content, command: str = "", title: str = "", date: datetime | 
     said += f". Studies: {len(content.studies)}" if content.studies else ""
     time = f"{date or datetime.now().astimezone():%Y-%m-%d %H:%M}"
     made = "" if content.live else f'<time datetime="{time}">{time}</time>. '
-    shared = brief(", ".join(f"{key}={text(value)}" for key, value in _shared(recipes).items()))
+    shared = brief(", ".join(f"{key}={text(value)}" for key, value in _shared(content.runs).items()))
     header = (
         f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>{made}Runs: {', '.join(counts)}; {said}. "
         "Accuracies in per cent; only finished runs count in means.</p>"
@@ -129,9 +130,9 @@ def page(content: Content, command: str = "", title: str = "", date: datetime | 
     return Page(title or "no run yet", header, every(content))
 
 
-def _shared(recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """Return the keys with the same value in all recipes: the main ones, and those that differ from their defaults."""
-    flat, default = [flat_recipe(recipe) for recipe in recipes], flat_recipe(Recipe())
+def _shared(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the keys with the same value in all runs: the main ones, and those that differ from their defaults."""
+    flat, default = [flat_recipe(run.recipe, run.left_out) for run in runs], flat_recipe(Recipe())
     common = {key: flat[0][key] for key in flat[0] if key not in differing(flat)} if flat else {}
     return {
         key: value

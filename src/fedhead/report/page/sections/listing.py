@@ -34,7 +34,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
             [
                 content.name(run.path),
                 brief(r.method),
-                brief(f"{r.dataset}, {r.partition}"),
+                brief(f"{r.dataset}, {r.partition}") + (f", without {run.left_out}" if run.left_out else ""),
                 Cell(str(r.seed), r.seed),
                 state,
                 Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),

@@ -19,7 +19,7 @@ NAMED = 40  # maximum number of classes whose names are shown on an axis
 def section(content: Content) -> Section | None:
     """Return the partitions of the runs, with a selector."""
     runs: dict[str, Run] = {}
-    for run in sorted(content.runs, key=lambda run: content.columns.index(content.arrangement.column(run.recipe))):
+    for run in sorted(content.runs, key=lambda run: content.columns.index(content.column(run))):
         if run.counts is not None and run.counts.size:
             runs.setdefault(_label(run), run)
     if not runs:

@@ -9,7 +9,7 @@ from fedhead.report.table import Cell, Table
 
 
 def section(content: Content) -> Section | None:
-    """Return one row per protected release: its ε and δ, what they mean, and what they assume."""
+    """Return one row per release: ε, δ, unit, mechanism and assumptions."""
     body: list[list[Cell | str]] = []
     for entry in content.entries:
         records = [record["privacy"] for record in entry.records() if record.get("privacy")]
