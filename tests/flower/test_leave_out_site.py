@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from clinic_sites import project
 from clinics import NAMES, clinic
 
 import fedhead as fh
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
 from fedhead.flower import factory
 from fedhead.flower.ledger import Ledger
@@ -88,6 +89,36 @@ def test_a_left_out_site_needs_test_samples_of_its_own(tmp_path: Path) -> None:
     grid.nodes[12] = factory.site(made.sites()["east"])
     with pytest.raises(BadInput, match="leave_out_site: east has no test samples; set 'client_test' there"):
         serve(made.server().without("east"), grid, log=lambda line: None)
+
+
+def test_a_run_without_its_tester_is_refused(tmp_path: Path) -> None:
+    made, grid = project(tmp_path)
+    file = made.path / "sites" / "east" / "site.yaml"
+    file.write_text(file.read_text() + "methods: [fedprox]\n")
+    grid.nodes[12] = factory.site(made.sites()["east"])
+    with pytest.raises(FedheadError, match="east is not there to test the model: its site"):
+        serve(made.server().without("east"), grid, log=lambda line: None)
+    del grid.nodes[12]
+    with pytest.raises(FedheadError, match="east is not there to test the model: it is not connected"):
+        serve(replace(made.server(), out="other").without("east"), grid, log=lambda line: None)
+
+
+def test_releases_run_out_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A repeated statistic of a table stays the first run's release, and each run's stage needs one more."""
+    made, grid = project(tmp_path, "rounds=1", "stages=[ridge]")
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "wide_features: true\n")
+    grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
+    server = made.server()
+    for file in (server, server.without("east")):
+        assert serve(file, grid, log=lambda line: None)["stages"]["ridge"]
+    with pytest.raises(FedheadError, match=r"1 of 3 sites are there \(besides north, .* missing: south"):
+        serve(server.without("north"), grid, log=lambda line: None)
+    assert "were sent 3 times, 'releases' in site.yaml permits 3" in capsys.readouterr().err
+    book = list(Ledger(made.path / "sites" / "south" / "state" / "ledger.jsonl").entries())
+    assert [entry["kind"] for entry in book if entry["decision"] == "refused: policy"] == ["hello"]
+    with pytest.raises(FedheadError, match=r"\(besides south, .* missing: north"):  # no release to test
+        serve(replace(server, out="again").without("south"), grid, log=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", ["work", "model", "statistics"])

@@ -61,19 +61,25 @@ class SiteConnections:
             present = self._connected()
             if len(present) == len(self.spec.sites):
                 return present
-            enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
+            training = self._training(present)
+            enough = len(training) >= self.timeouts.quorum and self.nodes.complete(present)
             if enough or time.monotonic() - begin > self.timeouts.join_seconds:
                 break
             time.sleep(self.poll)
         missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
         why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
-        if len(present) < self.timeouts.quorum:
+        if len(training) < self.timeouts.quorum:
+            but = "" if training == present else f" (besides {self.spec.leave_out_site}, which only tests)"
             raise FedheadError(
-                f"{len(present)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
-                f"at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
+                f"{len(training)} of {len(self.spec.sites)} sites are there{but} "
+                f"after {self.timeouts.join_seconds:g} s, at least {self.timeouts.quorum} are needed; "
+                f"missing: {missing}{why}"
             )
         self.log(f"going on without {missing}{why}")
         return present
+
+    def _training(self, present: list[int]) -> list[int]:
+        return [k for k in present if self.spec.sites[k] != self.spec.leave_out_site]
 
     def _connected(self) -> list[int]:
         connected = set(self.grid.get_node_ids())

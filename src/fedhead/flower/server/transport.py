@@ -136,8 +136,11 @@ class FlowerTransport(SiteConnections, Transport):
         if secure_sums.find(self.experiment.uploads) is not None and not self.nodes.keys:
             raise BadInput("secure_sum needs the sites' keys: name their folder as 'keys' in server.yaml, and use TLS")
         present = self._gather()
-        if self._left_out_site in present and not self.nodes.tests(self._left_out_site):
-            raise BadInput(f"leave_out_site: {self.spec.leave_out_site} has no test samples; set 'client_test' there")
+        name = self.spec.leave_out_site
+        if name and self._left_out_site not in present:
+            raise FedheadError(f"leave_out_site: {name} is not there to test the model: {self._why_absent(name)}")
+        if self._left_out_site is not None and not self.nodes.tests(self._left_out_site):
+            raise BadInput(f"leave_out_site: {name} has no test samples; set 'client_test' there")
         if self._validates and not any(map(self.nodes.validations, present)):
             raise FedheadError("validation: no site has validation samples; set 'validation' in site.yaml")
 
@@ -146,18 +149,18 @@ class FlowerTransport(SiteConnections, Transport):
         present = self._training(self._connected())
         return present if len(present) >= self.timeouts.quorum else self._training(self._gather())
 
-    def _training(self, present: list[int]) -> list[int]:
-        return [k for k in present if k != self._left_out_site]
-
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return the numbers of training samples that these sites reported when joining."""
         return {k: self.nodes.hellos[self.spec.sites[k]].samples for k in present}
 
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
         """Return the reasons of absent sites: not connected, or refused when joining."""
-        refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
         names = {k: name for k, name in enumerate(self.spec.sites) if k not in (*present, self._left_out_site)}
-        return {k: refused.get(name, "it is not connected") for k, name in names.items()}
+        return {k: self._why_absent(name) for k, name in names.items()}
+
+    def _why_absent(self, name: str) -> str:
+        refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
+        return refused.get(name, "it is not connected")
 
     def _admit(self, response: Response) -> None:
         if response.model and secure_sums.find(self.experiment.uploads) is not None:

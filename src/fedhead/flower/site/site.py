@@ -120,6 +120,8 @@ class Site:
             model=dict(self.model),
         )
         if request.kind == "hello":
+            if request.spec.table and self.statistics is not None and self.name != request.spec.leave_out_site:
+                self.statistics(request.spec, k)  # a table with too few rows for them does not train either
             return Handled(response)
         return self._work(request, trees, site_run, response, k)
 
@@ -234,10 +236,13 @@ class Site:
         reply_check.check_finite(model, "the site's final model")
         return model
 
-    def _releases(self) -> dict[str, str]:
-        """Return the runs of earlier releases of statistics, by their digests."""
-        entries = (entry for entry in self.ledger.entries() if entry["site"] == self.name)
-        return {entry["release"]: entry["run"] for entry in entries if entry.get("release")}
+    def _releases(self) -> dict[str, dict[str, Any]]:
+        """Return the first ledger entry of each earlier release of statistics, by its digest."""
+        releases = dict[str, dict[str, Any]]()
+        for entry in self.ledger.entries():
+            if entry["site"] == self.name and entry.get("release"):
+                releases.setdefault(entry["release"], entry)
+        return releases
 
     def _check_statistics(self, request: Request, site_run: SiteRun, k: int) -> None:
         """Check a run's statistics before its first round, so that no training is lost."""
@@ -245,9 +250,10 @@ class Site:
         table = request.spec.schema
         values = len(table.columns) if table else sum(t[0].numel() for t in tensors_of(request.spec.blank()))
         self.policy.check_features(names, site_run.clients.task_of(k).model.features, values)
-        if names and request.kind == "hello":
-            others = [run for run in self._releases().values() if run != request.spec.experiment]
-            self.policy.check_releases(len(others))
+        if names and request.kind == "hello" and self.name != request.spec.leave_out_site:
+            run, earlier = request.spec.experiment, self._releases().values()
+            # A resumed run may have sent the statistics of its stages, which then need no other release.
+            self.policy.check_releases(sum(entry["run"] != run or entry["kind"] == "statistics" for entry in earlier))
 
     def _private_releases(self) -> dict[tuple[str, str, str], float]:
         """Return μ of each earlier release with differential privacy, by its run, exchange and secure sum."""
