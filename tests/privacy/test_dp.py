@@ -205,6 +205,13 @@ def test_protections_without_effect_are_refused() -> None:
         head(digits(), ["ridge"], "dp", "dp(2)")
 
 
+def test_means_without_noise_are_refused() -> None:
+    x, y = torch.randn(60, 4).numpy(), np.arange(60) % 3
+    federation = fh.Federation.from_arrays(x, y, "iid", clients=3, normalize="standard")
+    with pytest.raises(fh.BadInput, match=r"normalize .standard, quantiles. and missing=mean compute means"):
+        fh.run(federation, HEAD, rounds=0, stages=["ridge"], privacy=["dp(delta=1e-3)"])
+
+
 def test_a_spent_budget_ends_a_run() -> None:
     result = head(digits(), ["ncm"], "dp")
     with pytest.raises(fh.BadInput, match="the privacy budget of this run is spent"):

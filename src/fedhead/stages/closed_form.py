@@ -70,7 +70,7 @@ class ClosedFormHead(StatisticsStage):
         return server.replace({ALL_CLIENTS: sums, MEMBERS: torch.tensor(list(replies.clients))})
 
     def chosen(self, statistics: Statistics) -> Tree:
-        """Return the parameters that were chosen from the statistics, by name."""
+        """Return parameters that were chosen from the statistics, such as λ."""
         return Tree()
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -128,7 +128,7 @@ class ClosedFormHead(StatisticsStage):
         return linear_scores(z, w["classifier.weight"], w["classifier.bias"])
 
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
-        """Return the model with the new head in place of its classifier; their parameters may differ."""
+        """Return the model with its classifier replaced."""
         return super().under(w.without("classifier"), heads, task)
 
     def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:

@@ -239,7 +239,7 @@ class Weights(Tree):
         return type(self)({**self, **(other or {}), **entries}, self.buffers | buffers)
 
     def vector(self) -> dict[str, Tensor]:
-        """Return the parameters by name, without buffers."""
+        """Return the named parameters, without buffers."""
         return {n: t for n, t in self.items() if n not in self.buffers}
 
     def _like(self, entries: dict[str, Any]) -> Self:

@@ -191,7 +191,7 @@ class Experiment:
             others.append("a federation of several architectures")
         if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:
             others.append(f"the weighting of sampler {self.sampler.name}")
-        reasons = [f"{name} needs the single replies of clients, which the server never has" for name in others]
+        reasons = [f"{name} needs single replies, which secure_sum hides" for name in others]
         if isinstance(self.sampler, PoissonSampler):
             reasons.append("sampler=poisson may draw too few clients for a sum: use uniform")
         exchanges: list[Algorithm] = [self.method] if self.schedule.rounds else []
@@ -213,7 +213,7 @@ class Experiment:
             BadInput: If a component is incompatible with the data.
         """
         self.local.check_clients(len(federation))
-        protections.check_samples(self.privacy, sum(len(rows) for rows in federation.rows))
+        protections.check_samples(self.privacy, federation)
         for algorithm in (self.method, *(self.stages if stages else ())):
             algorithm.check(self.models, federation)
         size = self.cohort_size(len(federation))

@@ -13,6 +13,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
+from fedhead.data.federation.federation import Federation
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.privacy.base import Protection
 from fedhead.privacy.client_dp import ClientDP
@@ -87,8 +88,8 @@ def check_client_dp(
         return
     if not (method.adds_up and method.shared and "model" in method.broadcast) or method.sums:
         raise BadInput(
-            f"privacy: client_dp protects the mean of models, and the server of {method.name} needs more or other than "
-            "that: use a method such as fedavg, or sample_dp"
+            f"privacy: client_dp protects the mean of models, and the server of {method.name} uses other entries too: "
+            "use a method such as fedavg, or sample_dp"
         )
     for key, part in others.items():
         if part is not None:
@@ -114,8 +115,14 @@ def check_sample_dp(privacy: Sequence[Protection], models: Sequence[SplitModel],
         raise BadInput("privacy: sample_dp takes the gradient of each sample alone: leave class_weights out")
 
 
-def check_samples(privacy: Sequence[Protection], samples: int) -> None:
-    """Raise `BadInput` if a δ is so large that releasing a random sample would satisfy it."""
+def check_samples(privacy: Sequence[Protection], federation: Federation) -> None:
+    """Raise `BadInput` if preprocessing is exact, or a δ so large that releasing a random sample would satisfy it."""
+    if privacy and (federation.fitted is not None or federation.missing):
+        raise BadInput(
+            "privacy: normalize (standard, quantiles) and missing=mean compute means of these samples without noise: "
+            "give fixed means and deviations, or leave them out"
+        )
+    samples = sum(len(rows) for rows in federation.rows)
     for protection in privacy if samples else ():
         if protection.delta * samples >= 1 and not isinstance(protection, ClientDP):  # it counts clients, not samples
             raise BadInput(

@@ -54,7 +54,7 @@ def check(
     for algorithm in exchanges:
         if not (algorithm.adds_up or _sends_nothing(algorithm)):
             raise BadInput(
-                f"secure_sum: what the clients of {algorithm.name} send is no sum, or no mean weighted by samples: use "
+                f"secure_sum: {algorithm.name} sends replies that are neither sums nor means weighted by samples: use "
                 "another method or stage, or leave secure_sum out"
             )
     if reasons:

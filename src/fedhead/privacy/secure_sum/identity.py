@@ -27,7 +27,7 @@ def require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise BadInput("secure_sum needs the package cryptography: pip install cryptography") from error
+        raise BadInput("secure_sum needs the package cryptography: pip install 'fedhead[privacy]'") from error
 
 
 def sign(key: PrivateKey, message: bytes) -> bytes:
