@@ -177,6 +177,16 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform); with --normalize" in said
 
 
+@pytest.mark.parametrize(("stage", "kind"), [("ridge", "ridge scores"), ("lda", "logits")])
+def test_an_onnx_file_tells_its_stage_and_the_kind_of_its_scores(stage: str, kind: str, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="an optional extra")
+    pytest.importorskip("onnxscript", reason="an optional extra")
+    path = trained("mlp(hidden=[4])", stages=[stage]).export(tmp_path / "model.onnx", stage=stage)
+    held = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    assert (held["stage"], held["scores"]) == (stage, kind)
+    assert "run" not in held  # it has no folder
+
+
 @pytest.mark.slow
 def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="an optional extra")
@@ -217,6 +227,12 @@ def test_a_table_is_predicted_and_exported_with_its_columns_and_gaps(tmp_path: P
     held = session.get_modelmeta().custom_metadata_map
     assert json.loads(held["columns"]) == ["age", "sex=f", "sex=m", "sex missing", "dose"]
     assert json.loads(held["classes"]) == ["ill", "well"]
+    assert {key: held.get(key) for key in ("run", "fedhead", "stage", "scores")} == {
+        "run": "run",
+        "fedhead": fh.__version__,
+        "stage": None,
+        "scores": "logits",
+    }
     assert made.columns is not None
     (scores,) = session.run(None, {"x": made.columns.encode(rows)})
     assert np.isnan(made.columns.encode(rows)).any()

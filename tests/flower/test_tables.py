@@ -83,6 +83,8 @@ def test_models_of_tables_are_selected_as_in_a_simulation(tmp_path: Path) -> Non
             callbacks=[fh.EarlyStopping("loss", patience=2), fh.BestModel("auroc(bins=64)", min_delta=0.02)],
         ),
     )
+    with pytest.raises(BadInput, match="stage: finetune makes personal models only, and these are at their sites"):
+        found.export(tmp_path / "tuned.pt2", stage="finetune")
     assert found.best_round == expected.best_round
     assert (found.best_round or 0) < len(found.rows) == len(expected.rows) < 9
     for mine, theirs in zip(found.rows, expected.rows, strict=True):
@@ -113,6 +115,8 @@ def test_a_deployed_table_is_loaded_exported_and_compared(tmp_path: Path) -> Non
     np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
     named = np.array(["alive", "dead"])[loaded.predict(rows)]
     assert loaded.evaluate(rows, rows["outcome"])["accuracy"] == pytest.approx(100 * (named == rows["outcome"]).mean())
+    held = session.get_modelmeta().custom_metadata_map
+    assert held["run"] == json.loads((run / "environment.json").read_text())["experiment"]
     empty = loaded.predict(rows.assign(ward=None, year=np.nan))
     np.testing.assert_array_equal(loaded.predict(rows.drop(columns=["ward", "year"])), empty)
     with pytest.raises(BadInput, match="x: column 'age' holds 121 in row 0, it must be between 0 and 120"):

@@ -21,12 +21,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedhead import __version__
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.api.trained import StateAfter
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line, require
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.missing_values import fill_inputs, unfill_inputs
 from fedhead.models.split_model import SplitModel, load
+from fedhead.stages.fedcof import FedCOF
+from fedhead.stages.ncm import NCM
+from fedhead.stages.personal_ridge import PersonalRidge
+from fedhead.stages.ridge import Ridge
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
 SAMPLES = 5  # in the check of a file
@@ -57,7 +64,7 @@ class Network(nn.Module):
         return logits
 
 
-def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -> None:
+def export(state: StateAfter, path: Path, client: int | None, normalize: bool, run: str = "") -> None:
     """Write a model to a file; see `fedhead.Result.export`."""
     require(path.suffix in SUFFIXES, f"{path}: a model's file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if path.suffix == ".safetensors":
@@ -72,10 +79,26 @@ def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -
         elif path.suffix == ".pt2":
             _save_program(network, inputs, expected, draft, path)
         else:
-            _save_onnx(network, inputs, expected, draft, path, _metadata(state.clients.federation, normalize))
+            metadata = _names(state.clients.federation, normalize) | _origin(state.algorithm, run)
+            metadata["scores"] = _kind_of_scores(state)
+            _save_onnx(network, inputs, expected, draft, path, metadata)
 
 
-def _metadata(federation: Federation, normalize: bool) -> dict[str, str]:
+def _origin(algorithm: Algorithm, run: str) -> dict[str, str]:
+    """Return the run, the version of fedhead, and the stage, if there is one."""
+    stage = {"stage": algorithm.name} if isinstance(algorithm, Stage) else {}
+    return {"fedhead": __version__, **({"run": run} if run else {}), **stage}
+
+
+def _kind_of_scores(state: StateAfter) -> str:
+    """Return what the scores are: logits, scores of a stage that are no logits, or predicted numbers."""
+    if state.clients.task.objective.name == "regression":
+        return "numbers"
+    linear = isinstance(state.algorithm, Ridge | PersonalRidge | FedCOF | NCM)
+    return f"{state.algorithm.name} scores" if linear else "logits"
+
+
+def _names(federation: Federation, normalize: bool) -> dict[str, str]:
     """Return the names of the classes and of a table's columns, as JSON texts."""
     names = {"classes": federation.names, "columns": None if federation.columns is None else federation.columns.names}
     if not normalize and federation.missing:

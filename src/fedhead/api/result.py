@@ -288,7 +288,8 @@ class Result(RecordedResult):
                 both with any batch size, or .safetensors (the state dict of `module`).
             normalize: Whether the exported model takes samples as they are (images as bytes, rows of a table with NaN
                 for missing values) and fills and normalizes them; otherwise it takes normalized ones, like `module`.
-                An .onnx file names the columns of its rows, and the classes, in its metadata.
+                The metadata of an .onnx file has the columns of its rows, the classes, the run, the stage, the version
+                of fedhead and the kind of its scores.
             client: Client whose personal model is exported; None: the global model.
             stage: Stage after which the model is taken, such as "ccvr"; None: after the last round.
 
@@ -300,5 +301,6 @@ class Result(RecordedResult):
         """
         from fedhead.api.export import export
 
-        export(self.trained.after(stage, client), Path(path), client, normalize)
+        run = self.record.environment.get("experiment") or (self.path.name if self.path else "")
+        export(self.trained.after(stage, client), Path(path), client, normalize, run)
         return Path(path)

@@ -73,7 +73,13 @@ class TrainedState:
                 f"stage: the folder holds no state after {stage}: the run was stopped before it, or its "
                 f"stages.safetensors is missing; compute it with result.calibrate({stage!r}), or resume the run"
             )
-        result = self.stages[stage]
+        stage_type, result = type(self.algorithms[stage]), self.stages[stage]
+        personal = stage_type.personal_model is not Stage.personal_model
+        if self.states is None and personal and stage_type.global_model is Stage.global_model:
+            raise BadInput(
+                f"stage: {stage} makes personal models only, and these are at their sites: leave stage out for the "
+                "global model of the rounds"
+            )
         if client is not None and result.states is None:  # a folder has only the server state of a stage
             from fedhead.engine.rounds.rounds import run_stage
 
