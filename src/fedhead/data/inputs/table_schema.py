@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedhead.core.components.parameters import from_mapping
-from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
 from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse, text, texts
@@ -151,6 +151,7 @@ class TableSchema:
         label: str | None = None,
         leave_out: Sequence[str] = (),
         objective: str = "multiclass",
+        strict: bool = False,
     ) -> pd.DataFrame:
         """Read a table and check it against the schema.
 
@@ -159,6 +160,7 @@ class TableSchema:
             label: Name of the label's column in the table; None: that of the schema.
             leave_out: Columns of the table that are not used. A column of the schema is then empty.
             objective: Objective of the labels: classes are texts, other targets numbers.
+            strict: Whether to refuse a name in `leave_out` that neither the table nor the schema has.
 
         Returns:
             The columns of the schema, numbers as float64 and categories as texts, and the label.
@@ -172,12 +174,14 @@ class TableSchema:
         sources = [source] if isinstance(source, str | PathLike) or is_frame(source) else list(source)
         as_written = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
         labels = Column("category", categories=self.classes) if objective_of(objective).has_classes else Column()
-        parts = []
+        require(own_label not in leave_out, f"leave_out: {own_label!r} is the label, which every row needs: remove it")
+        parts, names = [], {*self.columns}
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
             frame = each if is_frame(each) else _read(Path(each), as_written)
             known = [str(name) for name in frame.columns]
             require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
+            names.update(known)
             wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
             for name in wanted:
                 require(name in known, f"{where} has no column {name!r}; it has {', '.join(known)}")
@@ -196,6 +200,8 @@ class TableSchema:
             checked[self.label] = labels.read(given, what)
             parts.append(pd.DataFrame(checked))
         require(parts, "no table is named: give at least one file")
+        if strict and (strange := [name for name in leave_out if name not in names]):
+            raise unknown("column in leave_out", strange[0], names - {own_label})
         return pd.concat(parts, ignore_index=True)
 
     def tables(

@@ -122,7 +122,7 @@ def statistics(
     They are of the rows without the test samples, with the validation samples, as in a simulation.
     """
     schema = _schema(spec)
-    frame = table(data, spec, base, names)
+    frame = table(data, spec, base, names, strict=True)
     has_classes = targets.objective_of(spec.objective).has_classes
     given = frame[schema.label].to_numpy()
     read: Any = labels.read(given, "y") if has_classes else targets.read(given, spec.objective)
@@ -204,8 +204,11 @@ def _schema(spec: RunSpec) -> TableSchema:
     return schema
 
 
-def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.DataFrame:
-    """Read a site's CSV or Parquet files, or those of a folder, or call its function, which returns a data frame."""
+def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames, strict: bool = False) -> pd.DataFrame:
+    """Read a site's CSV or Parquet files, or those of a folder, or call its function, which returns a data frame.
+
+    With `strict` a name in `leave_out` that the table and the schema lack is refused: test samples may lack it.
+    """
     listed = [source] if isinstance(source, str) else list(source)
     tables: Any = [base / os.path.expanduser(each) for each in listed]
     if len(tables) == 1 and tables[0].is_dir():
@@ -214,7 +217,7 @@ def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames) -> pd.D
         tables = _call(listed[0], base)
         if not is_frame(tables):
             raise BadInput(f"data {source!r}: the function must return a data frame")
-    frame = _schema(spec).table(tables, *names, spec.objective)
+    frame = _schema(spec).table(tables, *names, spec.objective, strict)
     if frame.empty:
         raise BadInput(f"data {source!r} holds no samples: give at least one")
     return frame
