@@ -9,6 +9,8 @@ import pytest
 from clinic_sites import project
 
 from fedhead.cli import call
+from fedhead.core.system.errors import BadInput
+from fedhead.deploy.project import Project
 
 
 def test_a_good_table_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +69,38 @@ def test_small_categories_and_folders_of_files(tmp_path: Path, capsys: pytest.Ca
     told = capsys.readouterr().out
     assert "south: 40 rows" in told
     assert "attic 1 (not named: fewer than 2)" in told
+
+
+def test_misspelled_columns_to_leave_out_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    file = made.path / "sites" / "south" / "site.yaml"
+    text = file.read_text()
+    for names, reason in (
+        ("[patient, wrad]", "unknown column in leave_out 'wrad': did you mean 'ward'?"),
+        ("[patient, outcome]", "leave_out: 'outcome' is the label, which every row needs: remove it"),
+    ):
+        file.write_text(text.replace("leave_out: [patient]", f"leave_out: {names}"))
+        assert call(["deploy", "check", str(file.parent)]) == 2
+        assert reason in capsys.readouterr().err
+    pd.read_csv(tmp_path / "south.csv").drop(columns="year").to_csv(tmp_path / "south.csv", index=False)
+    file.write_text(text.replace("leave_out: [patient]", "leave_out: [patient, year]"))
+    assert call(["deploy", "check", str(file.parent)]) == 0
+
+
+def test_all_sites_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    pd.read_csv(tmp_path / "south.csv").drop(columns="ward").to_csv(tmp_path / "south.csv", index=False)
+    file = made.path / "sites" / "north" / "site.yaml"
+    file.write_text(file.read_text().replace("name: north", "name: east"))
+    assert call(["deploy", "check", str(made.path)]) == 1
+    told = capsys.readouterr()
+    assert "has the name 'east': each site needs its own, as in server.yaml" in told.out
+    assert "south.csv has no column 'ward'" in told.out
+    assert "east: 40 rows" in told.out
+    assert "error: north, south: correct the files named above" in told.err
+
+
+def test_a_site_s_name_is_checked_before_the_folder_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"sites: .*va long beach.* letters, digits"):
+        Project.init(tmp_path / "clinic", "digits", ["va long beach"])
+    assert not (tmp_path / "clinic").exists()

@@ -44,7 +44,7 @@ def documents(path: Path) -> list[Any]:
 def places(project: Project) -> dict[Path, tuple[str, str]]:
     """The folders that are deployed, with their path on the machine and the folder that fedhead writes to."""
     sites = {project.path / "sites" / site: (f"/srv/fedhead/{site}", "state") for site in SITES}
-    return {project.path: ("/srv/fedhead/clinic", "run"), **sites}
+    return {project.path: ("/srv/fedhead/clinic", "runs"), **sites}
 
 
 def expected(folder: Path, home: str) -> dict[str, list[str]]:
@@ -57,6 +57,8 @@ def expected(folder: Path, home: str) -> dict[str, list[str]]:
 def test_a_target_s_project_names_paths_of_the_machines_and_has_all_files(tmp_path: Path) -> None:
     project = made(tmp_path, "compose")
     assert 'server = "/srv/fedhead/clinic/server.yaml"' in (project.app / "pyproject.toml").read_text()
+    for server in (project.server(), project.server().without(SITES[0])):
+        assert server.at(server.out).parent == project.path / "runs"  # the folder that is written to
     assert project.server().recipe == "recipe.yaml"  # a copy: the server's machine has no other folder of the operator
     assert project.server().recipe_of_run().method == "mine/method.py:Mine"
     for folder, (_, written) in places(project).items():
@@ -196,3 +198,14 @@ def test_sites_with_one_name_in_kubernetes_are_refused(tmp_path: Path, capsys: p
     assert "sites a.b and a-b have one name in Kubernetes, fedhead-a-b: rename one" in capsys.readouterr().err
     assert not (tmp_path / "clinic").exists()
     assert call([*words, "compose"]) == 0
+
+
+def test_data_of_a_target_are_at_the_site_s_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "north.npz"
+    own.write_bytes(b"")
+    words = ["deploy", "init", str(tmp_path / "clinic"), "--site", "north", "--target", "compose", "--data"]
+    assert call([*words, "north.npz"]) == 2
+    assert "give the path at the site's machine, such as /data/north.npz" in capsys.readouterr().err
+    assert not (tmp_path / "clinic").exists()
+    assert call([*words, str(own)]) == 0
+    assert Project.open(tmp_path / "clinic").sites()["north"].data == str(own)

@@ -9,7 +9,7 @@ from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import Assignments
 from fedhead.cli.output import interruptible
 from fedhead.core.components.ranges import AtLeast, AtMost, Matches
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 
 DeploymentFolder = Annotated[Path, Argument("Folder of the deployment.", label="DIR")]
 
@@ -54,8 +54,8 @@ def init(
     names = site or [f"site-{k}" for k in range(sites)]
     if target != "local":
         require_flower()  # its version is that of the image
-        targets.check(target, names)
-    project = Project.init(folder, recipe, names, assignments or [], data or [], schema)
+        targets.check(target, names, data or [])
+    project = Project.init(folder, recipe, names, assignments or [], data or [], schema, target == "local")
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure")
     print("runs all of it on this machine, without TLS. With TLS and keys:")
@@ -80,16 +80,32 @@ def check(
       fedhead deploy check clinic
     """
     from fedhead.cli.output import print_table
+    from fedhead.core.system.errors import FedheadError
     from fedhead.deploy import table_check
     from fedhead.deploy.project import Project
     from fedhead.flower.config import SiteFile
 
-    path = folder / "site.yaml"
-    for file in [SiteFile.read(path)] if path.is_file() else Project.open(folder).sites().values():
+    if (folder / "site.yaml").is_file():
+        file = SiteFile.read(folder / "site.yaml")
         try:
             print_table(table_check.check(file), left=3)
         except BadInput as error:
             raise BadInput(f"site {file.name}: {error}") from error
+        return
+    project, bad = Project.open(folder), list[str]()
+    sites = [(name, project.path / "sites" / name / "site.yaml") for name in project.server().sites]
+    for name, path in sites:
+        if not path.is_file():
+            continue
+        try:
+            file = SiteFile.read(path)
+            require(file.name == name, f"{path} has the name {file.name!r}: each site needs its own, as in server.yaml")
+            print_table(table_check.check(file), left=3)
+        except BadInput as error:
+            print(f"site {name}: {error}", flush=True)
+            bad.append(name)
+    if bad:
+        raise FedheadError(f"{', '.join(bad)}: correct the files named above, and check again")
 
 
 @command("Deploy", "deploy certs")

@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedhead.algorithm.upload import UPLOADS
+from fedhead.core.components.parameters import from_mapping
 from fedhead.core.system.errors import BadInput
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.config import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
@@ -56,6 +57,7 @@ class Project:
         assignments: Sequence[str] = (),
         data: Sequence[str] = (),
         schema: str | Path | None = None,
+        here: bool = True,
     ) -> Project:
         """Create a project.
 
@@ -69,9 +71,10 @@ class Project:
             assignments: `key=value` overrides of the recipe.
             data: One data source per site, or none to use the recipe's data set.
             schema: Schema of the sites' tables, which is copied beside server.yaml and each site.yaml.
+            here: Whether the paths of `data` are on this machine; else they are those at the sites' machines.
 
         Raises:
-            BadInput: If the folder is not empty, or the recipe is invalid.
+            BadInput: If the folder is not empty, or the recipe or a site's name is invalid.
         """
         project = cls(Path(path).resolve())
         if project.path.exists() and any(project.path.iterdir()):
@@ -84,6 +87,7 @@ class Project:
             TableSchema.read(schema)  # fail now if it is invalid
             if not data:
                 raise BadInput("schema: it describes the sites' tables: give the file of each site with --data")
+        from_mapping(ServerFile, {"recipe": recipe, "sites": list(sites)}, path=project.server_file)  # checks the names
         refuse_other_clients(assignments, sites)
         loaded = load(recipe, [*assignments, f"clients={len(sites)}"])
         # Fail now if the recipe is invalid; the sites' input shapes are not known yet.
@@ -110,7 +114,7 @@ class Project:
             text = filled(
                 "site.yaml",
                 name=site,
-                data=json.dumps(os.path.relpath(source, folder) if Path(source).exists() else source),
+                data=json.dumps(os.path.relpath(source, folder) if here and Path(source).exists() else source),
                 schema="null" if schema is None else SCHEMA,
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),

@@ -1,7 +1,7 @@
 """Files that start a deployment on its machines, by compose, Kubernetes or systemd.
 
 All targets run the same commands in the same folders: /srv/fedhead/PROJECT at the server, /srv/fedhead/SITE at a site.
-There they write only to `run` or `state`, and to `flwr`, which holds Flower's own files.
+There they write only to `runs` or `state`, and to `flwr`, which holds Flower's own files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.deploy.health import METRICS_PORT
 from fedhead.deploy.processes import FLOWER
 from fedhead.deploy.project import Project, filled
+from fedhead.flower.config import RECIPE_DATA
 
 Target = Literal["compose", "kubernetes", "systemd"]
 HOME, USER, NGINX = "/srv/fedhead", 10001, "docker.io/nginxinc/nginx-unprivileged:1.28-alpine"
@@ -42,8 +43,16 @@ _SITE = {
 }
 
 
-def check(target: Target, sites: Sequence[str]) -> None:
-    """Check that no two sites have the same name in Kubernetes, which knows only letters, digits and '-'."""
+def check(target: Target, sites: Sequence[str], data: Sequence[str]) -> None:
+    """Check the paths of data at the sites' machines, and the sites' names.
+
+    No two sites may have the same name in Kubernetes, which knows only letters, digits and '-'.
+    """
+    for source in data:
+        if source != RECIPE_DATA and ":" not in source and not Path(source).is_absolute():
+            raise BadInput(
+                f"--data {source}: with --target {target} give the path at the site's machine, such as /data/{source}"
+            )
     apps = [_app(site) for site in sites]
     if target == "kubernetes" and (same := [site for site in sites if apps.count(_app(site)) > 1]):
         raise BadInput(f"sites {' and '.join(same)} have one name in Kubernetes, {_app(same[0])}: rename one")
@@ -78,7 +87,7 @@ def write(project: Project, target: Target, address: str) -> list[Path]:
     keys = [f"sites/{site}.pub" for site in sites]
     server = {
         "folder": f"{HOME}/{name}",
-        "state": "run",
+        "state": "runs",
         "keys": "\n".join(f"      - certs/{key}" for key in keys),
         "items": "\n".join(
             f"              - key: {Path(key).name}\n                path: {key}"
@@ -88,6 +97,8 @@ def write(project: Project, target: Target, address: str) -> list[Path]:
     own = [path for path in project.path.rglob("*.py") if project.path / "sites" not in path.parents]
     templates = {**_SERVER[target], **image, "nginx.conf": "nginx.conf", "flwr/config.toml": "config.toml"}
     written = _write(project.path, templates, [*project.path.glob("*.yaml"), *own], values | server)
+    file = project.server_file
+    file.write_text(file.read_text("utf-8").replace("\nout: run ", "\nout: runs/run "), encoding="utf-8")
     bundle = project.app / "pyproject.toml"
     text = bundle.read_text(encoding="utf-8").replace(str(project.server_file), f"{HOME}/{name}/server.yaml")
     bundle.write_text(text, encoding="utf-8")

@@ -76,19 +76,19 @@ class RunFolder:
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
         """Check that a folder is free for a new run."""
-        held = _contents(Path(path))
+        held, another = _contents(Path(path)), "select another folder with --out, or with out in server.yaml"
         if CONFIG in held:
             if RESULT in held:
                 state = "a finished run"
-                fix = "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
+                fix = f"add rounds or stages to it with --resume (resume=True in Python), or {another}"
             elif DIVERGED in held:
-                state, fix = "a run that diverged", "select another folder with --out"
+                state, fix = "a run that diverged", another
             else:
                 state = "an unfinished run"
-                fix = "continue it with --resume (resume=True in Python) or select another --out"
+                fix = f"continue it with --resume (resume=True in Python), or {another}"
             raise BadInput(f"{path} holds {state} already: {fix}")
         if held:
-            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
+            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): {another}")
 
     @staticmethod
     def holds_run(path: str | Path) -> bool:
