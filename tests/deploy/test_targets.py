@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_the_image_is_not_root_s_and_checks_its_health(tmp_path: Path) -> None:
     assert health == ["fedhead", "deploy", "health", ".", "--ready"]
     assert all(f"{name}={value}" in text for name, value in FLOWER.items())
     assert "COPY" not in text  # no key gets into an image
+    assert f'ARG FEDHEAD="/image/fedhead-{version("fedhead")}-py3-none-any.whl[flower,parquet]"' in text
+    assert "RUN --mount=type=bind,target=/image \\\n" in text
 
 
 def test_manifests_of_kubernetes_are_confined_and_mount_what_they_name(tmp_path: Path) -> None:
