@@ -377,3 +377,12 @@ def test_latex_compiles(table: ComparisonTable, tmp_path: Path) -> None:
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_metrics_of_personal_models_have_the_direction_of_the_metric() -> None:
+    recipe = Recipe(dataset="digits", metrics=("ece", "f1"))
+    row = {"round": 1, "accuracy": None, "personal_metrics": {"ece": 0.1, "f1": 0.5}}
+    measured = list(of_records("run", recipe, Replicate(0, "s"), [row], {"finetune": row}))
+    assert [(m.stage, m.values["personal_f1"]) for m in measured] == [("", 0.5), ("finetune", 0.5)]
+    assert compare(measured, "personal_f1").better == "max"
+    assert compare(measured, "personal_ece").better == "min"

@@ -152,11 +152,12 @@ def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "
 
     if any(part in metric for part in _FEWEST):
         return "min", []
-    if metric in ("accuracy", "accuracy_mean") or metric.startswith("personal"):
+    if metric in ("accuracy", "accuracy_mean", "personal", "personal_weighted"):
         return "max", []
+    name = metric.removeprefix("personal_")
     recipe = next(m.recipe for m in measured if metric in m.values)
     try:
-        goal = registry.find([metric], recipe.folders, recipe.objective or "multiclass")[metric].better
+        goal = registry.find([name], recipe.folders, recipe.objective or "multiclass")[name].better
     except BadInput:  # not in the registry: a Python function, or a removed metric
         goal = None
     return goal or "max", [] if goal else [f"nobody said which values of {metric} are good: high ones are taken"]

@@ -113,5 +113,6 @@ def _at_the_end(rows: list[Row], last_rounds: int) -> dict[str, float]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    entries = {**row, **(row.get("metrics") or {})}
+    personal = {f"personal_{name}": value for name, value in (row.get("personal_metrics") or {}).items()}
+    entries = {**row, **(row.get("metrics") or {}), **personal}
     return {name: float(v) for name, v in entries.items() if name not in _NO_RESULTS and is_number(v)}

@@ -145,7 +145,9 @@ class Content:
     def metrics(self) -> dict[str, str]:
         """The metrics of finished runs, with the labels that are shown."""
         values = {name for m in self.measured for name in m.values}
-        own = dict.fromkeys(name for run in self.runs for row in run.rows for name in row.get("metrics") or {})
+        rows = [row for run in self.runs for row in run.rows]
+        own = dict.fromkeys(name for row in rows for name in row.get("metrics") or {})
+        own |= dict.fromkeys(f"personal_{name}" for row in rows for name in row.get("personal_metrics") or {})
         last = any(run.recipe.last_rounds > 1 for run in self.runs)
         names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
         return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
