@@ -436,7 +436,7 @@ def test_runs_without_a_site_are_kept_apart_from_the_full_run(tmp_path: Path) ->
     for name, (left_out, best) in {"run": (None, 90.0), "north": ("north", 80.0), "east": ("east", 70.0)}.items():
         folder = make_run(tmp_path / name, Recipe(dataset="clinic", rounds=2), best=best)
         (folder.path / "partition.npz").unlink()  # the server does not know the sites' split
-        sites = {"sites": ["north", "south", "east"], "leave_out_site": left_out}
+        sites = {"sites": ["north", "south", "east"], "leave_out_site": left_out, "objects": {"federation": "north"}}
         folder.save_environment({**folder.environment(), **sites})
     shown = Content(find_runs([tmp_path]).runs)
     assert shown.columns == ["leave_out_site=east", "leave_out_site=north", "leave_out_site=null"]
@@ -450,5 +450,11 @@ def test_runs_without_a_site_are_kept_apart_from_the_full_run(tmp_path: Path) ->
         "clinic, dirichlet(0.1), without east",
         "clinic, dirichlet(0.1), without north",
     ]
+    html = page.page(shown).html()
+    assert re.search("Deployed at the sites .*north, south, east [(]east only tested[)].* another 'out' in", html)
+    assert "Begun in Python" not in html
     alone = Content(find_runs([tmp_path / "east"]).runs)
+    alone.runs[0].rows[-1]["personal_metrics"] = {"auroc": 0.875}
+    assert "personal_auroc" in alone.metrics
+    assert alone.compared("personal_auroc").cell(0, 0) == "0.8750"
     assert alone.compared("accuracy").pivot.headings() == ["clinic, dirichlet(0.1), leave_out_site=east"]

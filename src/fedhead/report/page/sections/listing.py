@@ -66,7 +66,13 @@ def _details(run: Run, state: str) -> str:
     facts += [f"{name} {version}" for name, version in versions.items() if version]
     facts += [f"commit {env['commit']}"] if env.get("commit") else []
     path = str(run.path)
-    if env.get("objects"):
+    if sites := env.get("sites"):
+        tested = f" ({run.left_out} only tested)" if run.left_out else ""
+        repeat = (
+            f"<p>Deployed at the sites {words(', '.join(sites) + tested)}: repeat it with another 'out' in "
+            "server.yaml.</p>"
+        )
+    elif env.get("objects"):
         given = ", ".join(map(str, env["objects"]))
         repeat = (
             f"<p>Begun in Python with objects that no recipe can hold ({words(given)}): repeat it with fedhead.run.</p>"
