@@ -104,3 +104,17 @@ def test_a_site_s_name_is_checked_before_the_folder_is_written(tmp_path: Path) -
     with pytest.raises(BadInput, match=r"sites: .*va long beach.* letters, digits"):
         Project.init(tmp_path / "clinic", "digits", ["va long beach"])
     assert not (tmp_path / "clinic").exists()
+
+
+def test_other_separators_and_encodings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    path = tmp_path / "south.csv"
+    good = pd.read_csv(path)
+    for keys, reason in (
+        ({"sep": ";"}, "south.csv is not separated by commas"),
+        ({"sep": "\t"}, "south.csv is not separated by commas"),
+        ({"encoding": "latin-1"}, "south.csv is not in UTF-8: save it in this encoding"),
+    ):
+        good.assign(ward="chirurgie-général").to_csv(path, index=False, **keys)  # type: ignore[call-overload]
+        assert call(["deploy", "check", str(made.path / "sites" / "south")]) == 2
+        assert reason in capsys.readouterr().err

@@ -253,10 +253,16 @@ def _read(path: Path, as_written: Collection[str]) -> pd.DataFrame:
     require(path.suffix in SUFFIXES, f"{path}: a table is a file that ends in {' or '.join(SUFFIXES)}")
     try:
         if path.suffix == ".csv":
-            return pd.read_csv(path, dtype=dict.fromkeys(as_written, str), index_col=False)
+            frame = pd.read_csv(path, dtype=dict.fromkeys(as_written, str), index_col=False)
+            name = str(frame.columns[0])
+            separated = len(frame.columns) == 1 and (";" in name or "\t" in name)
+            require(not separated, f"{path} is not separated by commas: save it with ',' as the separator")
+            return frame
         fix = f"{path}: this needs pyarrow: install it with pip install 'fedhead[parquet]'"
         require(importlib.util.find_spec("pyarrow") is not None, fix)
         return pd.read_parquet(path)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not in UTF-8: save it in this encoding ({error})") from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} can't be read: {error}") from error
 
