@@ -118,7 +118,7 @@ def test_a_model_leaves_its_site_with_consent_only(
     assert [found[k, k]["f1"] for k in "abc"] == pytest.approx(record["client_metrics"]["f1"], abs=1e-10)
     assert any(line.startswith("model c: share_model in its site.yaml is false (consent, reference") for line in said)
     assert content["missing"].keys() == {"model c"}
-    assert "set share_model in site.yaml" in capsys.readouterr().err
+    assert "set share_model, and no max_epsilon, if it may leave the site" in capsys.readouterr().err
     page = tmp_path / "report.html"
     assert call(["report", str(made.path / "run"), "--out", str(page)]) == 0
     assert "f1, model by test samples" in page.read_text()
