@@ -276,7 +276,7 @@ def test_rounds_can_not_be_added_to_a_planned_budget() -> None:
         ("sample_dp(clip=0)", {}, "clip"),
         ("client_dp(delta=0.3)", {}, "below 1/n = 0.25, for n = 4 clients"),
         ("sample_dp(delta=0.01)", {}, "below 1/n"),
-        ("client_dp(delta=0.01)", {"method": "scaffold"}, "and the server of scaffold needs more"),
+        ("client_dp(delta=0.01)", {"method": "scaffold"}, "and the server of scaffold uses other entries"),
         ("client_dp(delta=0.01)", {"method": "fedproto"}, "server of fedproto"),
         ("client_dp(delta=0.01)", {"method": "local"}, "server of local"),
         ("client_dp(delta=0.01)", {"aggregator": "median"}, "leave aggregator out"),

@@ -71,9 +71,8 @@ class SiteConnections:
         if len(training) < self.timeouts.quorum:
             but = "" if training == present else f" (besides {self.spec.leave_out_site}, which only tests)"
             raise FedheadError(
-                f"{len(training)} of {len(self.spec.sites)} sites are there{but} "
-                f"after {self.timeouts.join_seconds:g} s, at least {self.timeouts.quorum} are needed; "
-                f"missing: {missing}{why}"
+                f"{len(training)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s{but}"
+                f", at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
             )
         self.log(f"going on without {missing}{why}")
         return present
