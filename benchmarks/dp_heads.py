@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import fedhead as fh
+from fedhead.calibration.private_statistics import PENALTY
 
 HEAD = "mlp(hidden=[])"  # a linear layer on the features
 HEADS = {  # stage and center of the features
@@ -94,6 +95,7 @@ def cells(held: fh.Federation, options: argparse.Namespace) -> Iterator[dict[str
                         "seed": seed,
                         "accuracy": result.stages[stage].accuracy,
                         "seconds": time.perf_counter() - begin,
+                        "penalty": PENALTY,
                     }
 
 
