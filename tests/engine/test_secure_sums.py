@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from small import federation, network
 
 import fedhead as fh
 from fedhead.aggregators import AGGREGATORS
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.stage import Stage
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Clip, Float16Upload, SecureSum
 from fedhead.core.system.errors import BadInput, FedheadError
-from fedhead.core.tree.tree import Tree
+from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.policies.outliers import OutlierPolicy
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
@@ -195,3 +198,34 @@ def test_settings_that_need_single_replies_are_refused(settings: dict[str, Any],
 def test_clip_before_it_is_allowed() -> None:
     found: FinishedRun = run(simulation(uploads=[Clip(0.01), SECURE]))
     assert found.rows[0]["secure_sum"]
+
+
+@dataclass(frozen=True)
+class OpenCounts(Stage):
+    """Stage that sends counts and doesn't aggregate them."""
+
+    name = "open_counts"
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        return Reply(Tree(counts=client.counts.double()), client.state)
+
+
+@dataclass(frozen=True)
+class Counts(OpenCounts):
+    """Stage that sends counts as sums."""
+
+    name = "counts"
+    sums = ("counts",)
+    adds_up = True
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        assert replies.total is not None
+        return server.replace(found=replies.total["counts"])
+
+
+def test_a_user_s_stage_sends_sums_or_nothing() -> None:
+    counts = simulation(rounds=0, stages=[Counts()])
+    found = run(counts).stages["counts"].server["found"]
+    assert float(found.sum()) == sum(len(rows) for rows in counts.clients.federation.rows)
+    with pytest.raises(BadInput, match="open_counts sends replies openly"):
+        run(simulation(rounds=0, stages=[OpenCounts()]))

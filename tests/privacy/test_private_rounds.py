@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedhead.engine.clients.private_rounds import CLIP, PrivateClients
 from fedhead.privacy.client_dp import ClientDP
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.resume_rules import differences
+from fedhead.report.page import content, page
 
 MODEL = "mlp(hidden=[8])"
 
@@ -296,3 +298,9 @@ def test_bad_input_is_refused(privacy: str, options: dict[str, Any], message: st
 def test_batch_norm_is_refused(privacy: str) -> None:
     with pytest.raises(fh.BadInput, match="BatchNorm"):
         train(privacy, model="mlp(hidden=[8], norm=batch)")
+
+
+def test_the_report_lists_private_rounds(tmp_path: Path) -> None:
+    train(client_dp(noise_multiplier=20.0), out=tmp_path / "run")
+    sections = {section.id: section for section in page.page(content.load([tmp_path / "run"])).sections}
+    assert "rounds 1 to 2" in str(sections["privacy"])

@@ -155,7 +155,7 @@ class Stage(Algorithm):
         return Reply(send=Tree(), keep=client.state)
 
     def add(self, total: Tree, sent: Tree) -> Tree:
-        """Add a reply to the sums so far; called only if `adds_up`.
+        """Add a reply to the sums so far, entry by entry; called only if `adds_up`.
 
         Args:
             total: Sums so far, which may be modified in place; empty before the first reply.
@@ -164,7 +164,7 @@ class Stage(Algorithm):
         Returns:
             New sums, which `aggregate` reads from `Replies.total`.
         """
-        raise NotImplementedError
+        return total.map(Tensor.add, sent) if total else sent.clone()
 
     def summary_for_comparison(self, sent: Tree) -> Tree:
         """Return a summary of a reply for `find_inconsistent_replies`; the whole reply by default.

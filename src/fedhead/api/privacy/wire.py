@@ -48,6 +48,10 @@ COMMON = "computed from the replies of all clients; with two clients, each may c
 OWN = "computed by the server for this client"
 PER_CLIENT, KNOWN = "per client", "known to the server"
 MASKED = "nothing: masked numbers, of which only the sum over clients can be read"
+ROUNDS = {  # of replies in rounds with differential privacy, by the name of the protection
+    "sample_dp": "weights trained with noise: about a single sample, no more than the budget permits",
+    "client_dp": "an update without noise, which the server clips: the server adds the noise to the mean",
+}
 NOISY = "sums with the noise of differential privacy: about a single sample, no more than the budget permits"
 UNKNOWN = "numbers of this client that its method does not describe"
 
@@ -230,7 +234,10 @@ class _Recorder(Simulation):
             needs: Literal["", "sum", "each"] = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
             samples = KNOWN if entry in known else self._samples(algorithm, entry)
             needs = "" if entry in known else needs
-            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=reveals(algorithm, full))
+            text = reveals(algorithm, full)
+            if isinstance(algorithm, Method) and self.experiment.privacy and entry not in known:
+                text = next((ROUNDS[each.name] for each in self.experiment.privacy if each.name in ROUNDS), text)
+            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
         self._numbers("work", name)
         return received
 

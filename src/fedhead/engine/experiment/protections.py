@@ -47,8 +47,11 @@ def check(
     for protection in privacy:
         if covered.count(protection.covers) > 1:
             raise BadInput(f"privacy: two protections of the {protection.covers}: name one")
-        if protection.covers == "stages" and not stages:
-            raise BadInput(f"privacy: {protection.name} protects stages, and there is none: add stages=[ridge]")
+        if protection.covers == "stages" and not any(step.class_rows for stage in stages for step in stage.chain()):
+            raise BadInput(
+                f"privacy: {protection.name} protects stages that send class statistics, and there is none: add "
+                "stages=[ridge]"
+            )
         if protection.covers == "rounds" and not rounds:
             raise BadInput(f"privacy: {protection.name} protects rounds, and there is none: set rounds")
     for step in uploads if "stages" in covered else ():

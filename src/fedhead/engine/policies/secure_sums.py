@@ -55,7 +55,7 @@ def check(
         if not (algorithm.adds_up or _sends_nothing(algorithm)):
             raise BadInput(
                 f"secure_sum: {algorithm.name} sends replies that are neither sums nor means weighted by samples: use "
-                "another method or stage, or leave secure_sum out"
+                "another method or stage, or leave secure_sum out; a stage of your own that sends sums declares adds_up"
             )
     if reasons:
         raise BadInput(f"secure_sum: {reasons[0]}")

@@ -20,7 +20,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import FedheadError
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.malloc import hand_back_memory
 from fedhead.core.tree.finite import all_finite
 from fedhead.core.tree.tree import Tree
@@ -87,6 +87,8 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         if (not participants and noisy is None) or (cohort.dropped and len(participants) < fewest):
             return server, skip(transport, where, len(participants), cohort.dropped)
         replies, faults, received, total = request_replies(transport, context, queried, total)
+        if secure_sums.find(transport.experiment.uploads) is not None and any(r.send for r in replies.values()):
+            raise BadInput(f"secure_sum: {algorithm.name} sends replies openly, as it has no aggregate: send nothing")
         down += received
         inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
         if inconsistent and total is not None:  # replies can't be removed from a sum: recompute it

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedhead.core.system.errors import BadInput
 
 Vector = NDArray[np.uint64]  # numbers modulo 2⁶⁴
+LEAST_BITS = 16  # with fewer bits after the point, rounding spoils second moments
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class FixedPoint:
         """Bits after the binary point: as many as the sum leaves of 63.
 
         Raises:
-            BadInput: If whole numbers up to `range` have no room.
+            BadInput: If fewer than `LEAST_BITS` are left.
         """
         bits = 62 - math.ceil(math.log2(self.clients * self.range))
-        if bits < 0:
+        if bits < LEAST_BITS:
             raise BadInput(f"secure_sum: range {self.range:g} is too large for {self.clients} clients: lower it")
         return bits
 

@@ -9,12 +9,13 @@ from fedhead.report.table import Cell, Table
 
 
 def section(content: Content) -> Section | None:
-    """Return one row per release: ε, δ, unit, mechanism and assumptions."""
+    """Return one row per release: the largest ε over its runs, δ, unit, mechanism and assumptions."""
     body: list[list[Cell | str]] = []
     for entry in content.entries:
-        records = [record["privacy"] for record in entry.records() if record.get("privacy")]
-        if records:
-            given = Guarantee.from_json(records[0])
+        rows = entry.records() if entry.stage else [row for run in entry.runs for row in run.rows[-1:]]
+        guarantees = [Guarantee.from_json(row["privacy"]) for row in rows if row.get("privacy")]
+        if guarantees:
+            given = max(guarantees, key=lambda each: each.epsilon)
             unit = f"{given.unit}, {given.neighbourhood}"
             numbers = [f"{given.epsilon:.3g}" if given.secret else "none: test noise", f"{given.delta:g}"]
             texts = [unit, given.mechanism, "; ".join(given.assumptions)]
