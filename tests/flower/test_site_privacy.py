@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.deploy.project import Project
 from fedhead.engine.clients.server import make_downlink
@@ -84,6 +85,8 @@ def test_a_budget_of_a_site_covers_all_runs(tmp_path: Path, capsys: pytest.Captu
     assert "statistics of this site's samples would have ε = 2." in told
     assert "'max_epsilon' in site.yaml permits 2.5" in told
     assert server.ask(server.new_run("dp(epsilon=1)"), kind="hello")[0] is None
+    assert call(["ledger", str(tmp_path)]) == 0
+    assert "statistics with differential privacy: ε = 2 in all, at δ = 1e-05" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

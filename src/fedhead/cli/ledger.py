@@ -35,8 +35,8 @@ def ledger(
         print_table(_simulated(path), left=3)
         return
     head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "ε", "digest"]
-    rows = []
-    for entry in Ledger.find(path).entries():
+    rows, entries = [], list(Ledger.find(path).entries())
+    for entry in entries:
         work = [entry.get("kind", "unreadable"), entry.get("algorithm", "")]
         request = " ".join(work) if work[0] in ("work", "test", "model") else work[0]
         if secure := entry.get("secure"):
@@ -49,6 +49,12 @@ def ledger(
         cells = (*start, entry["decision"], samples, size, epsilon, " ".join(digests))
         rows.append([str(cell) for cell in cells])
     print_table(Table("", head, rows), left=6)
+    if mus := [entry["privacy"]["mu"] for entry in entries if entry.get("privacy")]:
+        from fedhead.flower.site.policy import DELTA
+        from fedhead.privacy import gaussian
+
+        spent = gaussian.epsilon_of(DELTA, gaussian.compose(mus))
+        print(f"\nstatistics with differential privacy: ε = {spent:.3g} in all, at δ = {DELTA:g}")
 
 
 def _simulated(path: Path) -> Table:
