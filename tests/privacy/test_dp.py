@@ -199,7 +199,7 @@ def test_impossible_protections_are_refused(privacy: str, stages: list[Any], wor
 
 
 def test_protections_without_effect_are_refused() -> None:
-    with pytest.raises(fh.BadInput, match="protects stages that send class statistics, and there is none"):
+    with pytest.raises(fh.BadInput, match="dp needs a stage that sends class statistics"):
         fh.run(digits(), HEAD, rounds=1, privacy=["dp"])
     with pytest.raises(fh.BadInput, match="two protections of the stages"):
         head(digits(), ["ridge"], "dp", "dp(2)")

@@ -48,10 +48,7 @@ def check(
         if covered.count(protection.covers) > 1:
             raise BadInput(f"privacy: two protections of the {protection.covers}: name one")
         if protection.covers == "stages" and not any(step.class_rows for stage in stages for step in stage.chain()):
-            raise BadInput(
-                f"privacy: {protection.name} protects stages that send class statistics, and there is none: add "
-                "stages=[ridge]"
-            )
+            raise BadInput(f"privacy: {protection.name} needs a stage that sends class statistics: add stages=[ridge]")
         if protection.covers == "rounds" and not rounds:
             raise BadInput(f"privacy: {protection.name} protects rounds, and there is none: set rounds")
     for step in uploads if "stages" in covered else ():
