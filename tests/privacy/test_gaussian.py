@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+import fedhead as fh
 from fedhead.privacy import gaussian, noise
+from fedhead.privacy.dp import DP, Release
 
 budgets = st.tuples(st.floats(0.01, 50), st.floats(1e-12, 0.1))
 
@@ -21,7 +24,7 @@ budgets = st.tuples(st.floats(0.01, 50), st.floats(1e-12, 0.1))
     [(0.5, 7.0318), (1.0, 3.7306), (2.0, 1.9938), (8.0, 0.6002)],
 )
 def test_sigma_is_the_published_one(epsilon: float, sigma: float) -> None:
-    assert gaussian.sigma_of(epsilon, 1e-5) == pytest.approx(sigma, abs=1e-4)
+    assert 1 / gaussian.mu_of(epsilon, 1e-5) == pytest.approx(sigma, abs=1e-4)
 
 
 @given(budgets)
@@ -42,7 +45,7 @@ def test_accounting_equals_dp_accounting(budget: tuple[float, float]) -> None:
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     epsilon, delta = budget
     loss = pld.GaussianPrivacyLoss.from_privacy_guarantee(_parameters(epsilon, delta))
-    assert gaussian.sigma_of(epsilon, delta) == pytest.approx(loss.standard_deviation, rel=1e-4)
+    assert 1 / gaussian.mu_of(epsilon, delta) == pytest.approx(loss.standard_deviation, rel=1e-4)
     assert loss.get_delta_for_epsilon(epsilon) <= delta * (1 + 1e-6)
 
 
@@ -57,10 +60,18 @@ def test_releases_compose_as_one_of_larger_mu() -> None:
     assert gaussian.epsilon_of(1e-5, 0.0) == 0.0
 
 
+def test_shares_of_clients_add_up_to_the_whole_noise() -> None:
+    release = Release(DP(1.0), 1)
+    stage, task = fh.NCM(release=release), SimpleNamespace(model=SimpleNamespace(features=3), noise_sharers=25)
+    whole = release.deviations(3, False)
+    single, total = (stage.deviations(task, clients) for clients in (1, 25))  # type: ignore[arg-type]
+    assert (single.sum, total.sum, total.count) == pytest.approx((whole.sum / 5, whole.sum, whole.count))
+
+
 def test_noise_has_the_claimed_variance_and_shares_add_up_to_it() -> None:
     source = noise.generator()
     whole = noise.gaussian(source, (200_000,), 3.0)
-    parts = sum(noise.gaussian(source, (200_000,), noise.share(3.0, 25)) for _ in range(25))
+    parts = sum(noise.gaussian(source, (200_000,), 3.0 / 5) for _ in range(25))
     for drawn in (whole, parts):
         assert float(drawn.mean()) == pytest.approx(0, abs=5 * 3 / math.sqrt(200_000))
         assert float(drawn.var()) == pytest.approx(9, rel=5 * math.sqrt(2 / 200_000))

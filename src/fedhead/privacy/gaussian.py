@@ -48,15 +48,6 @@ def epsilon_of(delta: float, mu: float) -> float:
     return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, highest, xtol=1e-12, rtol=1e-14))
 
 
-def sigma_of(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the standard deviation of the analytic Gaussian mechanism (Balle and Wang, 2018, Algorithm 1).
-
-    >>> f"{sigma_of(1.0, 1e-5):.3f}"
-    '3.731'
-    """
-    return sensitivity / mu_of(epsilon, delta)
-
-
 def compose(mus: Iterable[float]) -> float:
     """Return the μ of several releases about the same data: √Σμ² (Dong, Roth and Su, 2022, Corollary 2)."""
     return math.hypot(*mus)

@@ -1,4 +1,4 @@
-"""Gaussian noise from the operating system's entropy, and its division between clients.
+"""Gaussian noise from the operating system's entropy.
 
 The seed of a run is public, so noise drawn from it could be subtracted. A `test_seed` replaces the entropy in tests
 only; it is a parameter of the protection, so it is in the recipe and in every guarantee (`Guarantee.secret`).
@@ -6,7 +6,6 @@ only; it is a parameter of the protection, so it is in the recipe and in every g
 
 from __future__ import annotations
 
-import math
 import secrets
 
 import numpy as np
@@ -30,13 +29,3 @@ def generator(test_seed: int | None = None, *path: int | str) -> np.random.Gener
 def gaussian(source: np.random.Generator, shape: tuple[int, ...], sigma: float) -> Tensor:
     """Return float64 draws from N(0, σ²) on the CPU."""
     return torch.from_numpy(source.standard_normal(shape)).mul_(sigma)
-
-
-def share(sigma: float, clients: int) -> float:
-    """Return the deviation of each client's noise, if the noise of `clients` clients adds up to σ.
-
-    Args:
-        sigma: Deviation of the noise of the total.
-        clients: Minimum number of clients in a total, the least that the server sees; 1: single replies.
-    """
-    return sigma / math.sqrt(clients)
