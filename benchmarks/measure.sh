@@ -19,7 +19,7 @@ if [ -d "$root/results" ] && [ ! "$root/results" -ef "$results" ]; then
     cp "$root"/results/*.csv "$results"/ 2>/dev/null || true
 fi
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-reproduce=("${PYTHON:-python3}" -m fedhead.cli reproduce)
+reproduce=("${PYTHON:-python3}" -m fedhead reproduce)
 settings=(--data "$data" --results "$results" --precision "${PRECISION:-bf16}")
 if [ $# -eq 0 ]; then
     end=$((SECONDS + 60 * minutes))
