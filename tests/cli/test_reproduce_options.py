@@ -34,7 +34,7 @@ def test_an_empty_value_is_refused_by_every_command(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["--results", "--cells", "--variants", "--seeds", "--claims"])
+@pytest.mark.parametrize("option", ["--results", "--cells", "--variants", "--seeds"])
 def test_an_empty_value_of_a_table_is_refused(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from tiny_table import CPU, rows, tiny
 
 from fedhead.papers.tables.reproduce import reproduce
-from fedhead.studies.claims import Claims
 
 PICK = ["mild fedavg"]
 
@@ -41,15 +40,6 @@ def test_finished_runs_are_entered_into_the_results_when_the_time_is_up(tmp_path
     assert [float(row["value"]) for row in rows(tmp_path)] == [cell.mean for cell in first.cells]
 
 
-def test_what_the_processes_of_one_command_have_measured_is_no_earlier_result(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, compute=CPU)
-    over = Claims(tmp_path / "claims", over=True)
-    again = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, minutes=0, claims=over, compute=CPU, log=said.append)
-    assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]
-    assert not said
-
-
 @pytest.mark.slow
 def test_a_cut_file_is_named_with_what_to_do_and_that_helps(tmp_path: Path) -> None:
     first = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, compute=CPU)
@@ -58,8 +48,7 @@ def test_a_cut_file_is_named_with_what_to_do_and_that_helps(tmp_path: Path) -> N
     (reason,) = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, compute=CPU).failures.values()
     fix = "delete it: the run then goes on from its checkpoint and writes it again"
     assert re.fullmatch(f"{re.escape(str(file))} can't be read: .*; {fix}", reason)
-    over = Claims(tmp_path / "claims", over=True)
-    assert reproduce(tiny(), tmp_path, pick=PICK, seeds=1, minutes=0, claims=over, compute=CPU).left == 1
+    assert reproduce(tiny(), tmp_path, pick=PICK, seeds=1, minutes=0, compute=CPU).left == 1
     file.unlink()
     again = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, compute=CPU)
     assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]

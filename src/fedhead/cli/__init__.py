@@ -6,12 +6,10 @@ Heavy imports are lazy, so that help and usage errors are fast.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedhead.cli import analyse as analyse  # importing a module registers its commands
@@ -35,8 +33,8 @@ from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
 from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
+from fedhead.core.system.log import lines_to_stderr
 from fedhead.core.system.malloc import tune_malloc
-from fedhead.core.system.text import printable
 from fedhead.core.system.user_line import user_line
 
 MACHINE, INTERRUPTED = 3, 130  # exit codes of a machine failure and of Ctrl-C
@@ -53,7 +51,7 @@ def call(arguments: Sequence[str]) -> int:
         interrupted, 143 terminated.
     """
     try:
-        with _log_lines():
+        with lines_to_stderr():
             _run(arguments)
         sys.stdout.flush()
         return 0
@@ -109,27 +107,6 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-class _OneLineFormatter(logging.Formatter):
-    """Formatter of records as `warning: text` on one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", 2000)
-
-
-@contextmanager
-def _log_lines() -> Iterator[None]:
-    """Write the library's log to standard error during a command, one line per record."""
-    logger, handler = logging.getLogger("fedhead"), logging.StreamHandler()
-    handler.setFormatter(_OneLineFormatter())
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagated
 
 
 def _resumed(arguments: Sequence[str], out: Path) -> list[str]:

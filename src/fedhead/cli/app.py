@@ -35,13 +35,11 @@ class Option:
         help: Sentence for the help.
         flag: Name, such as "--json"; "": derived from the parameter's name.
         label: Placeholder of the value in the help; "": derived from its type.
-        hidden: Leave it out of the help.
     """
 
     help: str = ""
     flag: str = ""
     label: str = ""
-    hidden: bool = False
 
 
 class Argument(Option):
@@ -85,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         options: dict[str, Any] = {
             "type": partial(_read, kind, Annotated[kind, *annotations]),
             "choices": typing.get_args(kind) or None,
-            "help": argparse.SUPPRESS if info.hidden else " ".join([info.help, *notes]),
+            "help": " ".join([info.help, *notes]),
         }
         flag = info.flag or "--" + parameter.name.replace("_", "-")
         if isinstance(info, Argument):
@@ -106,8 +104,7 @@ class Parser(argparse.ArgumentParser):
         for word in takewhile("--".__ne__, words):  # check before argparse, which would report missing arguments first
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in (known := self._option_string_actions):
-                shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
-                raise unknown("option", flag, shown, f"{self.prog} --help")
+                raise unknown("option", flag, known, f"{self.prog} --help")
         # Python 3.11 drops a leading "--" from intermixed arguments. Words after it are never options.
         parse = self.parse_args if words[0:1] == ["--"] else self.parse_intermixed_args
         return vars(parse(words))

@@ -27,7 +27,6 @@ ExecutorName = Annotated[
 Minutes = Annotated[float | None, AtLeast(0), AtMost(10**7), Option("Minutes after which no further run is started.")]
 Shard = Annotated[str | None, Option("Run only the K-th of N parts, as one job of an array.", label="K/N")]
 Devices = Annotated[str | None, Option("GPUs that share the runs, one process each, such as 0,1.", label="LIST")]
-ClaimsFolder = Annotated[Path | None, Option(hidden=True)]  # for the child processes of --devices, see studies.devices
 AllowChangedCode = Annotated[bool, Option("Continue even if your own code has changed since.")]
 DryRun = Annotated[bool, Option("Check and list the cells, and run nothing.")]
 TableAsJson = Annotated[bool, Option("Print the table as JSON.", flag="--json")]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,24 +142,16 @@ def _percent(values: list[float | None]) -> str:
     return shown if shown == "–" else f"{shown} %"
 
 
-def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:
+def raise_failures(failures: Mapping[str, str]) -> None:
     """Raise an error with the failed runs, after the others are done and their table is printed.
 
     Args:
         failures: Reasons of failures by run name.
-        broken: Messages about crashed processes, see `studies.devices.on_each`.
-        missing: Number of runs missing in the table; if 0, a crashed process is only a warning.
 
     Raises:
-        FedheadError: If any run failed or is missing.
+        FedheadError: If any run failed.
     """
     if failures:
         name, reason = next(iter(failures.items()))
         more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
-        ends = "".join(f"; {end}" for end in broken)
-        raise FedheadError(f"{name}: {reason}{more}{ends}; fix it, and the same command runs what failed again")
-    if broken and missing:
-        left = "1 run is left" if missing == 1 else f"{missing} runs are left"
-        raise FedheadError(f"--devices: {'; '.join(broken)}; {left}; {GOES_ON}")
-    if broken:
-        print(f"warning: --devices: {'; '.join(broken)}; no run is missing in the table", file=sys.stderr)
+        raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")

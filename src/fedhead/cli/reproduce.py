@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import (
     Assignments,
-    ClaimsFolder,
     Compile,
     DataFolder,
     Device,
@@ -27,7 +26,6 @@ from fedhead.cli.options import (
 )
 from fedhead.cli.output import print_table, raise_failures, resumable
 from fedhead.core.system.errors import BadInput, require
-from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
     from fedhead.papers.tables.table_result import TableResult
@@ -56,7 +54,6 @@ def reproduce(
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
-    claims: ClaimsFolder = None,
     shard: Shard = None,
     engine: Engine = "local",
     executor: ExecutorName = "auto",
@@ -107,18 +104,14 @@ def reproduce(
     from fedhead.engine.experiment.compute import Compute
     from fedhead.papers.tables.reproduce import plan
     from fedhead.papers.tables.reproduce import reproduce as run_table
-    from fedhead.papers.tables.results import Results
     from fedhead.papers.tables.table_result import json_text
     from fedhead.recipes.recipe import assignment
-    from fedhead.studies.claims import Claims
-    from fedhead.studies.engines import make_engine
+    from fedhead.studies.devices import engine_for
     from fedhead.studies.queue import read_shard
-    from fedhead.studies.writable import check_writable
 
     part = None if shard is None else read_shard(shard)
-    runs = make_engine(engine)
+    runner = engine_for(engine, devices, device)
     require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
-    names = check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
         "scale": scale,
         "pick": words(cells),
@@ -128,24 +121,19 @@ def reproduce(
         "variants": words(variants),
         "compute": Compute(data, device, executor, precision, compile=compile),
     }
-    if dry_run or names:
-        listed, _ = plan(found, **options)  # raises the errors that a run would raise
     if dry_run:
+        listed, _ = plan(found, **options)
         print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
-    if names:  # check once, not in each process of --devices
-        Results(results).check_writable()
-        check_writable(folder, "runs", "--out")
-    with resumable(), on_each(names, claims, engine) as (taken, broken):
+    with resumable():
         result = run_table(
             found,
             folder,
             results=results,
-            minutes=0 if names else minutes,  # with --devices the runs are done: only collect the table
+            minutes=minutes,
             shard=part,
-            claims=Claims(taken, over=bool(names)),
-            engine=runs,
+            engine=runner,
             log=partial(print, file=sys.stderr, flush=True),
             **options,
         )
@@ -153,8 +141,7 @@ def reproduce(
         print(json_text(result), end="")
     else:
         _print_table(result, folder)
-    if claims is None:  # otherwise the parent process reports the failures
-        raise_failures(result.failures, broken, result.left)
+    raise_failures(result.failures)
 
 
 def _print_table(result: TableResult, folder: Path) -> None:

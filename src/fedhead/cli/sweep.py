@@ -10,7 +10,6 @@ from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
-    ClaimsFolder,
     Compile,
     DataFolder,
     Device,
@@ -26,7 +25,6 @@ from fedhead.cli.options import (
 )
 from fedhead.cli.output import GOES_ON, print_table, raise_failures, resumable
 from fedhead.core.system.errors import require
-from fedhead.studies.devices import check_devices, on_each
 
 if TYPE_CHECKING:
     from fedhead.studies.sweep.sweep_table import SweepResult
@@ -47,7 +45,6 @@ def sweep(
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
-    claims: ClaimsFolder = None,
     executor: ExecutorName = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
@@ -69,8 +66,7 @@ def sweep(
     """
     from fedhead.engine.experiment.compute import Compute
     from fedhead.recipes.recipe import assignment
-    from fedhead.studies.claims import Claims
-    from fedhead.studies.engines import make_engine
+    from fedhead.studies.devices import engine_for
     from fedhead.studies.queue import read_shard
     from fedhead.studies.sweep.sweep import plan_runs, run_sweep
     from fedhead.studies.sweep.sweep_file import plan
@@ -78,26 +74,24 @@ def sweep(
     given = dict(assignment(text) for text in assignments or ())
     require(not (dry_run and as_json), "--json prints results, which --dry-run does not have: leave one out")
     part = None if shard is None else read_shard(shard)
-    names = check_devices(devices, device=device, shard=shard)
+    runner = engine_for(engine, devices, device)
     table = plan(recipe, given)
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
         "compute": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
-        "engine": make_engine(engine),
+        "engine": runner,
     }
-    if dry_run or names:
-        planned = plan_runs(table, out, **options)  # raises the errors that a run would raise
     if dry_run:
+        planned = plan_runs(table, out, **options)
         print("\n".join(cell.name for cell in planned.cells))
         print(f"{len(planned.cells)} cells, {sum(len(cell.runs) for cell in planned.cells)} runs", file=sys.stderr)
         return
-    with resumable(), on_each(names, claims, engine) as (taken, broken):
+    with resumable():
         result = run_sweep(
             table,
             out,
-            claims=None if taken is None else Claims(taken, over=bool(names)),
-            minutes=0 if names else minutes,  # with --devices the runs are done: only collect the table
+            minutes=minutes,
             log=(lambda text: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True),
             **options,
         )
@@ -105,8 +99,7 @@ def sweep(
         print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
         _print_table(result)
-    if claims is None:  # otherwise the parent process reports the failures
-        raise_failures(result.failures, broken, sum(row.runs - row.finished for row in result.rows))
+    raise_failures(result.failures)
 
 
 def _print_table(result: SweepResult) -> None:

@@ -1,23 +1,198 @@
-"""Multi-device commands: one process per device, each of which claims the next free run."""
+"""Engine of several devices: one process per device, each of which runs the next training of the queue."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
-from fedhead.core.system.errors import BadInput
+import torch
+
+from fedhead.core.system.errors import BadInput, require
+from fedhead.core.system.log import lines_to_stderr
 from fedhead.core.system.process import exit_with_parent
+from fedhead.engine.experiment.compute import Compute
+from fedhead.studies.engines import LocalEngine, SharedEngine, make_engine
+from fedhead.studies.queue import Queue
+from fedhead.studies.run_job import RunJob
 
-END_SECONDS = 10.0  # time limit for a terminated process to end, before it is killed
-_PARENT = "FEDHEAD_PARENT"  # environment variable of a device's process: pid of its parent
+
+class DevicesEngine(LocalEngine):
+    """Engine that runs jobs in several processes, one per device.
+
+    Args:
+        devices: Names of the devices.
+        engine: Engine of each process. One that runs several jobs at once gets an equal share of all jobs at the
+            beginning; another one gets the next job when it has finished one.
+    """
+
+    def __init__(self, devices: Sequence[str], engine: LocalEngine):
+        self.devices, self.engine = devices, engine
+
+    def device(self, compute: Compute) -> torch.device:
+        """Return the device by which jobs are checked; each process has its own."""
+        return self.engine.device(compute)
+
+    def run(self, queue: Queue[RunJob]) -> None:
+        """Run jobs until the queue is empty; the runs of a killed process fail."""
+        shares = self._shares(queue)
+        workers = [_Worker(name, self.engine, threads_per_process(self.devices)) for name in self.devices]
+        try:
+            for worker in workers:
+                worker.begin(next(shares, []))
+            while busy := {worker.connection: worker for worker in workers if worker.jobs}:
+                for connection in wait(list(busy)):
+                    worker = busy[connection]  # type: ignore[index]  # only connections were given
+                    for job, failures in worker.receive():
+                        queue.finish(job, failures)
+                    if not worker.jobs:
+                        worker.begin(next(shares, []))
+        finally:
+            for worker in workers:
+                worker.end()
+            for worker in workers:
+                worker.join()
+
+    def _shares(self, queue: Queue[RunJob]) -> Iterator[list[RunJob]]:
+        jobs = iter(queue.next, None)
+        if isinstance(self.engine, SharedEngine):
+            everything = list(jobs)
+            yield from (everything[number :: len(self.devices)] for number in range(len(self.devices)))
+        yield from ([job] for job in jobs)
+
+
+class _Worker:
+    """Process of one device, started with its first job and after a crash.
+
+    Attributes:
+        jobs: Jobs that it has not finished, by their first run folder.
+        connection: Connection to the process.
+    """
+
+    connection: Connection[Any, Any]
+
+    def __init__(self, device: str, engine: LocalEngine, threads: int | None):
+        self.device, self._arguments = device, (engine, threads, os.getpid())
+        self.jobs: dict[Path, RunJob] = {}
+        self._process: Any = None
+
+    def begin(self, jobs: Sequence[RunJob]) -> None:
+        """Send jobs to the process."""
+        self.jobs = {next(iter(job.runs)): job for job in jobs}
+        if jobs and self._process is None:
+            self._start()
+        if jobs:
+            self.connection.send([replace(job, compute=replace(job.compute, device=self.device)) for job in jobs])
+
+    def _start(self) -> None:
+        context = get_context("spawn")  # a forked process can't use a GPU
+        self.connection, inner = context.Pipe()
+        self._process = context.Process(target=_work, args=(inner, *self._arguments))
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C reaches all, the parent handles it
+        try:
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        inner.close()
+
+    def receive(self) -> list[tuple[RunJob, Mapping[str, str]]]:
+        """Return the next finished job and its failures; all unfinished jobs if the process has ended.
+
+        Raises:
+            Exception: The error that ended the process, if it affects all runs, such as a full disk.
+        """
+        try:
+            path, outcome = self.connection.recv()
+        except EOFError:
+            self._process.join()
+            reason = _ending(self.device, self._process.exitcode)
+            self._process = None
+            failed = [(job, dict.fromkeys(job.unfinished(), reason)) for job in self.jobs.values()]
+            self.jobs = {}
+            return failed
+        if isinstance(outcome, Exception):
+            raise outcome
+        return [(self.jobs.pop(path), outcome)]
+
+    def end(self) -> None:
+        """End the process without waiting; an interrupted run resumes from its checkpoint."""
+        if self._process is not None:
+            self.connection.close()
+            if self.jobs:
+                self._process.kill()
+
+    def join(self) -> None:
+        """Wait for the end of the process."""
+        if self._process is not None:
+            self._process.join()
+
+
+class _Received:
+    """Queue of the jobs that a process has received; results are sent back at once."""
+
+    def __init__(self, connection: Connection[Any, Any]):
+        self._connection, self._jobs = connection, list(connection.recv())
+
+    def next(self) -> RunJob | None:
+        """Return the next job."""
+        return self._jobs.pop(0) if self._jobs else None
+
+    def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
+        """Send the result of a job."""
+        self._connection.send((next(iter(job.runs)), result))
+
+
+def _work(connection: Connection[Any, Any], engine: LocalEngine, threads: int | None, parent: int) -> None:
+    """Run the jobs that a connection delivers, in a process of their own."""
+    exit_with_parent(parent)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with lines_to_stderr():
+        while True:
+            try:
+                engine.run(_Received(connection))
+            except EOFError:  # the parent has closed the connection
+                return
+            except Exception as error:  # affects all runs; the parent raises it
+                connection.send((None, error))
+
+
+def threads_per_process(devices: Sequence[str]) -> int | None:
+    """Return the share of the host's threads of each GPU process; None: leave the number as it is.
+
+    Processes with all threads each would oversubscribe the CPU. With a CPU device nothing is changed: the number of
+    threads affects rounding.
+
+    Args:
+        devices: Names of the devices, one per process.
+    """
+    if "cpu" in devices or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, torch.get_num_threads() // len(devices))
+
+
+def engine_for(name: str, devices: str | None, device: str) -> LocalEngine:
+    """Create the engine of a command.
+
+    Args:
+        name: Value of `--engine`.
+        devices: Value of `--devices`; None: a single process.
+        device: Value of `--device`.
+
+    Raises:
+        BadInput: There is no such engine or GPU, or both options name devices.
+    """
+    engine = make_engine(name)
+    if devices is None:
+        return engine
+    require(device == "auto", "--devices says where to compute: leave --device out")
+    return DevicesEngine(read_devices(devices), engine)
 
 
 def read_devices(text: str) -> list[str]:
@@ -29,148 +204,20 @@ def read_devices(text: str) -> list[str]:
     names = [f"cuda:{word}" if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip(", "))]
     if not names or not all(re.fullmatch(r"cpu|cuda(:\d+)?", name) for name in names):
         raise BadInput(f"--devices {text!r}: write the numbers of GPUs with commas between, such as 0,1")
-    return names
-
-
-def check_devices(devices: str | None, *, device: str, shard: str | None) -> list[str]:
-    """Check `--devices` against the other options and return the device names.
-
-    Args:
-        devices: Value of `--devices`; None: not given, no names are returned.
-        device: Value of `--device`.
-        shard: Value of `--shard`.
-
-    Raises:
-        BadInput: If the options can't be combined, or there is no such GPU.
-    """
-    if devices is None:
-        return []
-    names = read_devices(devices)
-    if device != "auto" or shard is not None:
-        raise BadInput(
-            f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"
-        )
     numbers = [int(name.partition(":")[2] or 0) for name in names if name != "cpu"]
-    if numbers:
-        import torch
-
-        count = torch.cuda.device_count()
-        if max(numbers) >= count:
-            visible = f"torch sees {count}, numbered from 0" if count else "torch sees none"
-            raise BadInput(f"--devices {devices}: there is no GPU {max(numbers)}; {visible}")
+    if numbers and max(numbers) >= (count := torch.cuda.device_count()):
+        visible = f"torch sees {count}, numbered from 0" if count else "torch sees none"
+        raise BadInput(f"--devices {text}: there is no GPU {max(numbers)}; {visible}")
     return names
 
 
-@contextmanager
-def on_each(
-    names: Sequence[str], claims: Path | None, engine: str = "local"
-) -> Iterator[tuple[Path | None, list[str]]]:
-    """Run this command once per device, in processes that share the runs by claims, and wait for them.
-
-    Args:
-        names: Devices; empty: no process is started.
-        claims: Value of `--claims`, if this is one of these processes.
-        engine: Value of `--engine`; with `shared` each process has a shard of its own, since it begins all its runs at
-            once.
-
-    Yields:
-        The folder of claims, and a message for each process that crashed.
-    """
-    if not names:
-        if claims is None:
-            yield None, []
-            return
-        with _ending_with_parent():
-            yield claims, []
-        return
-    command = [sys.executable, "-m", "fedhead", *without_devices(sys.argv[1:])]
-    environment = {**os.environ, **shared_threads(names, os.environ), _PARENT: str(os.getpid())}
-    with tempfile.TemporaryDirectory(prefix="fedhead-claims-") as shared:
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches all; only the parent handles it
-                for number, name in enumerate(names, start=1):
-                    arguments = [*command, "--device", name, "--claims", shared]
-                    if engine == "shared":
-                        arguments += ["--shard", f"{number}/{len(names)}"]
-                    processes.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment))
-            codes = [process.wait() for process in processes]
-            broken = [_ending(name, code) for name, code in zip(names, codes, strict=True) if code]
-        except BaseException:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                try:
-                    process.wait(END_SECONDS)
-                except subprocess.TimeoutExpired:  # the exception of its signal was lost, as in a destructor
-                    process.kill()
-            raise
-        yield Path(shared), broken
-
-
-def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that divide the host's threads among GPU processes, unless the user set them.
-
-    Processes with all threads each would oversubscribe the CPU. With a CPU device nothing is changed: the number of
-    threads affects rounding.
-
-    Args:
-        names: Devices, one per process.
-        environment: Environment variables of this process.
-    """
-    import torch
-
-    if "cpu" in names or "OMP_NUM_THREADS" in environment:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // len(names)))}
-
-
-def _ending(name: str, code: int) -> str:
+def _ending(device: str, code: int) -> str:
     """Describe how the process of a device ended.
 
     >>> _ending("cpu", -9)
     'the process of cpu was ended by signal 9, perhaps for lack of memory'
     """
     if code >= 0:
-        return f"the process of {name} failed, see above"
-    return f"the process of {name} was ended by signal {-code}" + (
-        ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
-    )
-
-
-@contextmanager
-def _ending_with_parent() -> Iterator[None]:
-    """Exit silently with the parent process, which prints how to resume."""
-    parent = os.environ.pop(_PARENT, None)
-    if parent is not None:
-        exit_with_parent(int(parent))
-    with _changed_signal(signal.SIGTERM, signal.SIG_DFL):
-        yield
-
-
-@contextmanager
-def _changed_signal(number: signal.Signals, handler: signal.Handlers) -> Iterator[None]:
-    """Replace a signal handler inside the block; child processes inherit an ignored signal."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def without_devices(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without `--devices`.
-
-    >>> without_devices(["sweep", "a.yaml", "--devices", "0,1", "--seeds", "3"]), without_devices(["--devices=0", "x"])
-    (['sweep', 'a.yaml', '--seeds', '3'], ['x'])
-    """
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if not skip and argument != "--devices" and not argument.startswith("--devices="):
-            kept.append(argument)
-        skip = argument == "--devices" and not skip
-    return kept
+        return f"the process of {device} failed, see above"
+    memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+    return f"the process of {device} was ended by signal {-code}{memory}"

@@ -11,10 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import Log
-from fedhead.studies.claims import Claims
 from fedhead.studies.run_job import RunJob
 from fedhead.studies.time_budget import TimeBudget
-from fedhead.studies.training import training_key
 
 J = TypeVar("J")
 
@@ -32,12 +30,11 @@ class Queue(Protocol[J]):
 
 
 class RunQueue:
-    """Queue of trainings, limited by a time budget and by the claims of other processes.
+    """Queue of trainings, limited by a time budget.
 
     Args:
         jobs: Trainings, in order.
         budget: Time budget.
-        claims: Claims of all processes.
         log: Called with a line for each training that starts and each run that fails.
 
     Attributes:
@@ -45,39 +42,35 @@ class RunQueue:
         unfinished: Number of runs that were unfinished at the start.
     """
 
-    def __init__(self, jobs: Sequence[RunJob], budget: TimeBudget, claims: Claims, log: Log):
+    def __init__(self, jobs: Sequence[RunJob], budget: TimeBudget, log: Log):
         self.failures: dict[str, str] = {}
         self._jobs = list(jobs)
-        self._budget, self._claims, self._log = budget, claims, log
-        self.unfinished = self._total = sum(job.unfinished() for job in jobs)
+        self._budget, self._log = budget, log
+        self.unfinished = self.left
         self._begun = 0
 
     def next(self) -> RunJob | None:
         """Return the next training; None if the queue is empty or the time budget is exhausted."""
-        while self._jobs and not self._budget.exhausted:
-            job = self._jobs.pop(0)
-            count = job.unfinished()
-            if not self._claims.take(training_key(job.recipe)):
-                self._total -= count
-                continue
-            first, last = self._begun + 1, self._begun + count
-            numbers = f"{first}-{last}" if count > 1 else str(first)
-            self._log(f"[{numbers}/{self._total}] {job.describe()}")
-            self._begun += count
-            return job
-        return None
+        if not self._jobs or self._budget.exhausted:
+            return None
+        job = self._jobs.pop(0)
+        names = job.unfinished()
+        first, self._begun = self._begun + 1, self._begun + len(names)
+        numbers = f"{first}-{self._begun}" if len(names) > 1 else str(first)
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        self._log(f"[{numbers}/{self.unfinished}] {'; '.join(names[:2])}{more}")
+        return job
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the failed runs of a training."""
         for name, reason in result.items():
             self._log(f"failed: {name}: {reason}")
-            self._claims.fail(name, reason)
         self.failures |= result
 
     @property
     def left(self) -> int:
-        """Number of runs that no process has started."""
-        return sum(job.unfinished() for job in self._jobs if not self._claims.is_taken(training_key(job.recipe)))
+        """Number of runs that were not started."""
+        return sum(len(job.unfinished()) for job in self._jobs)
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -37,15 +37,9 @@ class RunJob:
         """Recipe of the first run."""
         return next(iter(self.runs.values()))
 
-    def unfinished(self) -> int:
-        """Return the number of unfinished runs."""
-        return sum(not is_finished(path) for path in self.runs)
-
-    def describe(self) -> str:
+    def unfinished(self) -> list[str]:
         """Return the names of the unfinished runs."""
-        names = [self.names[path] for path in self.runs if not is_finished(path)]
-        suffix = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        return "; ".join(names[:2]) + suffix
+        return [self.names[path] for path in self.runs if not is_finished(path)]
 
     def run(self, executor: Executor | None = None) -> dict[str, str]:
         """Run the unfinished runs, with the given executor if any, and return the reasons of failures."""

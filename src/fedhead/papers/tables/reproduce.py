@@ -20,7 +20,6 @@ from fedhead.papers.tables.run_cells import MeasureContext, Repetition, enter_fi
 from fedhead.papers.tables.table_result import TableResult, cell_result
 from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import TABLE_LOCK
-from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.sweep.seeds_and_splits import MOST_RUNS, drawn_seeds, drawn_splits
 from fedhead.studies.time_budget import TimeBudget
@@ -36,7 +35,6 @@ def reproduce(
     minutes: float | None = None,
     compute: Compute | None = None,
     shard: tuple[int, int] | None = None,
-    claims: Claims | None = None,
     engine: LocalEngine | None = None,
     log: Log = lambda _: None,
     **selection: Any,
@@ -53,7 +51,6 @@ def reproduce(
         minutes: Time after which no run is started.
         compute: Device, executor, precision and data folder.
         shard: Shard to run and number of shards, (3, 16) for the third of sixteen; None: all runs.
-        claims: Claims shared with other processes; None: only this process runs the table.
         engine: LocalEngine that runs the trainings; None: sequentially in this process.
         log: Called with a line for each run that starts.
         **selection: Scale, cells, seeds and changes, see `plan`.
@@ -69,13 +66,11 @@ def reproduce(
     engine.device(compute)
     cells, planned = plan(table, compute=compute, **selection)
     scale = cells[0].scale
-    context = MeasureContext(out, Results(results), compute, budget, log, shard, claims or Claims(), engine)
+    context = MeasureContext(out, Results(results), compute, budget, log, shard, engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed: an interrupted table has values for every cell
     stored = _found(planned, context.results)
-    finished: list[Measurement] = []
-    if not context.claims.over:  # not after the processes of --devices, whose results are all new
-        enter_finished(planned, context)
-        finished = [row for row in _found(planned, context.results) if row not in stored]
+    enter_finished(planned, context)
+    finished = [row for row in _found(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
         if known:
             log(_stored(known, place, len(planned), context))
@@ -101,7 +96,7 @@ def reproduce(
                 for cell in cells
             ],
             left=left,
-            failures={**failures, **context.claims.failures()},
+            failures=failures,
             file=table_result.file_name(selection.get("variants", ()), selection.get("overrides") or {}),
         )
         table_result.write(out, result)

@@ -17,7 +17,6 @@ from fedhead.papers.tables.paper_tables import PaperCell, Scale
 from fedhead.papers.tables.results import Measurement, Results, all_settings, value_at
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder import RunFolder
-from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import RunQueue
 from fedhead.studies.run_job import RunJob, result_of
@@ -62,7 +61,6 @@ class MeasureContext:
     budget: TimeBudget = field(default_factory=TimeBudget)
     log: Log = lambda _: None
     shard: tuple[int, int] | None = None  # shard to run and number of shards, such as (3, 16)
-    claims: Claims = field(default_factory=Claims)  # shared with other processes of this command
     engine: LocalEngine = field(default_factory=LocalEngine)
 
 
@@ -76,7 +74,7 @@ class TableQueue(RunQueue):
 
     def __init__(self, jobs: Mapping[str, Sequence[Repetition]], context: MeasureContext):
         self._repetitions, self._context = jobs, context
-        super().__init__([_job(each, context) for each in jobs.values()], context.budget, context.claims, context.log)
+        super().__init__([_job(each, context) for each in jobs.values()], context.budget, context.log)
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
         """Record the results of a training and its stages."""
@@ -98,12 +96,10 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> t
         jobs = dict(list(jobs.items())[number - 1 :: count])
     _enter_known([r for each in jobs.values() for r in each], context)
     missing = {key: left for key, each in jobs.items() if (left := enter_finished(each, context))}
-    if missing and not context.claims.over:
+    if missing:
         context.results.check_writable()
         check_writable(context.out, "runs", "--out")
     queue = TableQueue(missing, context)
-    if context.claims.over:
-        return queue.unfinished, {}
     context.engine.run(queue)
     if queue.left:
         context.log(f"the time is up: {queue.left} of {queue.unfinished} runs are left")

@@ -30,7 +30,6 @@ from fedhead.runs.folder_lock import lock_folder
 from fedhead.runs.recorded_code import check_runs
 from fedhead.runs.run import check_compute
 from fedhead.runs.run_folder_schema import SWEEP, TABLE_LOCK
-from fedhead.studies.claims import Claims
 from fedhead.studies.engines import LocalEngine
 from fedhead.studies.queue import RunQueue
 from fedhead.studies.run_job import RunJob, trainings
@@ -49,7 +48,6 @@ def run_sweep(
     *,
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
-    claims: Claims | None = None,
     minutes: float | None = None,
     compute: Compute | None = None,
     engine: LocalEngine | None = None,
@@ -64,7 +62,6 @@ def run_sweep(
         out: Folder of the sweep; None: one under runs/ that is named after the recipe and the axes.
         seeds: Number or list of seeds; None: the seeds of the sweep.
         shard: Shard to run and number of shards, (3, 16) for the third of sixteen; None: all runs.
-        claims: Claims shared with other processes; None: only this process runs the sweep.
         minutes: Time after which no run is started.
         compute: Device, executor, precision and data folder.
         engine: LocalEngine that runs the jobs; None: sequentially in this process.
@@ -82,18 +79,15 @@ def run_sweep(
     planned = plan_runs(table, out, seeds=seeds, shard=shard, compute=compute, engine=engine)
     place, total = planned.folder, sum(len(job.runs) for job in planned.jobs)
     open_folder(place, table, planned.cells)
-    alone = shard is None and claims is None
-    claims = claims or Claims()
-    queue = RunQueue(planned.left, budget, claims, log)
-    with lock_folder(place) if alone else nullcontext():
+    queue = RunQueue(planned.left, budget, log)
+    with lock_folder(place) if shard is None else nullcontext():
         if shard is not None:
             log(f"shard {shard[0]} of {shard[1]}: {total} of {planned.count} runs")
-        if done := total - sum(job.unfinished() for job in planned.jobs):
+        if done := total - sum(len(job.unfinished()) for job in planned.jobs):
             log(f"{done} of {total} runs are finished already")
         engine.run(queue)
-    failures = {**queue.failures, **claims.failures()}
     with FileLock(place / TABLE_LOCK):  # shards may end together: the last writer sees all results
-        result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.left)
+        result = sweep_table.collect(table.title, place, table.axes(), planned.cells, queue.failures, queue.left)
         sweep_table.write(result)
     return result
 
