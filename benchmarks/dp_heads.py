@@ -33,12 +33,12 @@ ONE, WHOLE, SHARES = "one site", "{} sites, each all the noise", "{} sites, shar
 
 
 @dataclass(frozen=True)
-class Total(fh.Upload):
+class UnmaskedSecureSum(fh.Upload):
     """Stand-in for `secure_sum`, without its masks: the server uses the total alone, so each client adds a share."""
 
     spares_sums: ClassVar[bool] = True
 
-    def hides(self, clients: int) -> int:
+    def min_clients(self, clients: int) -> int:
         return clients
 
 
@@ -73,7 +73,7 @@ def cells(held: fh.Federation, options: argparse.Namespace) -> Iterator[dict[str
             for noise, sites, uploads, budgets in (
                 (ONE, 1, [], [None, *options.epsilons]),
                 (WHOLE, options.sites, [], options.epsilons if options.all else [1.0]),
-                (SHARES, options.sites, [Total()], options.epsilons if options.all else [1.0]),
+                (SHARES, options.sites, [UnmaskedSecureSum()], options.epsilons if options.all else [1.0]),
             ):
                 federation = split(held, sites, seed)
                 for epsilon in budgets:

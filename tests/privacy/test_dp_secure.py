@@ -25,7 +25,7 @@ def test_shares_of_a_secure_sum_add_up_to_the_noise_of_the_fewest_clients() -> N
             difference = given.weights["classifier.weight"] - exact.weights["classifier.weight"]  # type: ignore[index]
             draws.setdefault(str(uploads), []).append(float(difference.square().mean()))
     plain, shared = (sum(values) / len(values) for values in draws.values())
-    fewest = fh.UPLOADS["secure_sum"]().hides(6)  # type: ignore[attr-defined]
+    fewest = fh.UPLOADS["secure_sum"]().min_clients(6)  # type: ignore[attr-defined]
     assert fewest == 4
     assert math.sqrt(plain / shared) == pytest.approx(math.sqrt(fewest), rel=0.06)
     privacy = given.metrics["privacy"]

@@ -62,7 +62,7 @@ def test_releases_compose_as_one_of_larger_mu() -> None:
 
 def test_shares_of_clients_add_up_to_the_whole_noise() -> None:
     release = Release(DP(1.0), 1)
-    stage, task = fh.NCM(release=release), SimpleNamespace(model=SimpleNamespace(features=3), noise_sharers=25)
+    stage, task = fh.NCM(release=release), SimpleNamespace(model=SimpleNamespace(features=3), noise_shares=25)
     whole = release.deviations(3, False)
     single, total = (stage.deviations(task, clients) for clients in (1, 25))  # type: ignore[arg-type]
     assert (single.sum, total.sum, total.count) == pytest.approx((whole.sum / 5, whole.sum, whole.count))

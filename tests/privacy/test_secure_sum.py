@@ -279,7 +279,7 @@ def test_different_lists_of_survivors_give_no_client_away() -> None:
     revealed = {k: federation.members[k].unmask(range(10 if k < 5 else 9)) for k in range(9)}
     for size in (0, 1):
         shares = [revealed[k][9] for k in range(9) if (k < 5) == bool(size)]
-        assert len(shares) < federation.session.fewest
+        assert len(shares) < federation.session.threshold
 
 
 def test_steps_in_another_order_are_refused() -> None:

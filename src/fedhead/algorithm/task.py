@@ -98,7 +98,7 @@ class Task:
         sizes: Training samples per client; known in simulations, empty at real sites.
         min_class_count: Minimum number of samples of a class; rows of smaller classes are not sent
             (`Algorithm.class_rows`).
-        noise_sharers: Number of clients that share the noise of a total, if the server sees only totals; else 1.
+        noise_shares: Number of clients that share the noise of a total (`Upload.min_clients`); 1: each adds all of it.
         objective: Objective: the loss of local training and the meaning of the outputs.
         pool: Training data of all clients, for oracles; simulations only.
     """
@@ -112,6 +112,6 @@ class Task:
     participation: float = 1.0
     sizes: tuple[int, ...] = ()
     min_class_count: int = 1
-    noise_sharers: int = 1
+    noise_shares: int = 1
     objective: Objective = field(default_factory=Multiclass)
     pool: Pool | None = field(default=None, repr=False)

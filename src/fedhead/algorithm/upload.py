@@ -25,7 +25,7 @@ from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
 from fedhead.privacy.secure_sum.fixed_point import FixedPoint
-from fedhead.privacy.secure_sum.session import FEWEST, Session
+from fedhead.privacy.secure_sum.session import MIN_CLIENTS, Session
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Upload(Component):
             BadInput: If it does not.
         """
 
-    def hides(self, clients: int) -> int:
-        """Return the minimum number of clients in a total, if the server sees only totals; 1: it sees single replies.
+    def min_clients(self, clients: int) -> int:
+        """Return the minimum number of clients in what the server sees; 1: it sees single replies.
 
         Args:
-            clients: Number of clients of the run.
+            clients: Number of clients in the cohort.
 
         Returns:
-            Number of clients that share the noise of differential privacy.
+            Minimum number, which is also the number of clients that share the noise of differential privacy.
         """
         return 1
 
@@ -169,13 +169,9 @@ class SecureSum(Upload):
     neighbours: Annotated[int, AtLeast(2)] = 100  # largest number of clients with which a client shares masks
     spares_sums: ClassVar[bool] = True
 
-    def fewest(self, clients: int) -> int:
-        """Return the smallest number of clients in a sum over a cohort of that many clients."""
-        return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1, FEWEST)
-
-    def hides(self, clients: int) -> int:
-        """Return the smallest number of clients in a sum."""
-        return self.fewest(clients)
+    def min_clients(self, clients: int) -> int:
+        """Return the minimum number of clients in a sum over a cohort of that many clients."""
+        return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1, MIN_CLIENTS)
 
     def code(self, clients: int) -> FixedPoint:
         """Return the encoding of numbers that are summed over a cohort of that many clients."""
@@ -189,7 +185,7 @@ class SecureSum(Upload):
             clients: Numbers of the invited clients.
             cohort: Number of clients in a cohort of which none is absent.
         """
-        return Session(id, tuple(clients), self.fewest(cohort), self.neighbours)
+        return Session(id, tuple(clients), self.min_clients(cohort), self.neighbours)
 
 
 # -- the chain ----------------------------------------------------------------------------------------

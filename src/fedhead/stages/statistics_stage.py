@@ -179,7 +179,7 @@ class StatisticsStage(Stage):
         assert self.release is not None, "called only with differential privacy"
         width = self.release.protection.directions or task.model.features
         single = self._part(self.release).deviations(width, self.kind != "means")
-        return single.scaled(math.sqrt(clients / task.noise_sharers))  # each sharer adds an equal part of the variance
+        return single.scaled(math.sqrt(clients / task.noise_shares))  # each adds an equal part of the variance
 
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:

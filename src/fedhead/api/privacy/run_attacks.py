@@ -200,7 +200,7 @@ class RunAudit:
         stage = replace(stage, release=fresh).on_method(stage.method)
         with_it, without = (self._sent(stage, drop, noise=False) for drop in (False, True))
         k = next(iter(without))
-        task = replace(self.clients.task_of(k), noise_sharers=1)
+        task = replace(self.clients.task_of(k), noise_shares=1)
         exact = without[k].leaves()
         signal = {name: t.double() - exact[name].double() for name, t in with_it[k].leaves().items()}
 

@@ -114,7 +114,7 @@ class Clients:
                 objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
                 pool=training_pool,
-                noise_sharers=max((step.hides(len(federation)) for step in experiment.uploads), default=1),
+                noise_shares=max((step.min_clients(len(federation)) for step in experiment.uploads), default=1),
             )
             for model in templates
         ]

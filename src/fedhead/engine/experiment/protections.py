@@ -52,7 +52,7 @@ def check(
         if protection.covers == "rounds" and not rounds:
             raise BadInput(f"privacy: {protection.name} protects rounds, and there is none: set rounds")
     for step in uploads if "stages" in covered else ():
-        if not step.spares_sums and step.hides(2) == 1:
+        if not step.spares_sums and step.min_clients(2) == 1:
             raise BadInput(f"privacy: the upload {step.name} may change statistics before their noise: leave it out")
     if privacy and rounds and "rounds" not in covered:
         warn_once(f"privacy protects the stages only: the updates of {method.name}'s rounds are sent without noise")

@@ -60,8 +60,8 @@ def check(
     if reasons:
         raise BadInput(f"secure_sum: {reasons[0]}")
     for count in (clients, *(cohort for algorithm in exchanges if isinstance(algorithm, Method))):
-        if secure.fewest(count) > count:
-            raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {secure.fewest(count)}")
+        if secure.min_clients(count) > count:
+            raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {secure.min_clients(count)}")
     _ = secure.code(clients).bits  # raises for a range without room
 
 

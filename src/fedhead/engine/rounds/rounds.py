@@ -203,7 +203,7 @@ def _run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric]
     for name, ids in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {ids}, with fewer samples than its min_class_count")
     if stage.release is not None:
-        row["privacy"] = stage.release.guarantee(stage.name, task.noise_sharers).to_json()
+        row["privacy"] = stage.release.guarantee(stage.name, task.noise_shares).to_json()
     row |= evaluate(transport, after, metrics, deliver=True, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))

@@ -40,7 +40,7 @@ def secure_exchange(
     for attempt in range(1, quorum.attempts + 1):
         present = transport.present()
         cohort = select(present)
-        if not cohort.clients or (cohort.dropped and len(cohort.clients) < secure.fewest(size)):
+        if not cohort.clients or (cohort.dropped and len(cohort.clients) < secure.min_clients(size)):
             return server, skip(transport, where, len(cohort.clients), cohort.dropped)
         session = secure.session(secrets.token_bytes(16), cohort.clients, size)
         steps = _Steps(transport, context, session, min(quorum.replies, len(cohort.clients)))

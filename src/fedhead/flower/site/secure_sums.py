@@ -35,11 +35,11 @@ class SiteSecureSum:
 
     Args:
         keys: Returns the site's private key and the public keys of all sites, by client number.
-        fewest: Smallest number of sites in a sum that the site's policy permits.
+        min_sites: Smallest number of sites in a sum that the site's policy permits.
     """
 
     keys: Keys = no_keys
-    fewest: int = 0
+    min_sites: int = 0
     release: str = ""  # digest of the statistics in the masked vector
     _member: SecureSumClient | None = None
     _exchange: tuple[str, int, str] = ("", 0, "")  # algorithm, round and identity of the session
@@ -98,13 +98,13 @@ class SiteSecureSum:
         ):
             raise SiteProblem("request", "the run has no such secure sum")
         session = secure.session(bytes.fromhex(asked.id), asked.clients, experiment.exchange_size(algorithm, sites))
-        if len(asked.clients) >= 2 * session.fewest:
+        if len(asked.clients) >= 2 * session.threshold:
             raise SiteProblem("request", "two groups of these sites could each reveal one of a site's two secrets")
-        if session.fewest < self.fewest:
+        if session.threshold < self.min_sites:
             raise SiteProblem(
                 "policy",
-                f"a secure sum of this run may cover {session.fewest} sites, 'min_sum_sites' in site.yaml requires "
-                f"{self.fewest}",
+                f"a secure sum of this run may cover {session.threshold} sites, 'min_sum_sites' in site.yaml requires "
+                f"{self.min_sites}",
             )
         self._member = SecureSumClient(session, k, *self.keys(request.spec))
         self._exchange = (request.algorithm, request.round, asked.id)

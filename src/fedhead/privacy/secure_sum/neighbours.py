@@ -54,4 +54,4 @@ class Neighbours:
         clients different lists of dropouts can't get both. In a circle the share of dropouts differs between
         neighbourhoods, so the number is not higher.
         """
-        return self._session.fewest if self.complete else self._near + 1
+        return self._session.threshold if self.complete else self._near + 1

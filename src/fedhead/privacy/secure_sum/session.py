@@ -13,7 +13,7 @@ from fedhead.privacy.secure_sum.masks import KEY
 if TYPE_CHECKING:
     from fedhead.privacy.secure_sum.identity import PublicKey
 
-FEWEST = 3  # clients in a sum: each of two would learn the other's vector from it
+MIN_CLIENTS = 3  # clients in a sum: each of two would learn the other's vector from it
 Message = Mapping[int, bytes]  # by the number of the client that it is about, from or for
 
 
@@ -28,20 +28,20 @@ class Session:
     Args:
         id: Identity of the session, known to all parties.
         clients: Numbers of the invited clients.
-        fewest: Smallest number of clients in the sum, more than half of the invited ones.
+        threshold: Smallest number of clients in the sum, more than half of the invited ones.
         neighbours: Largest number of other clients with which a client shares masks.
     """
 
     id: bytes
     clients: tuple[int, ...]
-    fewest: int
+    threshold: int
     neighbours: int = 100
 
     def check_enough(self, clients: Collection[int], step: str) -> None:
         """Raise `SecureSumError` if fewer clients than the threshold have completed a step."""
-        if len(clients) < self.fewest:
+        if len(clients) < self.threshold:
             raise SecureSumError(
-                f"secure sum: {len(clients)} of {len(self.clients)} clients {step}, at least {self.fewest} are needed"
+                f"secure sum: {len(clients)} of {len(self.clients)} clients {step}, at least {self.threshold} are needed"
             )
 
 
