@@ -22,6 +22,7 @@ from fedhead.algorithm.upload import Clip, Float16Upload, SecureSum
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.engine.policies.outliers import OutlierPolicy
+from fedhead.engine.policies.reply_check import Impossible
 from fedhead.engine.rounds.observer import FinishedRun
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Context, Received, SecureStep
@@ -57,7 +58,7 @@ class Recorded(Simulation):
     ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
         gone = self.dropped.get(step, [])
         answers, _ = super().secure_step(context, session, step, {k: m for k, m in messages.items() if k not in gone})
-        return answers, {k: FedheadError("it is gone") for k in gone if k in messages}
+        return answers, {k: Impossible("it is gone") for k in gone if k in messages}
 
     def masked_exchange(self, context: Context, session: Session, messages: Mapping[int, Message]) -> Received:
         kept = {k: message for k, message in messages.items() if k not in self.dropped.get("mask", [])}

@@ -165,7 +165,8 @@ def test_too_few_sites_end_the_run_and_name_them(tmp_path: Path) -> None:
     for node in (100, 101):
         sites.grid.faults[node] = at("share", gone)
     with pytest.raises(
-        FedheadError, match=r"no secure sum after 1 attempts: .*2 of 4 clients .*site-0: Flower says gone"
+        FedheadError,
+        match=r"no quorum: 0 of 3 replies after 1 attempts: .*2 of 4 clients .*site-0: Flower says gone",
     ):
         sites.run()
     assert not any(entry.get("release") for entry in sites.ledger())
@@ -214,7 +215,7 @@ def test_a_site_refuses_a_session_of_two_groups(invited: int, refused: bool) -> 
         secure=asked, algorithm="train", round=1, spec=SimpleNamespace(sites=[f"site-{k}" for k in range(8)])
     )
     with pytest.raises(SiteProblem, match="two groups") if refused else nullcontext():
-        site.answer(request, method, clients, 0)
+        site.answer(request, clients.experiment.summed(method, clients.task), 0)
 
 
 def test_a_site_may_require_secure_sums(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from fedhead.engine.clients.evaluation import ClientTests
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.experiment.experiment import Experiment, InputSpec
-from fedhead.engine.policies import secure_sums
 from fedhead.engine.rounds.rounds import run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Context, Received, SecureStep
@@ -225,9 +224,9 @@ class _Recorder(Simulation):
         received = super().exchange(context, cohort)
         algorithm = context.algorithm
         sent = received.replies[cohort[0]].send
-        if secure_sums.of_exchange(self.experiment.uploads, algorithm) is not None:
-            length = sum(t.numel() for t in secure_sums.entries(algorithm, sent, self.clients.task).tensors())
-            self._add(name, UP, "masked", (length,), torch.int64, PER_CLIENT, "sum", reveals=MASKED)
+        if (summed := self.experiment.summed(algorithm, self.clients.task)) is not None:
+            masked = summed.masked_form(sent)["masked"]
+            self._add(name, UP, "masked", masked.shape, masked.dtype, PER_CLIENT, "sum", reveals=MASKED)
             sent = Tree()
         for full, tensor in sent.leaves().items():
             entry, known = full.partition("/")[0], algorithm.public(self.clients.task)

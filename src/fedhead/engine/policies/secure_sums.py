@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,16 +19,15 @@ from fedhead.core.tree.treefile import describe, rebuild
 from fedhead.engine.policies.reply_check import Impossible
 from fedhead.privacy.secure_sum.fixed_point import FixedPoint, Vector
 from fedhead.privacy.secure_sum.identity import require_cryptography
+from fedhead.privacy.secure_sum.session import Message, Session
+
+if TYPE_CHECKING:
+    from fedhead.privacy.secure_sum.client import SecureSumClient
 
 
 def find(uploads: Sequence[Upload]) -> SecureSum | None:
     """Return the run's secure sum; None: replies are sent openly."""
     return next((step for step in uploads if isinstance(step, SecureSum)), None)
-
-
-def of_exchange(uploads: Sequence[Upload], algorithm: Algorithm) -> SecureSum | None:
-    """Return the secure sum of an exchange; None if the run has none, or clients send nothing that is aggregated."""
-    return None if _sends_nothing(algorithm) else find(uploads)
 
 
 def check(
@@ -60,8 +61,8 @@ def check(
     if reasons:
         raise BadInput(f"secure_sum: {reasons[0]}")
     for count in (clients, *(cohort for algorithm in exchanges if isinstance(algorithm, Method))):
-        if secure.min_clients(count) > count:
-            raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {secure.min_clients(count)}")
+        if (least := secure.min_clients(count)) > count:
+            raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {least}")
     _ = secure.code(clients).bits  # raises for a range without room
 
 
@@ -70,47 +71,87 @@ def _sends_nothing(algorithm: Algorithm) -> bool:
     return isinstance(algorithm, Stage) and type(algorithm).aggregate is Stage.aggregate
 
 
-def encode(code: FixedPoint, algorithm: Algorithm, send: Tree, samples: float, task: Task) -> Vector:
-    """Check a client's reply and encode it for the secure sum; entries that are no sums are weighted by samples.
-
-    Raises:
-        Impossible: If the reply has numbers that no client could have computed.
-        BadInput: If a number is outside the range of the encoding.
-    """
-    try:
-        algorithm.check_reply(send, samples, task)
-    except BadInput as error:
-        raise Impossible(str(error)) from error
-    return code.encode(_weighted(algorithm, entries(algorithm, send, task), samples).leaves())
-
-
-def decode(code: FixedPoint, algorithm: Algorithm, template: Tree, vector: Vector, samples: float, task: Task) -> Tree:
-    """Decode a secure sum to the totals of `Replies.total`.
+@dataclass(frozen=True)
+class SummedExchange:
+    """Exchange in which the server learns only the sum of the replies.
 
     Args:
-        code: Encoding of the clients.
         algorithm: Method or stage.
-        template: Reply of a client, possibly on the meta device, with names, shapes and dtypes.
-        vector: Sum of the clients' vectors.
-        samples: Number of samples of the clients in the sum.
         task: Task of the clients.
+        secure: Secure sum of the run.
+        cohort: Number of clients in the exchange, if none is absent.
     """
-    summed = entries(algorithm, template, task)
-    numbers = rebuild(describe(summed), code.decode(vector, summed.leaves()))
-    total = _weighted(algorithm, numbers, 1 / samples).map(lambda t, like: t.to(like.dtype), summed)
-    return algorithm.add(Tree(), total.replace(algorithm.public(task))) if isinstance(algorithm, Stage) else total
 
+    algorithm: Algorithm
+    task: Task
+    secure: SecureSum
+    cohort: int
 
-def entries(algorithm: Algorithm, send: Tree, task: Task) -> Tree:
-    """Return the entries of a reply that are summed: without those that the server knows."""
-    public = algorithm.public(task)
-    return Tree({name: value for name, value in send.items() if name not in public})
+    @classmethod
+    def of(cls, uploads: Sequence[Upload], algorithm: Algorithm, task: Task, cohort: int) -> SummedExchange | None:
+        """Return an exchange; None if the run has no secure sum, or clients send nothing that is aggregated."""
+        secure = find(uploads)
+        return None if secure is None or _sends_nothing(algorithm) else cls(algorithm, task, secure, cohort)
 
+    @property
+    def min_clients(self) -> int:
+        """Minimum number of clients in the sum."""
+        return self.secure.min_clients(self.cohort)
 
-def _weighted(algorithm: Algorithm, send: Tree, weight: float) -> Tree:
-    """Return a reply with entries that are no sums multiplied by a weight, in double precision."""
-    return Tree({name: value if name in algorithm.sums else _times(value, weight) for name, value in send.items()})
+    @property
+    def _code(self) -> FixedPoint:
+        return self.secure.code(self.cohort)
 
+    def session(self, id: bytes, clients: Sequence[int]) -> Session:
+        """Return a session of invited clients."""
+        return self.secure.session(id, clients, self.cohort)
 
-def _times(value: Tree | torch.Tensor, weight: float) -> Tree | torch.Tensor:
-    return value.map(lambda t: t.double() * weight) if isinstance(value, Tree) else value.double() * weight
+    def mask(self, member: SecureSumClient, shares: Message, send: Tree, samples: float) -> Tree:
+        """Check a client's reply, encode it and mask it; entries that are no sums are weighted by samples.
+
+        Args:
+            member: The client in the session.
+            shares: Shares of the other clients, for its step.
+            send: Reply of the client.
+            samples: Number of its training samples.
+
+        Raises:
+            Impossible: If the reply has numbers that no client could have computed.
+            BadInput: If a number is outside the range of the encoding.
+        """
+        try:
+            self.algorithm.check_reply(send, samples, self.task)
+        except BadInput as error:
+            raise Impossible(str(error)) from error
+        vector = self._code.encode(self._weighted(self._summed(send), samples).leaves())
+        return Tree(masked=torch.from_numpy(member.mask(shares, vector).view("int64")))
+
+    def masked_form(self, form: Tree) -> Tree:
+        """Return the form of a masked reply, given that of the reply, on the meta device."""
+        length = sum(t.numel() for t in self._summed(form).tensors())
+        return Tree(masked=torch.empty(length, dtype=torch.int64, device="meta"))
+
+    def decode(self, form: Tree, vector: Vector, samples: float) -> Tree:
+        """Decode a sum to the totals of `Replies.total`.
+
+        Args:
+            form: Reply of a client, possibly on the meta device, with names, shapes and dtypes.
+            vector: Sum of the clients' vectors.
+            samples: Number of samples of the clients in the sum.
+        """
+        summed, algorithm = self._summed(form), self.algorithm
+        numbers = rebuild(describe(summed), self._code.decode(vector, summed.leaves()))
+        total = self._weighted(numbers, 1 / samples).map(lambda t, like: t.to(like.dtype), summed)
+        if not isinstance(algorithm, Stage):
+            return total
+        return algorithm.add(Tree(), total.replace(algorithm.public(self.task)))
+
+    def _summed(self, send: Tree) -> Tree:
+        """Return the entries of a reply that are summed: without those that the server knows."""
+        public = self.algorithm.public(self.task)
+        return Tree({name: value for name, value in send.items() if name not in public})
+
+    def _weighted(self, send: Tree, weight: float) -> Tree:
+        """Return a reply with entries that are no sums multiplied by a weight, in double precision."""
+        means = Tree({name: value for name, value in send.items() if name not in self.algorithm.sums})
+        return send.replace(means.map(lambda t: t.double() * weight))

@@ -7,8 +7,8 @@ those with numbers that no client could have computed (`Algorithm.check_reply`),
 (`fedhead.engine.policies.outliers`).
 
 If an algorithm needs only sums over clients (`Stage.adds_up`), clients are queried in batches. Each reply is added to
-a running total once it is checked, so memory does not grow with the number of clients. In a run with secure sums
-(`fedhead.engine.rounds.secure_exchange`), the server never has a single reply.
+a running total once it is checked, so memory does not grow with the number of clients. By a secure sum
+(`fedhead.engine.rounds.secure_exchange`), the server gets the total alone.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fedhead.core.tree.tree_rows import TreeRows
 from fedhead.engine.clients.private_rounds import PrivateClients, PrivateMean
 from fedhead.engine.clients.server import aggregate
 from fedhead.engine.policies import reply_check, secure_sums
-from fedhead.engine.policies.outliers import Outlier
 from fedhead.engine.policies.robust_mean import RobustMean
 from fedhead.engine.policies.sampling import Cohort
 from fedhead.engine.rounds.exchange_record import exchange_record, skip, with_frozen
 from fedhead.engine.rounds.reply_selection import (
+    Collected,
     check_after_aggregation,
     check_replies,
     decoded,
     find_inconsistent_replies,
     without_outliers,
 )
-from fedhead.engine.rounds.secure_exchange import secure_exchange
+from fedhead.engine.rounds.secure_exchange import collect_sum
 from fedhead.engine.rounds.transport import Context, Quorum, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.metrics.records import Row
@@ -63,50 +63,42 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         Diverged: If the new server state is not finite.
     """
     algorithm, server, round = context.algorithm, context.server, context.round
-    if (secure := secure_sums.of_exchange(transport.experiment.uploads, algorithm)) is not None:
-        return secure_exchange(transport, context, select, secure)
-    quorum = transport.quorum or Quorum()
+    quorum, summed = transport.quorum or Quorum(), transport.experiment.summed(algorithm, transport.clients.task)
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     private = transport.clients.privacy if isinstance(algorithm, Method) else None
     noisy = private.mean(server, round, transport.clients.task) if isinstance(private, PrivateClients) else None
     mean = noisy if rule is None else RobustMean(rule, server)
-    fewest = rule.quorum() if rule is not None else 1 if noisy is None else 0
+    if summed is not None:
+        needed = summed.min_clients
+    else:
+        needed = rule.quorum() if rule is not None else 1 if noisy is None else 0
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
-    total = Tree() if _adds_up(transport, algorithm) else None
-    accepted = ReplySet.of({})
+    collected = Collected(ReplySet.of({}), Tree() if _adds_up(transport, algorithm) else None, {}, 0)
     failed: dict[int, FedheadError] = {}
     down, inclusion = 0, dict[int, float]()
     for attempt in range(1, quorum.attempts + 1):
         present = transport.present()
         cohort = select(present)
         inclusion |= cohort.inclusion
-        queried = [k for k in cohort.clients if k not in accepted]
-        participants = {*queried, *accepted}
+        queried = [k for k in cohort.clients if k not in collected.replies]
+        participants = {*queried, *collected.replies}
         # A retry would drop the same late clients again. Without late clients, too few replies are an error.
         # Differential privacy needs noise in a round without clients as well.
-        if (not participants and noisy is None) or (cohort.dropped and len(participants) < fewest):
+        if (not participants and noisy is None) or (cohort.dropped and len(participants) < needed):
             return server, skip(transport, where, len(participants), cohort.dropped)
-        replies, faults, received, total = request_replies(transport, context, queried, total)
-        if secure_sums.find(transport.experiment.uploads) is not None and any(r.send for r in replies.values()):
-            raise BadInput(f"secure_sum: {algorithm.name} sends replies openly, as it has no aggregate: send nothing")
-        down += received
-        inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
-        if inconsistent and total is not None:  # replies can't be removed from a sum: recompute it
-            others = [k for k in (*accepted, *replies) if k not in inconsistent]
-            replies, retry_faults, received, total = request_replies(transport, context, others, Tree())
-            accepted, faults, down = ReplySet.of({}), faults | retry_faults, down + received
-        faults |= inconsistent
-        passed = _merged(accepted, replies).without(faults)
-        accepted, outlying, clipped = without_outliers(transport, algorithm, server, passed)
-        faults |= outlying
-        failed = {k: why for k, why in failed.items() if k not in queried} | faults
-        for k, why in faults.items():
+        if summed is not None:
+            collected = collect_sum(transport, context, summed, queried)
+        else:
+            collected = _collect(transport, context, queried, collected)
+        accepted, down = collected.replies, down + collected.bytes_down
+        failed = {k: why for k, why in failed.items() if k not in queried} | dict(collected.failed)
+        for k, why in collected.failed.items():
             if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
-        if len(accepted) >= max(min(quorum.replies, len({*cohort.clients, *accepted})), fewest):
+        if len(accepted) >= max(min(quorum.replies, len({*cohort.clients, *accepted})), needed):
             try:
-                new = _aggregate(transport, algorithm, server, accepted, total, clipped, mean, inclusion)
+                new = _aggregate(transport, context, collected, mean, inclusion)
                 finite = all_finite([new])
             except Exception:
                 check_after_aggregation(accepted, round)  # blame the client if its NaN made the aggregation fail
@@ -117,13 +109,32 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
             context.states.keep(list(accepted), accepted.kept)
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in accepted and k not in failed}
-            return new, exchange_record(transport, accepted, failed, absent, clipped, down)
-        transport.log(f"{where}, attempt {attempt}: only {len(accepted)} replies that count")
+            record = exchange_record(transport, accepted, failed, absent, collected.clipped, down)
+            return new, record if summed is None else record | {"secure_sum": True}
+        reason = f": {collected.reason}" if collected.reason else ""
+        transport.log(f"{where}, attempt {attempt}: only {len(accepted)} replies that count{reason}")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
     raise FedheadError(
-        f"{where} has no quorum: {len(accepted)} of {max(quorum.replies, fewest)} replies after "
-        f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
+        f"{where} has no quorum: {len(accepted)} of {max(quorum.replies, needed)} replies after "
+        f"{quorum.attempts} attempts{reason} ({reasons}); fix the sites, then resume"
     )
+
+
+def _collect(transport: Transport, context: Context, clients: list[int], earlier: Collected) -> Collected:
+    """Query clients, check their replies and merge them with those of earlier attempts."""
+    algorithm, accepted = context.algorithm, earlier.replies
+    replies, failed, down, total = request_replies(transport, context, clients, earlier.total)
+    if secure_sums.find(transport.experiment.uploads) is not None and any(r.send for r in replies.values()):
+        raise BadInput(f"secure_sum: {algorithm.name} sends replies openly, as it has no aggregate: send nothing")
+    inconsistent = find_inconsistent_replies(transport, algorithm, _merged(accepted, replies))
+    if inconsistent and total is not None:  # replies can't be removed from a sum: recompute it
+        others = [k for k in (*accepted, *replies) if k not in inconsistent]
+        replies, retry_failed, received, total = request_replies(transport, context, others, Tree())
+        accepted, failed, down = ReplySet.of({}), failed | retry_failed, down + received
+    failed |= inconsistent
+    passed = _merged(accepted, replies).without(failed)
+    accepted, outlying, clipped = without_outliers(transport, algorithm, context.server, passed)
+    return Collected(accepted, total, failed | outlying, down, clipped)
 
 
 def _merged(earlier: ReplySet, replies: ReplySet) -> ReplySet:
@@ -178,17 +189,15 @@ def _added(transport: Transport, algorithm: Algorithm, total: Tree, replies: Rep
 
 def _aggregate(
     transport: Transport,
-    algorithm: Algorithm,
-    server: Tree,
-    replies: ReplySet,
-    total: Tree | None,
-    clipped: dict[int, Outlier],
+    context: Context,
+    collected: Collected,
     mean: RobustMean | PrivateMean | None,
     inclusion: Mapping[int, float],
 ) -> Tree:
-    task = transport.clients.task
-    if total is not None:
-        added = Replies(list(replies), replies.samples, [], total)
+    algorithm, server, task = context.algorithm, context.server, transport.clients.task
+    replies, clipped = collected.replies, collected.clipped
+    if collected.total is not None:
+        added = Replies(list(replies), replies.samples, [], collected.total)
         return with_frozen(server, aggregate(algorithm, server, added, task), task.model.frozen)
     sent, samples = replies.sent, dict(zip(replies, replies.samples, strict=True))
     if clipped or transport.experiment.uploads:

@@ -35,7 +35,7 @@ def exchange_record(
     replies: ReplySet,
     failed: dict[int, FedheadError],
     absent: dict[int, str],
-    clipped: dict[int, Outlier],
+    clipped: Mapping[int, Outlier],
     down: int,
 ) -> Row:
     """Return the record of an exchange: bytes, participants and losses, and clients that do not count."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
@@ -14,6 +16,17 @@ from fedhead.engine.policies import outliers, reply_check
 from fedhead.engine.policies.outliers import Outlier
 from fedhead.engine.rounds.transport import Context, Received, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
+
+
+class Collected(NamedTuple):
+    """Replies that count after an attempt to collect them."""
+
+    replies: ReplySet
+    total: Tree | None  # of the replies, if they were added up
+    failed: Mapping[int, FedheadError]  # errors of the other queried clients
+    bytes_down: int  # bytes received by the clients
+    clipped: Mapping[int, Outlier] = MappingProxyType({})
+    reason: str = ""  # reason why no reply counts
 
 
 def check_replies(

@@ -11,7 +11,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
-from fedhead.engine.policies import reply_check, secure_sums
+from fedhead.engine.policies import reply_check
 from fedhead.engine.rounds.transport import Received, SecureStep
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
 from fedhead.privacy.secure_sum.client import SecureSumClient
@@ -32,7 +32,6 @@ class SimulatedSecureSum:
     def __init__(self, clients: Clients):
         self._clients, self._keys = clients, new_keys(clients.holders)
         self._members: dict[int, SecureSumClient] = {}
-        self.template = Tree()  # reply of the last exchange, on the meta device
 
     @cached_property
     def registered(self) -> dict[int, PublicKey]:
@@ -48,18 +47,16 @@ class SimulatedSecureSum:
 
     def mask(self, algorithm: Algorithm, received: Received, messages: Mapping[int, Message]) -> Received:
         """Check, encode and mask the replies of clients."""
-        secure, clients = secure_sums.find(self._clients.experiment.uploads), self._clients
-        assert secure is not None, "called only with secure sums"
-        code = secure.code(clients.experiment.exchange_size(algorithm, clients.task.clients))
-        replies, failures = dict[int, ClientReply](), dict(received.failures)
+        summed = self._clients.experiment.summed(algorithm, self._clients.task)  # all have one architecture
+        assert summed is not None, "called only with secure sums"
+        replies, failures, form = dict[int, ClientReply](), dict(received.failures), Tree()
         for k, reply in received.replies.items():
             reply_check.check_finite(reply.send, f"client {k}")
+            form = reply.send.map(lambda t: torch.empty_like(t, device="meta"))
             try:
-                vector = secure_sums.encode(code, algorithm, reply.send, reply.samples, clients.task_of(k))
+                masked = summed.mask(self._members[k], messages[k], reply.send, reply.samples)
             except reply_check.Impossible as error:
                 failures[k] = reply_check.Impossible(f"client {k}: {error}")
                 continue
-            masked = torch.from_numpy(self._members[k].mask(messages[k], vector).view("int64"))
-            self.template = reply.send.map(lambda t: torch.empty_like(t, device="meta"))
-            replies[k] = reply._replace(send=Tree(masked=masked))
-        return Received(ReplySet.of(replies), received.bytes_down, failures)
+            replies[k] = reply._replace(send=masked)
+        return Received(ReplySet.of(replies), received.bytes_down, failures, form)

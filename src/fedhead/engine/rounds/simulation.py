@@ -186,10 +186,6 @@ class Simulation(Transport):
         """Train clients with the executor and mask their replies."""
         return self._secure.mask(context.algorithm, self.exchange(context, list(messages)), messages)
 
-    def template(self, context: Context, client: int) -> Tree:
-        """Return the first reply of the exchange, on the meta device."""
-        return self._secure.template
-
     @cached_property
     def _secure(self) -> SimulatedSecureSum:
         return SimulatedSecureSum(self.clients)

@@ -50,6 +50,7 @@ class Received:
     replies: ReplySet
     bytes_down: int  # bytes received by all clients together
     failures: dict[int, FedheadError] = field(default_factory=dict)  # errors of queried clients without a reply
+    form: Tree = field(default_factory=Tree)  # of masked replies: a reply before it is masked, on the meta device
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,6 @@ class Transport(ABC):
             session: Session of the secure sum.
             messages: Encrypted shares for each client.
         """
-        raise NotImplementedError
-
-    def template(self, context: Context, client: int) -> Tree:
-        """Return a client's reply before it is masked, with tensors on the meta device."""
         raise NotImplementedError
 
     def schema(self, context: Context, client: int) -> Schema | None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
-from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import FedheadError
-from fedhead.core.tree.tree import Tree
-from fedhead.engine.policies import secure_sums
 from fedhead.engine.policies.reply_check import Refused
 from fedhead.flower.server.messaging import Answer
 from fedhead.flower.wire import secure_messages
@@ -41,9 +35,3 @@ def read_answers(
             continue
         messages[k] = message
     return messages, faults
-
-
-def masked_schema(algorithm: Algorithm, reply: Tree, task: Task) -> Tree:
-    """Return the masked reply that a site must send, with tensors on the meta device."""
-    length = sum(t.numel() for t in secure_sums.entries(algorithm, reply, task).tensors())
-    return Tree(masked=torch.empty(length, dtype=torch.int64, device="meta"))

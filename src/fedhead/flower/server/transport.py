@@ -35,7 +35,7 @@ from fedhead.flower.server.connections import SiteConnections, where
 from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.messaging import Answer, Failure, Outgoing
 from fedhead.flower.server.node_keys import from_pem
-from fedhead.flower.server.secure_sums import masked_schema, read_answers, with_step
+from fedhead.flower.server.secure_sums import read_answers, with_step
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.server.validation import Validation
 from fedhead.flower.site.site_metrics import computed_at_sites, not_at_sites, reported
@@ -209,13 +209,11 @@ class FlowerTransport(SiteConnections, Transport):
             k: replace(message, request=with_step(message.request, session, "mask", messages[k]))
             for k, message in self._outgoing("work", context, list(messages)).items()
         }
-        task_of, algorithm = self.clients.task_of, context.algorithm
-        expected = {k: masked_schema(algorithm, self.template(context, k), task_of(k)) for k in messages}
-        return self._exchange(context, outgoing, expected)
-
-    def template(self, context: Context, client: int) -> Tree:
-        """Return a site's reply before it is masked, from the dry run."""
-        return self.dry_run.reply(context.algorithm, client, context.server)
+        summed = self.experiment.summed(context.algorithm, self.clients.task)  # all sites have one architecture
+        assert summed is not None, "called only with secure sums"
+        form = self.dry_run.reply(context.algorithm, min(messages), context.server)
+        received = self._exchange(context, outgoing, dict.fromkeys(messages, summed.masked_form(form)))
+        return replace(received, form=form)
 
     def schema(self, context: Context, client: int) -> Schema | None:
         """Return the schema of a site's reply, from the dry run."""

@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from fedhead.algorithm.base import Algorithm
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.clients.clients import Clients
-from fedhead.engine.policies import secure_sums
+from fedhead.engine.policies.secure_sums import SummedExchange
 from fedhead.flower.wire import secure_messages
 from fedhead.flower.wire.protocol import Request, RunSpec, SecureRequest
 from fedhead.flower.wire.site_errors import SiteProblem, coded
@@ -44,20 +40,19 @@ class SiteSecureSum:
     _member: SecureSumClient | None = None
     _exchange: tuple[str, int, str] = ("", 0, "")  # algorithm, round and identity of the session
 
-    def answer(self, request: Request, algorithm: Algorithm, clients: Clients, k: int) -> dict[str, str]:
+    def answer(self, request: Request, summed: SummedExchange | None, k: int) -> dict[str, str]:
         """Take a step without tensors.
 
         Args:
             request: Request of the server.
-            algorithm: Method or stage of the exchange.
-            clients: The site's client.
+            summed: Exchange of the request; None: it has no secure sum.
             k: Number of the site.
         """
         asked = _asked(request)
         with coded("secure"):
             message = secure_messages.unpack(asked.messages)
             if asked.step == "advertise":
-                self._begin(request, asked, algorithm, clients, k)
+                self._begin(request, asked, summed, k)
             member = self._current(request, asked)
             steps: dict[str, Callable[[], Message]] = {
                 "advertise": lambda: {k: member.advertise()},
@@ -68,37 +63,27 @@ class SiteSecureSum:
                 raise SiteProblem("request", f"step {asked.step} of a secure sum has tensors")
             return secure_messages.pack(steps[asked.step]())
 
-    def mask(self, request: Request, algorithm: Algorithm, send: Tree, clients: Clients, k: int) -> Tree:
+    def mask(self, request: Request, summed: SummedExchange, send: Tree, samples: int) -> Tree:
         """Check, encode and mask the site's reply.
 
         Args:
             request: Request of the server.
-            algorithm: Method or stage.
+            summed: Exchange of the request.
             send: Reply of the site.
-            clients: The site's client.
-            k: Number of the site.
+            samples: Number of its training samples.
         """
-        asked, secure = _asked(request), secure_sums.find(clients.experiment.uploads)
-        assert secure is not None, "called only in runs with secure sums"
+        asked = _asked(request)
         with coded("secure"):
-            code = secure.code(clients.experiment.exchange_size(algorithm, clients.task.clients))
-            samples = float(len(clients.federation.rows[k]))
-            vector = secure_sums.encode(code, algorithm, send, samples, clients.task_of(k))
-            masked = self._current(request, asked).mask(secure_messages.unpack(asked.messages), vector)
-        return Tree(masked=torch.from_numpy(masked.view("int64")))
+            shares = secure_messages.unpack(asked.messages)
+            return summed.mask(self._current(request, asked), shares, send, samples)
 
-    def _begin(self, request: Request, asked: SecureRequest, algorithm: Algorithm, clients: Clients, k: int) -> None:
+    def _begin(self, request: Request, asked: SecureRequest, summed: SummedExchange | None, k: int) -> None:
         self._member, self.release = None, ""
-        experiment, sites = clients.experiment, len(request.spec.sites)
-        secure = secure_sums.of_exchange(experiment.uploads, algorithm)
-        if (
-            secure is None
-            or sorted(set(asked.clients)) != asked.clients
-            or not {k} <= set(asked.clients) <= {*range(sites)}
-        ):
+        invited, sites = asked.clients, range(len(request.spec.sites))
+        if summed is None or sorted(set(invited)) != invited or not {k} <= set(invited) <= {*sites}:
             raise SiteProblem("request", "the run has no such secure sum")
-        session = secure.session(bytes.fromhex(asked.id), asked.clients, experiment.exchange_size(algorithm, sites))
-        if len(asked.clients) >= 2 * session.threshold:
+        session = summed.session(bytes.fromhex(asked.id), invited)
+        if len(invited) >= 2 * session.threshold:
             raise SiteProblem("request", "two groups of these sites could each reveal one of a site's two secrets")
         if session.threshold < self.min_sites:
             raise SiteProblem(

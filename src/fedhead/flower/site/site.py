@@ -148,12 +148,12 @@ class Site:
             algorithm = site_run.algorithm(request.algorithm)
         if request.algorithm == TRAIN and request.kind in ("work", "secure"):
             _check_round(request.round, clients.experiment.schedule.rounds)
+        summed = clients.experiment.summed(algorithm, clients.task_of(k))
         if request.kind == "secure":
             release = self._release_of_sum(request)
-            answer = self.secure.answer(request, algorithm, clients, k)
+            answer = self.secure.answer(request, summed, k)
             return Handled(dataclasses.replace(response, secure=answer), release=release)
-        masked = secure_sums.of_exchange(clients.experiment.uploads, algorithm) is not None
-        if request.kind == "work" and masked != (request.secure is not None):
+        if request.kind == "work" and (summed is None) != (request.secure is None):
             raise SiteProblem(
                 "policy", "the server asks for an open reply in a run with secure sums, or for the reverse"
             )
@@ -188,8 +188,8 @@ class Site:
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send
-        if masked:  # the server can unmask the sum without this site
-            send = self.secure.mask(request, algorithm, send, clients, k)
+        if summed is not None:  # the server can unmask the sum without this site
+            send = self.secure.mask(request, summed, send, response.samples)
         elif send and secure_sums.find(clients.experiment.uploads) is not None:
             raise SiteProblem("policy", f"{request.algorithm} would send openly an entry that is no sum")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
@@ -205,7 +205,7 @@ class Site:
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
         response = dataclasses.replace(
             response,
-            left_out=[] if masked else clients.small_classes(algorithm, k),
+            left_out=clients.small_classes(algorithm, k) if summed is None else [],
             train_loss=None if loss is None else finite(float(loss)),
         )
         return Handled(response, {"send": send}, commit, release, spent)

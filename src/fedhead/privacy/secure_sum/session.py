@@ -40,9 +40,8 @@ class Session:
     def check_enough(self, clients: Collection[int], step: str) -> None:
         """Raise `SecureSumError` if fewer clients than the threshold have completed a step."""
         if len(clients) < self.threshold:
-            raise SecureSumError(
-                f"secure sum: {len(clients)} of {len(self.clients)} clients {step}, at least {self.threshold} are needed"
-            )
+            count = f"{len(clients)} of {len(self.clients)} clients"
+            raise SecureSumError(f"secure sum: {count} {step}, at least {self.threshold} are needed")
 
 
 @dataclass(frozen=True)
