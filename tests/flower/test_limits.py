@@ -104,7 +104,7 @@ def more_bytes(message: Message, honest: Callable[[], RecordDict]) -> RecordDict
     """A record with more bytes than its message describes."""
     made = honest()
     if kind_of(message) == "work":
-        made["send/0"] = ConfigRecord({"tensors": b"\0" * 10**6})
+        made["fedhead"] = ConfigRecord({**made.config_records["fedhead"], "tensors": b"\0" * 10**6})
     return made
 
 

@@ -145,39 +145,41 @@ def test_a_false_description_is_refused(change: Any) -> None:
         wire.unpack(described(content(), change))
 
 
-def with_records(**records: ConfigRecord) -> RecordDict:
-    packed = content()
-    for name, record in records.items():
-        packed[f"send/{name}"] = record
-    return packed
-
-
-def test_bytes_that_lie_about_themselves_are_refused() -> None:
-    good = content().config_records["send/0"]["tensors"]
+def test_bytes_that_lie_about_themselves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    top = content().config_records["fedhead"]
+    good = top["tensors"]
     assert isinstance(good, bytes)
     assert len(good) == 32
-    wire.unpack(with_records(**{"0": ConfigRecord({"tensors": good})}))
     for bad in (good[:-4], good + b"a", "x" * 32, [good], 32):
         with pytest.raises(Refused):
-            wire.unpack(with_records(**{"0": ConfigRecord({"tensors": bad})}))
-    record = ConfigRecord({"tensors": good})
-    for records in ({"1": record}, {"0": ConfigRecord({"tensors": good, "more": good})}, {"0": ConfigRecord()}):
+            wire.unpack(RecordDict({"fedhead": ConfigRecord({**top, "tensors": bad})}))
+    monkeypatch.setattr(wire, "_PIECE", 20)
+    whole = content()
+    assert {name: len(record["tensors"]) for name, record in whole.config_records.items()} == {  # type: ignore[arg-type]
+        "fedhead": 20,
+        "fedhead/1": 12,
+    }
+    wire.unpack(whole)
+    for record in (
+        ConfigRecord({"tensors": good[20:], "more": good}),
+        ConfigRecord({"tensors": good[21:]}),
+        ConfigRecord(),
+        ArrayRecord({"tensors": Array(np.ones(12, np.uint8))}),
+    ):
         with pytest.raises(Refused):
-            wire.unpack(with_records(**records))
-    packed = content()
-    packed["send/0"] = ArrayRecord({"tensors": Array(np.ones(32, np.uint8))})
-    with pytest.raises(Refused):
-        wire.unpack(packed)
-    del packed["send/0"]
+            wire.unpack(RecordDict({**whole, "fedhead/1": record}))
+    with pytest.raises(Refused, match="2 records are described, 3 are there"):
+        wire.unpack(RecordDict({**whole, "fedhead/2": ConfigRecord({"tensors": good})}))
+    del whole["fedhead/1"]
     with pytest.raises(Refused, match="2 records are described, 1 are there"):
-        wire.unpack(packed)
+        wire.unpack(whole)
 
 
 def test_a_size_beyond_all_records_is_refused_before_anything_is_allocated() -> None:
     def huge(trees: Any) -> None:
         trees["send"]["tensors"][0][2] = [2**47]
 
-    with pytest.raises(Refused, match="records are described, 2 are there"):
+    with pytest.raises(Refused, match="records are described, 1 are there"):
         wire.unpack(described(content(), huge))
 
 
@@ -185,7 +187,7 @@ def test_a_large_tree_travels_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wire, "_PIECE", 100)
     tree = Tree(a=torch.rand(70), b=torch.rand(3), empty=torch.zeros(0))  # 292 bytes
     packed = through_bytes(wire.pack({}, {"send": tree, "nothing": Tree()}))
-    assert set(packed) == {"fedhead", "send/0", "send/1", "send/2"}
+    assert set(packed) == {"fedhead", "fedhead/1", "fedhead/2"}
     same(tree, wire.unpack(packed)[1]["send"])
 
 

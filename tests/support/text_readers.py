@@ -101,7 +101,8 @@ def message(folder: Path) -> Reader:
     own = Tree(model=Weights({"w": torch.rand(2, 3), "n": torch.ones(1, dtype=torch.int64)}, ["n"]))
     response = to_json(Response("site-1", "0.1.0", "ab" * 8, 1, "train", samples=5, steps={"a": 3.0}))
     top = wire.pack(response, {"send": own}).config_records["fedhead"]
-    blob = wire.pack({}, {"send": own}).config_records["send/0"]["tensors"]
+    blob = top["tensors"]
+    assert isinstance(blob, bytes)
     parts = [str(top["header"]), str(top["trees"])]
     file = folder / "message"
     sound = "\x1e".join(parts).encode() + b"\x1e" + blob
@@ -109,8 +110,7 @@ def message(folder: Path) -> Reader:
     def read() -> None:
         header, trees, data = [*file.read_bytes().split(b"\x1e", 2), b"", b""][:3]
         texts = {"header": header.decode("utf-8", "replace"), "trees": trees.decode("utf-8", "replace")}
-        content = RecordDict({"send/0": ConfigRecord({"tensors": data})})
-        content["fedhead"] = ConfigRecord({"format": wire.FORMAT, **texts})
+        content = RecordDict({"fedhead": ConfigRecord({"format": wire.FORMAT, **texts, "tensors": data})})
         found, _ = wire.unpack(content, {"send": own})
         read_response(found)
         wire.unpack(content)

@@ -1,8 +1,8 @@
 """Wire format: a JSON header and named trees of tensors in Flower records, without pickle.
 
-A message has one config record, `fedhead`, with the format version, the header and a schema of every tree (names in
-order, kinds, running statistics, dtypes, shapes). The bytes of a tree's tensors are in a config record of their own, or
-in several if there are many: Flower transfers every record by separate requests, an array record by three times more.
+A message has one config record, `fedhead`, with the format version, the header, a schema of every tree (names in order,
+kinds, running statistics, dtypes, shapes) and the bytes of all tensors. More than 8 MB of them are in further records.
+Flower transfers every record by separate requests, and an array record by three times more.
 
 Messages are validated before memory is allocated: the lengths of the texts before parsing, the schema against the
 expected trees if these are known (on the server, from its dry run), and the bytes against the schema.
@@ -50,13 +50,11 @@ def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
     """Serialize a header and trees into a message's content."""
     from flwr.app import ConfigRecord, RecordDict
 
-    content = RecordDict()
-    for name, tree in trees.items():
-        blob = b"".join(_bytes(t) for t in tree.leaves().values())
-        for k in range(_pieces(len(blob))):
-            content[f"{name}/{k}"] = ConfigRecord({_BLOB: blob[k * _PIECE : (k + 1) * _PIECE]})
-    top = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(_described(trees))}
-    content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # all values are str
+    blob = b"".join(_bytes(t) for tree in trees.values() for t in tree.leaves().values())
+    texts = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(_described(trees))}
+    content = RecordDict({_TOP: ConfigRecord({**texts, _BLOB: blob[:_PIECE]})})
+    for k in range(1, _pieces(len(blob))):
+        content[f"{_TOP}/{k}"] = ConfigRecord({_BLOB: blob[k * _PIECE : (k + 1) * _PIECE]})
     return content
 
 
@@ -86,10 +84,9 @@ def unpack(content: RecordDict, expected: Mapping[str, Tree] | None = None) -> t
         described = _parsed(top["trees"], "description", longest[1])
         if expected is not None:
             _compare(described, expected)
-        sizes = {name: _size(entry) for name, entry in described.items()}
-        count = 1 + sum(map(_pieces, sizes.values()))
-        _check(len(content) == count, f"{count} records are described, {len(content)} are there")
-        trees = {name: _tree(name, described[name], _blob(name, records, sizes[name])) for name in described}
+        blob, trees = _blob(content, sum(map(_size, described.values()))), {}
+        for name, entry in described.items():
+            trees[name], blob = _tree(name, entry, blob), blob[_size(entry) :]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, EOFError, OverflowError) as error:
         raise Refused(f"the message can't be read: {printable(error)}") from error
     return header, trees
@@ -168,17 +165,20 @@ def _tree(where: str, described: dict[str, Any], blob: Tensor) -> Tree:
 
 
 def _pieces(size: int) -> int:
-    """Return the number of records of a tree with that many bytes."""
-    return -(-size // _PIECE)
+    """Return the number of records of a message with that many bytes of tensors."""
+    return max(1, -(-size // _PIECE))
 
 
-def _blob(where: str, records: Mapping[str, Any], size: int) -> Tensor:
-    """Return the bytes of a tree's tensors after checking their number."""
-    found = [records[f"{where}/{k}"] for k in range(_pieces(size))]
-    valid = all(record.keys() == {_BLOB} and isinstance(record[_BLOB], bytes) for record in found)
-    _check(valid, f"{where}: its records must hold bytes, {_BLOB!r}, and nothing else")
-    blob = bytearray().join(record[_BLOB] for record in found)
-    _check(len(blob) == size, f"{where}: {len(blob)} bytes came, {size} were described")
+def _blob(content: RecordDict, size: int) -> Tensor:
+    """Return the bytes of all tensors after checking the records and their number."""
+    count, records = _pieces(size), content.config_records
+    _check(len(content) == count, f"{count} records are described, {len(content)} are there")
+    first, *others = (records[name] for name in (_TOP, *(f"{_TOP}/{k}" for k in range(1, count))))
+    valid = first.keys() == {"format", "header", "trees", _BLOB} and all(each.keys() == {_BLOB} for each in others)
+    pieces = [each[_BLOB] for each in (first, *others)]
+    _check(valid and all(isinstance(piece, bytes) for piece in pieces), f"its records must hold bytes, {_BLOB!r}")
+    blob = bytearray().join(pieces)
+    _check(len(blob) == size, f"{len(blob)} bytes came, {size} were described")
     return torch.frombuffer(blob, dtype=torch.uint8) if size else torch.zeros(0, dtype=torch.uint8)
 
 
