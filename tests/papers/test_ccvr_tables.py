@@ -183,6 +183,43 @@ def test_mistakes_in_a_table_are_named(change: tuple[str, str], words: str) -> N
         parse("paper/tiny", TINY.lstrip().replace(*change))
 
 
+EXTENDING = """
+# Two methods of Table 2 on one split
+paper: ccvr
+table: 2
+extends: table2
+base: {rounds: 2}
+axes:
+  data: [cifar10-0.1]
+  method: [fedavg, fedprox]
+"""
+
+
+def test_a_table_extends_another_one_of_its_paper() -> None:
+    table = parse("paper/short", EXTENDING.lstrip())
+    cells = {cell.name: cell.keys for cell in table.cells()}
+    whole = {cell.name: cell.keys for cell in tables.load("ccvr/table2").cells()}
+    for name, keys in cells.items():
+        assert keys == {**whole[f"{name} before"], "rounds": 2}
+    assert cells["cifar10-0.1 fedprox"]["method.mu"] == 0.001
+    assert list(table.variants()) == ["moon-split-0.1"]  # the others concern axes or choices that it does not have
+    assert table.cells("small")[0].keys["dataset"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("table2", "table9"), "unknown table 'ccvr/table9'"),
+        (("fedprox", "fedpox"), "unknown choice of paper/short's axis method 'fedpox': did you mean 'fedprox'"),
+        (("data: [", "date: ["), "unknown choice of paper/short's axis date 'cifar10-0.1'"),
+        (("extends: table2\n", ""), "unknown choice of paper/short's axis data 'cifar10-0.1'"),
+    ],
+)
+def test_a_table_extends_known_tables_and_choices(change: tuple[str, str], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        parse("paper/short", EXTENDING.lstrip().replace(*change))
+
+
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce"]) == 0
     assert "ccvr/table2" in capsys.readouterr().out

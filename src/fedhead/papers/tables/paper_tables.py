@@ -30,6 +30,9 @@ A table is a YAML file, papers/<paper>/<table>.yaml:
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
       public-code: {all_of: [tukey-none, extra-epoch]}                      all of them, each where it applies
 
+A table with `extends: table2` takes over that table of its paper, with its own keys on top; an axis can be a list of
+choices of the other table, as in `data: [cifar10-0.5]`. See `_extended`.
+
 A choice or a rule may also set `seeds` (at full scale), `metric`, `deviation` and `value`: the dotted path of our
 value in a run's or a stage's results, if it differs from that of the metric. Cells with the same training share one
 run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric needs no
@@ -52,7 +55,7 @@ from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay,
 
 Scale = Literal["full", "small"]
 _LAST_WINS = ("metric", "deviation", "value", "stage")  # the last layer with such a key wins
-_TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
+_TABLE_KEYS = {"paper", "table", "extends", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
 _SEED_KEYS = ("seed", "seeds", "partition_seed")  # set by --seeds and --splits
 # Dotted path of a cell's value in a run's result, by the name of the metric in published.csv.
@@ -154,7 +157,8 @@ class PaperTable(Table):
 
     def as_in(self, cell: PaperCell, name: str) -> PaperCell | None:
         """Apply a variant to a cell; None if the variant does not concern it."""
-        parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
+        variants = self.variants()
+        parts = [variants[part] for part in variants[name].get("all_of", [name]) if part in variants]
         concerning = [part for part in parts if matches(part.get("when", {}), cell.choices)]
         return reduce(_as_in, concerning, cell) if concerning else None
 
@@ -234,6 +238,49 @@ def parse(name: str, text: str) -> PaperTable:
     for key in ("paper", "table", "axes"):
         if key not in content:
             raise BadInput(f"{name}: the key {key!r} is missing")
+    parent = load(f"{content['paper']}/{content['extends']}").content if "extends" in content else {"axes": {}}
+    content = _extended(name, content, parent)
     check_layers(name, content, _CHOICE_KEYS)
     first = text.partition("\n")[0]
     return PaperTable(name, first.lstrip("# ") if first.startswith("#") else name, content)
+
+
+def _extended(name: str, content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's content on top of that of the table it extends.
+
+    Keys of `base` and `small`, and variants of the same name, replace the parent's. Rules come after the parent's. The
+    parent's rules and variants are limited to the table's axes and choices; those that concern none of these are dropped,
+    and so is `skip`.
+    """
+    axes = {axis: _choices(name, axis, parent, choices) for axis, choices in content["axes"].items()}
+    rules = [limited for rule in parent.get("rules", []) if (limited := _limited(rule, axes))]
+    variants = {key: limited for key, layer in parent.get("variants", {}).items() if (limited := _limited(layer, axes))}
+    return {
+        **{key: value for key, value in parent.items() if key != "skip"},
+        **content,
+        "base": {**parent.get("base", {}), **content.get("base", {})},
+        "small": {**parent.get("small", {}), **content.get("small", {})},
+        "axes": axes,
+        "rules": [*rules, *content.get("rules", [])],
+        "variants": {**variants, **content.get("variants", {})},
+    }
+
+
+def _choices(name: str, axis: str, parent: Mapping[str, Any], choices: Any) -> dict[str, Any]:
+    """Return an axis' choices; a list names those of the parent."""
+    if isinstance(choices, dict):
+        return choices
+    known = parent["axes"].get(axis, {})
+    for choice in choices:
+        if choice not in known:
+            raise unknown(f"choice of {name}'s axis {axis}", choice, known)
+    return {choice: known[choice] for choice in choices}
+
+
+def _limited(layer: Mapping[str, Any], axes: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a rule or a variant for these axes; None if no choice satisfies its condition."""
+    when = {
+        axis: [choice for choice in ([wanted] if isinstance(wanted, str) else wanted) if choice in axes.get(axis, ())]
+        for axis, wanted in layer.get("when", {}).items()
+    }
+    return {**layer, "when": when} if all(when.values()) else None
