@@ -55,7 +55,8 @@ from fedhead.studies.sweep.tables import Cell, Table, last_of, matches, overlay,
 
 Scale = Literal["full", "small"]
 _LAST_WINS = ("metric", "deviation", "value", "stage")  # the last layer with such a key wins
-_TABLE_KEYS = {"paper", "table", "extends", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
+_TABLE_KEYS = {"paper", "table", "extends", "seeds", "base", "axes", "rules", "small", "skip", "variants"}
+_TABLE_KEYS |= {"metric", "deviation", "value"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
 _SEED_KEYS = ("seed", "seeds", "partition_seed")  # set by --seeds and --splits
 # Dotted path of a cell's value in a run's result, by the name of the metric in published.csv.
@@ -249,8 +250,8 @@ def _extended(name: str, content: Mapping[str, Any], parent: Mapping[str, Any]) 
     """Return a table's content on top of that of the table it extends.
 
     Keys of `base` and `small`, and variants of the same name, replace the parent's. Rules come after the parent's. The
-    parent's rules and variants are limited to the table's axes and choices; those that concern none of these are dropped,
-    and so is `skip`.
+    parent's rules and variants are limited to the table's axes and choices; those that concern none are dropped, and so
+    is `skip`.
     """
     axes = {axis: _choices(name, axis, parent, choices) for axis, choices in content["axes"].items()}
     rules = [limited for rule in parent.get("rules", []) if (limited := _limited(rule, axes))]
