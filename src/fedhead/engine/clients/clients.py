@@ -29,7 +29,7 @@ from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.client_batches import ClientBatches
 from fedhead.engine.clients.features import with_features
 from fedhead.engine.clients.padding_check import PaddingCheck
-from fedhead.engine.clients.private_rounds import PrivateClients, PrivateRounds, PrivateSamples
+from fedhead.engine.clients.private_rounds import PrivateClients, PrivateSamples
 from fedhead.engine.clients.server import Downlink
 from fedhead.engine.experiment import training_objective
 from fedhead.engine.experiment.experiment import Experiment
@@ -174,9 +174,10 @@ class Clients:
     def program(self, algorithm: Algorithm, group: int) -> ClientProgram:
         """Return the client program of one architecture for an exchange."""
         uploads, privacy = self.experiment.uploads, self.privacy if isinstance(algorithm, Method) else None
-        if isinstance(privacy, PrivateClients) and privacy.given.quantile is None:
-            uploads = (Clip(privacy.given.clip), *uploads)  # the server clips again, and clips alone to adaptive norms
-        samples = privacy.given if isinstance(privacy, PrivateSamples) else None
+        if isinstance(privacy, PrivateClients) and privacy.protection.quantile is None:
+            # the server clips again, and clips alone to adaptive norms
+            uploads = (Clip(privacy.protection.clip), *uploads)
+        samples = privacy.protection if isinstance(privacy, PrivateSamples) else None
         task = self.tasks[group]
         return ClientProgram(algorithm, task, self.pool, self.public, uploads, bf16=self.bf16, privacy=samples)
 
@@ -255,7 +256,7 @@ class Clients:
         return local, pool
 
 
-def private_rounds(experiment: Experiment, task: Task) -> PrivateRounds | None:
+def private_rounds(experiment: Experiment, task: Task) -> PrivateClients | PrivateSamples | None:
     """Return the account of an experiment's rounds; None: they have no differential privacy."""
     for protection in experiment.privacy:
         if isinstance(protection, SampleDP):

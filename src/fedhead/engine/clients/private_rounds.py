@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,27 +27,30 @@ from fedhead.engine.clients.local_schedule import TRAIN, draw_arguments
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.privacy import accounting, noise
 from fedhead.privacy.accounting import Steps
+from fedhead.privacy.base import Protection
 from fedhead.privacy.client_dp import ClientDP
 from fedhead.privacy.guarantee import Guarantee
 from fedhead.privacy.sample_dp import SampleDP
 
 CLIP = "clip_norm"  # entry of the server state with the adaptive clipping norm
+P = TypeVar("P", bound=Protection)
 _CLIP_RATE = 0.2  # η_C, learning rate of the clipping norm (Andrew et al., 2021)
 _NOT_PROTECTED = "results of tests and validation, and the numbers of samples of clients, are not protected"
 
 
-class PrivateRounds(ABC):
+class PrivateRounds(ABC, Generic[P]):
     """Account of a run's rounds.
 
     Args:
         protection: Protection of the rounds.
         rounds: Number of planned rounds.
+        sizes: Number of training samples of each client, as far as they are known.
     """
 
     unit: str
 
-    def __init__(self, protection: ClientDP | SampleDP, rounds: int):
-        self.protection, self.rounds = protection, rounds
+    def __init__(self, protection: P, rounds: int, sizes: Mapping[int, int]):
+        self.protection, self.rounds, self.sizes = protection, rounds, dict(sizes)
 
     @abstractmethod
     def worst(self, rounds: int) -> tuple[Steps, float]:
@@ -56,16 +60,14 @@ class PrivateRounds(ABC):
     def assumptions(self) -> tuple[str, ...]:
         """Return what has to hold, in words."""
 
-    def see(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (optional)
-        """Take note of the number of training samples of clients."""
-
     def affords(self, rounds: int) -> bool:
         """Return whether the budget suffices for this many rounds."""
         steps, multiplier = self.worst(rounds)
         return accounting.epsilon_of(steps, multiplier, self.protection.delta) <= self.protection.epsilon * (1 + 1e-9)
 
-    def check(self, round: int) -> None:
-        """Raise `BadInput` if the budget does not suffice for a round."""
+    def check(self, round: int, sizes: Mapping[int, int]) -> None:
+        """Raise `BadInput` if the budget does not suffice for a round with clients of these numbers of samples."""
+        self.sizes.update(sizes)
         if not self.affords(round):
             raise BadInput(
                 f"privacy: {self.protection.name}: round {round} would exceed the budget of epsilon = "
@@ -74,17 +76,17 @@ class PrivateRounds(ABC):
 
     def guarantee(self, rounds: int) -> Guarantee:
         """Return the guarantee of all rounds so far."""
-        given, (steps, multiplier) = self.protection, self.worst(rounds)
+        protection, (steps, multiplier) = self.protection, self.worst(rounds)
         return Guarantee(
             release=f"rounds 1 to {rounds}",
-            epsilon=accounting.epsilon_of(steps, multiplier, given.delta),
-            delta=given.delta,
+            epsilon=accounting.epsilon_of(steps, multiplier, protection.delta),
+            delta=protection.delta,
             unit=self.unit,
             neighbourhood="add or remove one",
             mechanism=self.mechanism(multiplier),
             assumptions=self.assumptions(),
             accountant=accounting.accountant_of(steps),
-            secret=given.test_seed is None,
+            secret=protection.test_seed is None,
             mu=accounting.mu_of(steps, multiplier),
         )
 
@@ -94,7 +96,7 @@ class PrivateRounds(ABC):
 
 
 # -- clients ------------------------------------------------------------------------------------------
-class PrivateClients(PrivateRounds):
+class PrivateClients(PrivateRounds[ClientDP]):
     """Account and noise of `client_dp`.
 
     Args:
@@ -107,20 +109,20 @@ class PrivateClients(PrivateRounds):
     unit = "client"
 
     def __init__(self, protection: ClientDP, rounds: int, clients: int, cohort: int):
-        super().__init__(protection, rounds)
-        self.given, self.cohort, self.rate = protection, cohort, cohort / clients
+        super().__init__(protection, rounds, {})
+        self.cohort, self.rate = cohort, cohort / clients
 
     @cached_property
     def multiplier(self) -> float:
         """Noise multiplier z, of the updates and the counts of adaptive clipping together."""
-        given = self.given
-        if given.noise_multiplier is not None:
-            return given.noise_multiplier
-        return accounting.multiplier_of({self.rate: self.rounds}, given.epsilon, given.delta)
+        protection = self.protection
+        if protection.noise_multiplier is not None:
+            return protection.noise_multiplier
+        return accounting.multiplier_of({self.rate: self.rounds}, protection.epsilon, protection.delta)
 
     def cohort_seed(self, seed: int) -> int:
         """Return the secret seed of the cohorts: the run's seed is public, and known cohorts amplify nothing."""
-        return seed if self.given.test_seed is not None else self._secret_seed
+        return seed if self.protection.test_seed is not None else self._secret_seed
 
     @cached_property
     def _secret_seed(self) -> int:
@@ -132,7 +134,7 @@ class PrivateClients(PrivateRounds):
 
     def mechanism(self, multiplier: float) -> str:
         """Return the mechanism in words."""
-        clip = "adaptive" if self.given.quantile is not None else f"{self.given.clip:g}"
+        clip = "adaptive" if self.protection.quantile is not None else f"{self.protection.clip:g}"
         return f"Gaussian noise on the mean of updates, multiplier {multiplier:.4g}, clipping norm {clip}"
 
     def assumptions(self) -> tuple[str, ...]:
@@ -160,13 +162,13 @@ class PrivateMean:
 
     def __init__(self, privacy: PrivateClients, server: Tree, round: int, fixed: frozenset[str]):
         self._privacy, self._server, self._fixed = privacy, server, fixed
-        self._source = noise.generator(privacy.given.test_seed, "round", round)
+        self._source = noise.generator(privacy.protection.test_seed, "round", round)
         self._within: float | None = None  # noisy share of updates within the clipping norm
 
     @property
     def component(self) -> ClientDP:
         """Protection of the run."""
-        return self._privacy.given
+        return self._privacy.protection
 
     @property
     def clip(self) -> float:
@@ -208,7 +210,7 @@ class PrivateMean:
 
 
 # -- samples ------------------------------------------------------------------------------------------
-class PrivateSamples(PrivateRounds):
+class PrivateSamples(PrivateRounds[SampleDP]):
     """Account and noise multipliers of `sample_dp`: each client has its own, from its own sampling rate.
 
     Args:
@@ -221,15 +223,10 @@ class PrivateSamples(PrivateRounds):
     unit = "sample"
 
     def __init__(self, protection: SampleDP, method: Method, task: Task, stragglers: Stragglers | None):
-        super().__init__(protection, task.rounds)
-        self.given, self._method, self._task, self._stragglers = protection, method, task, stragglers
-        self._sizes = {k: size for k, size in enumerate(task.sizes) if size}
+        super().__init__(protection, task.rounds, {k: size for k, size in enumerate(task.sizes) if size})
+        self._method, self._task, self._stragglers = method, task, stragglers
         self._steps: dict[tuple[int, int], list[Counter[float]]] = {}  # by client and samples, after each round
         self._multipliers: dict[tuple[int, int], float] = {}
-
-    def see(self, sizes: Mapping[int, int]) -> None:
-        """Take note of the number of training samples of clients."""
-        self._sizes.update(sizes)
 
     def steps(self, client: int, samples: int, rounds: int) -> Steps:
         """Return the steps of a client that takes part in all rounds up to this one."""
@@ -237,40 +234,40 @@ class PrivateSamples(PrivateRounds):
         while len(totals) <= rounds:
             total = Counter(totals[-1])
             for number, phase in enumerate(self._method.phases(self._task)):
-                given = (phase, number, self._task, client, len(totals), TRAIN, samples, self._stragglers)
-                if phase.data == "private" and (count := batching.count_steps(draw := draw_arguments(*given))):
+                place = (phase, number, self._task, client, len(totals), TRAIN, samples, self._stragglers)
+                if phase.data == "private" and (count := batching.count_steps(draw := draw_arguments(*place))):
                     total[batching.rate(draw)] += count
             totals.append(total)
         return totals[rounds]
 
     def multiplier(self, client: int, samples: int) -> float:
         """Return the noise multiplier z of a client."""
-        given, key = self.given, (client, samples)
-        if given.noise_multiplier is not None:
-            return given.noise_multiplier
+        protection, key = self.protection, (client, samples)
+        if protection.noise_multiplier is not None:
+            return protection.noise_multiplier
         if key not in self._multipliers:
             steps = self.steps(client, samples, self.rounds)
             equal = (z for other, z in self._multipliers.items() if self.steps(*other, self.rounds) == steps)
-            solved = next(equal, None) or accounting.multiplier_of(steps, given.epsilon, given.delta)
+            solved = next(equal, None) or accounting.multiplier_of(steps, protection.epsilon, protection.delta)
             self._multipliers[key] = solved
         return self._multipliers[key]
 
     def batch_key(self, key: int) -> int:
         """Return a secret random key for a client's batches; the run's key is public."""
-        return key if self.given.test_seed is not None else secrets.randbits(63)
+        return key if self.protection.test_seed is not None else secrets.randbits(63)
 
     def worst(self, rounds: int) -> tuple[Steps, float]:
         """Return the steps and the noise multiplier of the client with the largest ε."""
-        every = [(self.steps(k, n, rounds), self.multiplier(k, n)) for k, n in self._sizes.items()]
+        every = [(self.steps(k, n, rounds), self.multiplier(k, n)) for k, n in self.sizes.items()]
         distinct = {(frozenset(steps.items()), z): (steps, z) for steps, z in every}.values()
         unknown: tuple[Steps, float] = ({}, 1.0)
         return max(
-            distinct, key=lambda pair: accounting.epsilon_of(pair[0], pair[1], self.given.delta), default=unknown
+            distinct, key=lambda pair: accounting.epsilon_of(pair[0], pair[1], self.protection.delta), default=unknown
         )
 
     def mechanism(self, multiplier: float) -> str:
         """Return the mechanism in words."""
-        return f"DP-SGD at each client, multiplier {multiplier:.4g}, clipping norm {self.given.clip:g} per sample"
+        return f"DP-SGD at each client, multiplier {multiplier:.4g}, clipping norm {self.protection.clip:g} per sample"
 
     def assumptions(self) -> tuple[str, ...]:
         """Return what has to hold, in words."""

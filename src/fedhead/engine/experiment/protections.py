@@ -98,11 +98,7 @@ def check_client_dp(
         raise BadInput("privacy: client_dp accounts for independent cohorts or all clients: set sampler=poisson")
     if any(weights(model).part(*method.shared).stats for model in models):
         raise BadInput("privacy: client_dp can't protect BatchNorm's running statistics: use norm=group")
-    if given.delta * clients >= 1:
-        raise BadInput(
-            f"privacy: client_dp: delta is {given.delta:g}, it must be below 1/n = {1 / clients:.2g}, for n = "
-            f"{clients} clients"
-        )
+    _check_delta(given, clients, "clients")
 
 
 def check_sample_dp(privacy: Sequence[Protection], models: Sequence[SplitModel], local: LocalTraining) -> None:
@@ -123,9 +119,14 @@ def check_samples(privacy: Sequence[Protection], federation: Federation) -> None
             "give fixed means and deviations, or leave them out"
         )
     samples = sum(len(rows) for rows in federation.rows)
-    for protection in privacy if samples else ():
-        if protection.delta * samples >= 1 and not isinstance(protection, ClientDP):  # it counts clients, not samples
-            raise BadInput(
-                f"privacy: {protection.name}: delta is {protection.delta:g}, it must be below 1/n = {1 / samples:.2g}, "
-                f"for n = {samples} training samples"
-            )
+    for protection in privacy:
+        if not isinstance(protection, ClientDP):
+            _check_delta(protection, samples, "training samples")
+
+
+def _check_delta(protection: Protection, count: int, units: str) -> None:
+    if protection.delta * count >= 1:
+        raise BadInput(
+            f"privacy: {protection.name}: delta is {protection.delta:g}, it must be below 1/n = {1 / count:.2g}, "
+            f"for n = {count} {units}"
+        )

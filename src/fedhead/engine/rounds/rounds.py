@@ -143,8 +143,7 @@ def train_round(
     def select(present: list[int]) -> Cohort:
         sizes = transport.sizes(present)
         if private is not None:
-            private.see(sizes)
-            private.check(number)
+            private.check(number, sizes)
         return transport.draw_cohort(number, sizes)
 
     row: Row = {"round": number, "lr": transport.clients.lr(number)}
