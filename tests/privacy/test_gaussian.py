@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import kstest, norm
 
 import fedhead as fh
 from fedhead.privacy import gaussian, noise
@@ -79,6 +80,17 @@ def test_noise_has_the_claimed_variance_and_shares_add_up_to_it() -> None:
 
 def test_noise_comes_from_entropy_unless_a_test_asks_for_a_seed() -> None:
     np.random.seed(0)  # noqa: NPY002 (must have no effect)
-    assert noise.generator().random() != noise.generator().random()
-    assert noise.generator(3, "ridge", 0).random() == noise.generator(3, "ridge", 0).random()
-    assert noise.generator(3, "ridge", 0).random() != noise.generator(3, "ridge", 1).random()
+    one, again, other, secret, second = (
+        float(noise.gaussian(noise.generator(*path), (), 1.0))
+        for path in ((3, "ridge", 0), (3, "ridge", 0), (3, "ridge", 1), (), ())
+    )
+    assert one == again
+    assert len({one, other, secret, second}) == 4
+
+
+def test_noise_from_entropy_is_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = noise.generator().standard_normal((20, 5000))
+    assert kstest(drawn.ravel(), "norm").pvalue > 1e-6
+    for byte, extreme in ((0, 9.155), (1, -9.155), (254, 0), (255, 0)):  # least and most of 63 bits, with both signs
+        monkeypatch.setattr(os, "urandom", lambda size, byte=byte: bytes([byte] + [255 * (byte > 1)] * 7))
+        assert noise.generator().standard_normal(()) == pytest.approx(extreme, abs=1e-3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ PENALTY = 0.4  # κ, see `noise_penalty`; chosen among 0.06 to 0.4 on held-out t
 _PRESENT = 2.0  # deviations of a count's noise below which a class counts as absent
 
 
-def add_noise(sums: Tree, deviations: Deviations, source: np.random.Generator) -> Tree:
+def add_noise(sums: Tree, deviations: Deviations, source: noise.Generator) -> Tree:
     """Add Gaussian noise to one client's `count`, `sum` and `outer`.
 
     The result is rounded to a millionth of the noise: the last bits of a floating-point sum may reveal its terms
