@@ -133,3 +133,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["head"] for row in json.loads(capsys.readouterr().out)["heads"]] == ["ncm", "ridge"]
     assert call(["oneshot", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_heads_with_privacy_and_secure_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    words = ["digits", "--backbone", "mlp(hidden=[])", "--clients", "6", "--heads", "ncm", "--json", "--quiet"]
+    accuracy = {}
+    for options in ([], ["--secure-sum"], ["--dp", "2"], ["--secure-sum", "--dp", "epsilon=2, delta=1e-5"]):
+        assert call(["oneshot", *words, *options]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["heads"]
+        accuracy[" ".join(options)] = row["accuracy"]
+    plain, summed, alone, shared = accuracy.values()
+    assert plain == summed
+    assert alone < shared <= plain + 1  # shares of the noise add up to that of one client
+    for options, text in ((["--dp", "0"], "epsilon: 0 is out of range"), (["--dp", "1, delta=0.01"], "below 1/n")):
+        assert call(["oneshot", *words, *options]) == 2
+        assert text in capsys.readouterr().err
+    with pytest.raises(fh.BadInput, match="FedAvg is compared without protection"):
+        fh.oneshot("digits", BACKBONE, ["ncm"], rounds=1, uploads=["secure_sum"])

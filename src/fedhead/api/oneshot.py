@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedhead.algorithm.upload import Upload
 from fedhead.api.features import extract_features
 from fedhead.api.result import Result
 from fedhead.api.run import run
@@ -99,6 +100,7 @@ def oneshot(
     missing: Literal["refuse", "mean"] = "refuse",
     rounds: int = 0,
     privacy: Sequence[Protection | type[Protection] | str] = (),
+    uploads: Sequence[Upload | type[Upload] | str] = (),
     device: str = "auto",
     precision: str = "fp32",
     data_dir: str | PathLike[str] | None = None,
@@ -123,6 +125,7 @@ def oneshot(
         rounds: Rounds of FedAvg with CCVR on the same features, for comparison; 0: none.
         privacy: Differential privacy of each head, such as `dp(epsilon=1)`; the accuracy on pooled data has none. Each
             head spends the whole budget: publish one.
+        uploads: Uploads of each head, such as `secure_sum`: with it clients share the noise of `privacy`.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: Precision of the features: `"fp32"`, `"tf32"` or `"bf16"`.
         data_dir: Folder of the data sets.
@@ -140,7 +143,7 @@ def oneshot(
     ['ncm', 'ridge']
     """
     names = _heads(heads)
-    require(not (rounds and privacy), "rounds: FedAvg is compared without privacy: leave rounds or privacy out")
+    require(not (rounds and (privacy or uploads)), "rounds: FedAvg is compared without protection: leave rounds out")
     wanted = MODELS.resolve_call(backbone)[1].preprocessing or Preprocessing()
     federation = _federation(data, partition, clients, seed, data_dir, missing, wanted)
     federation = _prepared(federation, wanted, resize, normalize, seed)
@@ -152,7 +155,8 @@ def oneshot(
         federation, backbone, device=device, precision=precision, cache=cache, progress=progress
     )
     feature_seconds = time.perf_counter() - begin
-    rows, result = _closed_form(features, names, heads == "all", device, privacy)
+    protections = {"privacy": privacy, "uploads": uploads}
+    rows, result = _closed_form(features, names, heads == "all", device, protections)
     if rounds:
         rows += _fedavg(features, rounds, seed, device)
     title = f"{federation.title}, {len(federation)} clients ({federation.partition}), {backbone}"
@@ -224,7 +228,7 @@ def _closed_form(
     names: Sequence[str],
     skip: bool,
     device: str,
-    privacy: Sequence[Protection | type[Protection] | str],
+    protections: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], Result | None]:
     """Return one row per head; with `skip`, a failing head has a note instead of values."""
     absent = "refuse" if features.counts().sum(0).all() else "never"
@@ -239,7 +243,7 @@ def _closed_form(
             rows.append(_left_out(name, f"left out: messages of {size / 1e9:.0f} GB"))
             continue
         try:
-            last = run(features, HEAD_ALONE, rounds=0, stages=[stage], privacy=privacy, metrics=METRICS, device=device)
+            last = run(features, HEAD_ALONE, rounds=0, stages=[stage], metrics=METRICS, device=device, **protections)
         except BadInput as error:
             if not skip:
                 raise

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fedhead.cli.app import Argument, Option, command
 from fedhead.cli.options import DataFolder, Device, Precision, words
 from fedhead.cli.output import print_table
-from fedhead.core.components.ranges import Above, AtLeast
+from fedhead.core.components.ranges import AtLeast
 
 
 @command("Calibrate")
@@ -34,8 +34,10 @@ def oneshot(
     ] = "refuse",
     rounds: Annotated[int, AtLeast(0), Option("Rounds of FedAvg and CCVR on the features, for comparison.")] = 0,
     dp: Annotated[
-        float | None, Above(0), Option("Budget ε of differential privacy for each head, with δ = 1e-5.", label="EPS")
+        str | None,
+        Option("Differential privacy of each head: ε, or parameters such as 'epsilon=1, delta=1e-6'.", label="EPS"),
     ] = None,
+    secure_sum: Annotated[bool, Option("Show the server only sums over clients.")] = False,
     plot: Annotated[Path | None, Option("Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")] = None,
     cache: Annotated[Path | None, Option("Folder in which features are cached.")] = None,
     data: DataFolder = None,
@@ -52,7 +54,7 @@ def oneshot(
       fedhead oneshot cifar10 --partition 'dirichlet(0.05)' --clients 100 --device cuda --precision bf16
       fedhead oneshot photos/ --heads ridge,lda --plot heads.png
       fedhead oneshot digits --resize 64 --rounds 10
-      fedhead oneshot cifar10 --clients 1 --heads ridge --dp 1
+      fedhead oneshot cifar10 --clients 100 --heads ridge --secure-sum --dp 'epsilon=1, delta=1e-6, center=private'
       fedhead oneshot hospitals.npz --backbone 'mlp(hidden=[512])' --missing mean --normalize standard
     """
     from fedhead.api.oneshot import oneshot as compute
@@ -68,7 +70,8 @@ def oneshot(
         normalize=normalize,
         missing=missing,
         rounds=rounds,
-        privacy=[] if dp is None else [f"dp(epsilon={dp})"],
+        privacy=[] if dp is None else [f"dp({dp})"],
+        uploads=["secure_sum"] if secure_sum else [],
         device=device,
         precision=precision,
         data_dir=data,
