@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from fedhead.flower.site.secure_sums import SiteSecureSum, no_keys
 from fedhead.flower.site.site import Site, SiteRun
 from fedhead.flower.site.site_metrics import computed_at_sites
 from fedhead.flower.site.site_store import first_draw, keep_draw
-from fedhead.flower.wire.protocol import RunSpec, to_json
+from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.models.split_model import SplitModel
 from fedhead.recipes import components
@@ -71,11 +70,10 @@ def site(file: SiteFile) -> Site:
     kept: dict[str, SiteRun] = {}  # cache of data and model for the requests of one run
 
     def site_run(spec: RunSpec, number: int) -> SiteRun:
-        key = json.dumps(to_json(spec), sort_keys=True)
-        if key not in kept:
+        if spec.digest not in kept:
             kept.clear()
-            kept[key] = fresh(spec, number)
-        return kept[key]
+            kept[spec.digest] = fresh(spec, number)
+        return kept[spec.digest]
 
     def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
         if file.data == RECIPE_DATA:

@@ -97,18 +97,15 @@ class Ledger:
 
 def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Return the entries about a request: its kind, its run with the recipe's keys, and the server's tensors."""
-    from fedhead.core.tree.digest import digest_json  # imported here, so that ledgers are read without torch
-    from fedhead.flower.wire.protocol import to_json
-
     recipe = {key: value for key, value in request.spec.recipe.items() if value not in (None, [])}
-    asked = {name: value for name, value in to_json(request).items() if name not in ("spec", "seconds")}
+    asked = {name: value for name, value in vars(request).items() if name not in ("spec", "seconds")}
     if request.secure is not None:
         messages = request.secure.messages
         asked["secure"] = {"id": request.secure.id, "step": request.secure.step, "messages": len(messages)}
     return {
         **asked,
         "run": request.spec.experiment,
-        "spec": digest_json(to_json(request.spec), 16),
+        "spec": request.spec.digest,
         "recipe": recipe,
         "asked": describe_trees(trees),
     }
@@ -125,7 +122,7 @@ def describe_response(response: Response, trees: Mapping[str, Tree]) -> dict[str
 
 def describe_trees(trees: Mapping[str, Tree]) -> dict[str, Any]:
     """Return shapes of tensors, bytes and a digest of each tree."""
-    from fedhead.core.tree.digest import digest_of
+    from fedhead.core.tree.digest import digest_of  # imported here, so that ledgers are read without torch
 
     return {
         name: {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,6 +15,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.components.parameters import from_mapping, parameters
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Matches
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.inputs import Inputs
 from fedhead.data.inputs.input_spec import blank_of, transform_of
 from fedhead.data.inputs.missing_values import MissingValues
@@ -84,6 +84,11 @@ class RunSpec:
     leave_out_site: str | None = None  # site that only tests the global model
     code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
     fedhead: str = field(default_factory=version)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all entries."""
+        return digest_json(to_json(self), 16)
 
     @property
     def objective(self) -> str:
@@ -245,9 +250,10 @@ def _of_table(read: Callable[[], T]) -> T:
         raise Refused(f"the run's table can't be read: {error}") from error
 
 
-def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
+def to_json(value: Any) -> dict[str, Any]:
     """Serialize a message for JSON."""
-    return dataclasses.asdict(value)
+    entries = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    return {name: to_json(each) if is_dataclass(each) else each for name, each in entries.items()}
 
 
 def read_request(header: Mapping[str, Any]) -> Request:
