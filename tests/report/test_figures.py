@@ -192,6 +192,9 @@ def test_figures_of_records_need_neither_data_nor_a_checkpoint(
         assert call(["figure", kind, str(runs), "--out", str(tmp_path / f"{kind}.png"), *more]) == 0
         assert (tmp_path / f"{kind}.png").stat().st_size > 1000
     assert (tmp_path / "labels-2.png").exists()  # one figure per run
+    lines = (tmp_path / "finetune.csv").read_text().splitlines()
+    assert [line.rpartition("/")[2] for line in lines[:2]] == ["global,50.0", "extractor,60.0"]
+    assert "fedavg/mean,0.5,0.5" in (tmp_path / "learning.csv").read_text().lower()
     capsys.readouterr()
     assert call(["figure"]) == 0
     assert "separability" in capsys.readouterr().out

@@ -84,7 +84,7 @@ def figure(
     data: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a figure as in the papers from your own runs, ready for print.
+    """Draw a figure as in the papers from your own runs, ready for print, and write its numbers as CSV beside it.
 
     Text has at least 7 pt. KIND is an analysis, as in `fedhead analyse`. If it draws several figures, the others are
     written beside OUT, such as OUT-means for cka.
@@ -95,8 +95,11 @@ def figure(
       fedhead figure labels runs/noniid --width 1 --out split.pdf
       fedhead figure cka runs/iid runs/noniid --width 1 --out cka.pdf
     """
+    import csv
+
+    from fedhead.core.system.atomic_file import atomic
     from fedhead.papers.analyses.registry import AnalysisOptions
-    from fedhead.papers.analyses.run_analysis import analyze
+    from fedhead.papers.analyses.run_analysis import analyze, csv_rows
     from fedhead.report.style import WIDTHS, save
 
     if kind is None:
@@ -104,10 +107,15 @@ def figure(
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
     path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
-    for ending, drawn in analyze(kind, runs or [], options, data, device)[1].figures.items():
+    report = analyze(kind, runs or [], options, data, device)[1]
+    for ending, drawn in report.figures.items():
         place = path.with_name(f"{path.stem}{ending}{path.suffix}")
         save(drawn, place)
         print(f"written to {place}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path.with_suffix(".csv")) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(csv_rows(report.numbers))
+    print(f"written to {path.with_suffix('.csv')}")
 
 
 def _list_kinds() -> None:

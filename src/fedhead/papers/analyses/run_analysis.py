@@ -69,6 +69,21 @@ def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name:<{max(1, 30 - len(indent))}}{_short(value)}"
 
 
+def csv_rows(numbers: Any, name: str = "") -> Iterator[list[Any]]:
+    """Flatten numbers to rows of a CSV file: a name and one or more values; matrices have one row per row.
+
+    >>> list(csv_rows({"fedavg": {"rounds": [1, 2], "norms": [[0.5, 0.25], [1.0, 2.0]]}}))
+    [['fedavg/rounds', 1, 2], ['fedavg/norms/0', 0.5, 0.25], ['fedavg/norms/1', 1.0, 2.0]]
+    """
+    nested = isinstance(numbers, list) and any(isinstance(item, list | Mapping) for item in numbers)
+    if isinstance(numbers, Mapping) or nested:
+        for key, value in numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers):
+            yield from csv_rows(value, f"{name}/{key}" if name else str(key))
+    else:
+        values = numbers if isinstance(numbers, list) else [numbers]
+        yield [name, *(float(f"{value:.5g}") if isinstance(value, float) else value for value in values)]
+
+
 def _short(value: Any) -> str:
     if isinstance(value, list):
         flat = list(_flat(value))
