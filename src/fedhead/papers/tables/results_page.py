@@ -74,8 +74,11 @@ class Line:
 
     @property
     def within_points(self) -> bool:
-        """True if the difference is at most 2 points."""
-        return self.result.difference is not None and abs(self.result.difference) <= CLOSE
+        """True if the difference is at most 2 points; of bytes, at most 2 % of the published value."""
+        f = self.result
+        if f.difference is None or f.published is None:
+            return False
+        return abs(f.difference) <= CLOSE * max(1.0, f.published / 100)
 
 
 def write(folder: Path) -> Path:
@@ -208,6 +211,8 @@ def page(
         f"![Our results against the published ones]({PICTURE})",
         _time([*(line for group in measured.values() for line in group), *others]),
         *_left_out(left),
+        "## Tables",
+        _coverage(every, matched),
     ]
     if notes:
         parts += ["## Notes", notes.strip()]
@@ -224,6 +229,18 @@ def page(
         "the stage, of the same split and seed, where its value is that of the model the stage started from."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _coverage(every: Sequence[PaperTable], matched: Sequence[Line]) -> str:
+    """Count the published, the measured and the close values of each table."""
+    body = []
+    for table in every:
+        places = {published_place(cell) for cell in table.cells() if published(cell)}
+        mine = [line for line in matched if line.table == table.name]
+        measured = {published_place(line.cell) for line in mine}
+        rules = [sum(getattr(line, rule) for line in mine) for rule in ("within_points", "close")]
+        body.append([f"`{table.name}`", table.title.partition(": ")[2], *map(str, [len(places), len(measured), *rules])])
+    return _markdown(["table", "", "published values", "measured", f"within {CLOSE:g} points", "close"], body)
 
 
 def _left_out(rows: Sequence[Measurement]) -> list[str]:
