@@ -238,8 +238,9 @@ def _coverage(every: Sequence[PaperTable], matched: Sequence[Line]) -> str:
         places = {published_place(cell) for cell in table.cells() if published(cell)}
         mine = [line for line in matched if line.table == table.name]
         measured = {published_place(line.cell) for line in mine}
-        rules = [sum(getattr(line, rule) for line in mine) for rule in ("within_points", "close")]
-        body.append([f"`{table.name}`", table.title.partition(": ")[2], *map(str, [len(places), len(measured), *rules])])
+        near, close = (sum(getattr(line, rule) for line in mine) for rule in ("within_points", "close"))
+        counts = [str(count) for count in (len(places), len(measured), near, close)]
+        body.append([f"`{table.name}`", table.title.partition(": ")[2], *counts])
     return _markdown(["table", "", "published values", "measured", f"within {CLOSE:g} points", "close"], body)
 
 
