@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,backbone,board,tune,hf,export,privacy,text,docs
+EXTRAS := dev,analysis,tensorboard,flower,backbone,tune,hf,export,privacy,text,docs
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 # --no-compile: Python compiles the modules that are used, when they are used.

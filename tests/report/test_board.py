@@ -17,22 +17,17 @@ from fedhead.recipes.recipe import Recipe
 from fedhead.report.page import board
 from fedhead.runs.run_folder import RunFolder
 
-pytest.importorskip("starlette", reason="fedhead[board] is not installed")
-pytest.importorskip("uvicorn", reason="fedhead[board] is not installed")
-
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A board about the folder, and its port."""
     monkeypatch.setattr(board, "SHARE", 1e9)  # every question is answered anew
-    server = board.server_of(board.application([tmp_path]))
-    listening = board._listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield int(listening.getsockname()[1])
-    server.should_exit = True
-    thread.join()
-    listening.close()
+    with board.server(board.Watched([tmp_path]), port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
 
 
 def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
@@ -82,6 +77,7 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
 
 def test_only_this_machine_is_answered(port: int) -> None:
     assert ask(port, "/", host="attacker.example")[0] == 400
+    assert ask(port, "/sections", host="[attacker")[0] == 400
     assert ask(port, "/../etc/passwd")[0] == 404
     assert ask(port, "/", host="[::1]:8080")[0] == 200
 

@@ -18,8 +18,9 @@ from fedhead.core.system.errors import BadInput
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.compare import comparison_text, statistics
 from fedhead.report.compare.comparison_table import ComparisonTable, compare
-from fedhead.report.compare.measured import Measured, Replicate, independent, of_records
+from fedhead.report.compare.measured import Measured, Replicate, independent, of_runs
 from fedhead.report.table import shorten
+from fedhead.runs.read_runs import Run
 
 AWFUL = ["<script>alert(1)</script>", "a & b", "5 $ of 100 %", "x_1^2 # {y} \\ ~ |*`[z]`", "ש" * 30, "L" * 200]
 
@@ -292,14 +293,17 @@ def test_ranks_are_over_the_settings_that_all_methods_have() -> None:
 
 
 def test_values_of_records_are_those_of_the_kept_round_and_totals() -> None:
+    costs = {"seconds": 1.0, "bytes_up": 5, "bytes_down": 7}
     rows = [
-        {"round": 1, "accuracy": 50.0, "seconds": 1.0, "bytes_up": 5, "metrics": {"f1": 0.5}, "clients": [1.0]},
-        {"round": 2, "accuracy": 80.0, "seconds": 1.0, "bytes_up": 5, "metrics": {"f1": 0.8}, "kept": True},
-        {"round": 3, "accuracy": 60.0, "seconds": 1.0, "bytes_up": 5, "metrics": {"f1": None}},
+        {"round": 1, "accuracy": 50.0, **costs, "metrics": {"f1": 0.5}, "clients": [1.0]},
+        {"round": 2, "accuracy": 80.0, **costs, "metrics": {"f1": 0.8}, "kept": True},
+        {"round": 3, "accuracy": 60.0, **costs, "metrics": {"f1": None}},
     ]
     stages = {"ccvr": {"accuracy": 85.0, "personal": None, "metrics": {"f1": 0.9}}}
-    end, after = of_records("x", Recipe(dataset="digits", rounds=3, last_rounds=2), Replicate(0, None), rows, stages)
-    assert end.values == {"accuracy": 80.0, "accuracy_mean": 65.0, "f1": 0.8, "seconds": 3.0, "bytes_up": 15.0}
+    result = {"accuracy_mean": 65.0, "stages": stages}
+    end, after = of_runs([Run(None, Recipe(dataset="digits", rounds=3, last_rounds=2), rows, result)])
+    totals = {"seconds": 3.0, "bytes_up": 15.0, "bytes_down": 21.0}
+    assert end.values == {"accuracy": 80.0, "accuracy_mean": 65.0, "f1": 0.8, **totals}
     assert after.values == {"accuracy": 85.0, "f1": 0.9}
 
 
@@ -382,7 +386,8 @@ def test_latex_compiles(table: ComparisonTable, tmp_path: Path) -> None:
 def test_metrics_of_personal_models_have_the_direction_of_the_metric() -> None:
     recipe = Recipe(dataset="digits", metrics=("ece", "f1"))
     row = {"round": 1, "accuracy": None, "personal_metrics": {"ece": 0.1, "f1": 0.5}}
-    measured = list(of_records("run", recipe, Replicate(0, "s"), [row], {"finetune": row}))
+    row |= {"seconds": 1.0, "bytes_up": 5, "bytes_down": 7}
+    measured = of_runs([Run(None, recipe, [row], {"stages": {"finetune": row}}, split="s")])
     assert [(m.stage, m.values["personal_f1"]) for m in measured] == [("", 0.5), ("finetune", 0.5)]
     assert compare(measured, "personal_f1").better == "max"
     assert compare(measured, "personal_ece").better == "min"

@@ -172,10 +172,9 @@ def _notes(runs: Sequence[read_runs.Run]) -> list[str]:
     versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in finished if run.folder}
     if len(versions) > 1:
         notes.append(f"the runs are of several versions of fedhead: {', '.join(sorted(versions))}")
-    modules = [r for r in finished if r.environment.get("objects", {}).get("weights") == read_runs.MODULE_WEIGHTS]
     notes += [
         f"model {model} was a module, which starts from its own weights: runs of one seed are pairs only if they had "
         "the same module; a function that builds it follows the seed"
-        for model in sorted({str(run.recipe.model) for run in modules})
+        for model in sorted({str(run.recipe.model) for run in finished if run.was_module})
     ]
     return notes + read_runs.code_versions(runs)

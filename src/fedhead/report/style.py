@@ -31,34 +31,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F
 DASHES = ("-", "--", "-.", ":")  # 4 dashes and 7 colors give 28 different lines
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#1a2230"
-_STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.title_fontsize": 7,
-    "legend.frameon": False,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "image.cmap": "viridis",
-    "pdf.fonttype": 42,  # embed TrueType fonts, so that text stays text
-    "ps.fonttype": 42,
-    "svg.hashsalt": "fedhead",  # reproducible files
-    "text.parse_math": False,  # show $ in labels as it is
-}
+_STYLE = matplotlib.rc_params_from_file(Path(__file__).parent / "fedhead.mplstyle", use_default_template=False)
 
 
 class Figure(matplotlib.figure.Figure):

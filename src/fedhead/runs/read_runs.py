@@ -67,6 +67,11 @@ class Run:
         return self.environment.get("leave_out_site")
 
     @property
+    def was_module(self) -> bool:
+        """True if a model was given as a module, which starts from its own weights whatever the seed is."""
+        return bool(self.environment.get("objects", {}).get("weights") == MODULE_WEIGHTS)
+
+    @property
     def finished(self) -> bool:
         """True if the run is finished."""
         return self.result is not None

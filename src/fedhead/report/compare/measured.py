@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedhead.loggers.base import is_number
-from fedhead.metrics.records import Row, final_rows
+from fedhead.metrics.records import final_rows
 from fedhead.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -72,44 +72,26 @@ class Measured:
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
-    """Return the measurements of finished runs."""
+    """Return the measurements of finished runs: each at its end, then after its stages."""
     out: list[Measured] = []
     for run in runs:
         if run.result is not None:
             replicate = Replicate(run.recipe.seed, run.split)
-            records = of_records(str(run.path), run.recipe, replicate, run.rows, run.result.get("stages") or {})
-            out += [replace(measured, left_out=run.left_out) for measured in records]
+            values = {"": _at_the_end(run)} | {name: _numbers(row) for name, row in run.stage_rows.items()}
+            for stage, numbers in values.items():
+                out.append(Measured(str(run.path), run.recipe, stage, replicate, numbers, run.left_out))
     return out
 
 
-def of_records(
-    where: str, recipe: Recipe, replicate: Replicate, rows: list[Row], stages: Mapping[str, Row]
-) -> Iterator[Measured]:
-    """Yield the measurements in the records of one finished run: its end, then its stages.
-
-    Args:
-        where: Run folder, or another description of the run.
-        recipe: Recipe of the run.
-        replicate: Seed and split.
-        rows: Records of the rounds.
-        stages: Records by stage name.
-    """
-    yield Measured(where, recipe, "", replicate, _at_the_end(rows, recipe.last_rounds))
-    for name, row in stages.items():
-        yield Measured(where, recipe, name, replicate, _numbers(row))
-
-
-def _at_the_end(rows: list[Row], last_rounds: int) -> dict[str, float]:
+def _at_the_end(run: Run) -> dict[str, float]:
     """Return the values of the last or best round, and totals over all rounds."""
-    final, out = final_rows(rows), dict[str, float]()
+    final, out = final_rows(run.rows), dict[str, float]()
     for row in final:
         out |= _numbers({name: value for name, value in row.items() if name != "metrics"})
     with_metrics = next((row for row in reversed(final) if row.get("metrics")), {})
-    out |= _numbers({"metrics": with_metrics.get("metrics")})
-    accuracies = [row["accuracy"] for row in final if row.get("accuracy") is not None][-last_rounds:]
-    if accuracies:
-        out["accuracy_mean"] = sum(accuracies) / len(accuracies)
-    return out | {name: float(sum(row[name] for row in rows)) for name in _TOTALS if rows and name in rows[0]}
+    mean = (run.result or {}).get("accuracy_mean")
+    out |= _numbers({"metrics": with_metrics.get("metrics"), "accuracy_mean": mean})
+    return out | {name: float(sum(row[name] for row in run.rows)) for name in _TOTALS if run.rows}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

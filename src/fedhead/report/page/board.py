@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import shlex
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import urlsplit
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.report.compare.study_trials import study_folders
@@ -18,14 +22,6 @@ from fedhead.report.page.page import Page, page
 from fedhead.runs.read_runs import Run, load_run
 from fedhead.runs.run_folder_schema import CONFIG
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from uvicorn import Server
-
-# Starlette compares a host only up to its first colon: "[" allows every IPv6 address, but no host name.
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "[")
 SECONDS = 2.0  # interval between updates of a page
 SHARE = 0.1  # largest share of time spent on building pages
 Stamp = tuple[tuple[str, int, int], ...]
@@ -90,47 +86,64 @@ def _stamp(place: Path) -> Stamp:
     return tuple(stamps)
 
 
-def application(
-    paths: Sequence[Path], hosts: Sequence[str] = LOOPBACK, labels: Mapping[str, str] | None = None
-) -> Starlette:
-    """Return the board as a web application.
+def server(watched: Watched, host: str = "127.0.0.1", port: int = 8080) -> ThreadingHTTPServer:
+    """Return the board's HTTP server.
+
+    At a loopback address it answers only requests for such an address, so that no page of another site can read the
+    board.
 
     Args:
-        paths: Run folders, or folders of present or future runs.
-        hosts: Allowed host names of requests. Others are refused, so that no page of another site can read the board.
-        labels: The user's labels of methods, stages or rows.
+        watched: Runs that are shown.
+        host: Address to listen at. Whoever can reach it can read the runs.
+        port: Port to listen at; 0: a free one.
 
     Raises:
-        BadInput: If `fedhead[board]` is not installed.
+        BadInput: If the address can't be used.
     """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
+                self._reply(400, "text/plain", "the board is for this machine")
+            elif self.path == "/":
+                self._reply(200, "text/html", watched.page().html(SECONDS))
+            elif self.path == "/sections":
+                self._reply(200, "application/json", json.dumps(_sections(watched.page())))
+            else:
+                self._reply(404, "text/plain", "there is only /")
+
+        def _reply(self, status: int, kind: str, text: str) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Type": f"{kind}; charset=utf-8", **_HEADERS}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(ConnectionError):  # the browser has left
+                self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing: a page asks every two seconds."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.responses import HTMLResponse, JSONResponse
-        from starlette.routing import Route
-    except ImportError as error:
-        raise BadInput("board needs Starlette and uvicorn: install them with pip install 'fedhead[board]'") from error
-    watched = Watched(paths, labels)
-
-    def whole(request: Request) -> Response:
-        return HTMLResponse(watched.page().html(SECONDS), headers=_HEADERS)
-
-    def sections(request: Request) -> Response:
-        now = watched.page()
-        content = {
-            "title": f"{now.title} – fedhead",
-            "header": now.header,
-            "navigation": now.navigation,
-            "sections": [{"id": s.id, "digest": s.digest, "html": s.html} for s in now.sections],
-        }
-        return JSONResponse(content, headers=_HEADERS)
-
-    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=[Route("/", whole), Route("/sections", sections)], middleware=[trusted])
+        return Server((host, port), Handler)
+    except (OSError, OverflowError) as error:
+        problem = f"can't listen at {host}:{port} ({error})"
+        raise BadInput(f"board: {problem}: select another --port, or --port 0") from error
 
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+
+
+def _sections(page: Page) -> dict[str, Any]:
+    """Return the parts of a page, with which it is updated in a browser."""
+    return {
+        "title": f"{page.title} – fedhead",
+        "header": page.header,
+        "navigation": page.navigation,
+        "sections": [{"id": s.id, "digest": s.digest, "html": s.html} for s in page.sections],
+    }
 
 
 def serve(
@@ -140,30 +153,29 @@ def serve(
 
     Args:
         paths: Run folders, or folders of present or future runs.
-        host: Address to listen at. Whoever can reach it can read the runs.
+        host: Address to listen at, see `server`.
         port: Port to listen at; 0: a free one.
         labels: The user's labels of methods, stages or rows.
 
     Raises:
-        BadInput: If a folder does not exist, the address can't be used, or `fedhead[board]` is not installed.
+        BadInput: If a folder does not exist, or the address can't be used.
     """
     for path in paths:
         require(path.is_dir(), f"{path} is no folder: give one in which runs are or will be, such as runs/")
-    shown = f"[{host}]" if ":" in host else host
-    server = server_of(application(paths, [*LOOPBACK, shown] if _is_loopback(host) else ["*"], labels))
-    listening = _listen(host, port)
-    print(f"board: http://{shown}:{listening.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
-    if not _is_loopback(host):
-        print("it can be read by everyone who reaches this address", flush=True)
-    with listening:
-        server.run(sockets=[listening])
+    with server(Watched(paths, labels), host, port) as running:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"board: http://{shown}:{running.server_port}/  (Ctrl-C ends it)", flush=True)
+        if not _is_loopback(host):
+            print("it can be read by everyone who reaches this address", flush=True)
+        running.serve_forever()
 
 
-def server_of(app: Starlette) -> Server:
-    """Return an HTTP server of the board, without WebSockets and startup hooks."""
-    import uvicorn
-
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", server_header=False))
+def _name(address: str) -> str:
+    """Return the host of an address without its port; empty for an invalid one."""
+    try:
+        return urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -171,11 +183,3 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        problem = f"can't listen at {host}:{port} ({error})"
-        raise BadInput(f"board: {problem}: select another --port, or --port 0") from error

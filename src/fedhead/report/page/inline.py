@@ -16,11 +16,10 @@ class Report:
 
     Args:
         runs: The runs.
-        height: Height of the frame in a notebook, in pixels.
     """
 
-    def __init__(self, runs: Sequence[Run], height: int = 640):
-        self._runs, self.height = runs, height
+    def __init__(self, runs: Sequence[Run]):
+        self._runs = runs
 
     @property
     def page(self) -> Page:
@@ -36,5 +35,5 @@ class Report:
         return f"Report({len(self._runs)} runs; save it with .save('report.html'))"
 
     def _repr_html_(self) -> str:
-        frame = f"width:100%;height:{self.height}px;border:1px solid #ccc"
+        frame = "width:100%;height:640px;border:1px solid #ccc"
         return f'<iframe style="{frame}" title="fedhead report" srcdoc="{escape(self.page.html())}"></iframe>'

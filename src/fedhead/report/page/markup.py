@@ -92,7 +92,7 @@ def _cell(cell: Cell, column: int, wordy: bool) -> str:
     return f"<{tag}{attributes}>{cell.html or words(cell.text, 200 if wordy else LONGEST)}</{tag}>"
 
 
-def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "", caption: str = "") -> str:
+def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "") -> str:
     """Return a chart, or several of which one is selected.
 
     Args:
@@ -101,7 +101,6 @@ def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: s
         charts: The charts, keyed by their name in the selector.
         label: Description for screen readers.
         title: A heading.
-        caption: Text below the chart.
     """
     content = json.dumps(
         {name: {"data": plain(c.data), "layout": plain(c.layout)} for name, c in charts.items()},
@@ -109,10 +108,9 @@ def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: s
     ).replace("<", "\\u003c")
     height = next(iter(charts.values())).layout.get("height", 330)
     above = f"<h3>{words(title)}</h3>" if title else ""
-    below = f"<figcaption>{words(caption)}</figcaption>" if caption else ""
     return (
         f'<figure class="chart" id="{id}" data-group="{escape(group)}" aria-label="{escape(label)}">{above}'
-        f'<div class="plot" style="min-height:{height}px"></div>{below}'
+        f'<div class="plot" style="min-height:{height}px"></div>'
         f'<script type="application/json">{content}</script></figure>'
     )
 

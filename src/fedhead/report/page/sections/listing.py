@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from html import escape
 
 from fedhead.report.compare.pivot import brief
@@ -17,15 +16,9 @@ from fedhead.runs.read_runs import Run
 FEW = 6  # maximum number of runs whose details are shown unfolded
 
 
-def section(content: Content, now: float | None = None) -> Section | None:
-    """Return a table of all runs, including unfinished and broken ones, with the details of each.
-
-    Args:
-        content: The page's runs.
-        now: Current Unix time; None: read the clock.
-    """
-    now = time.time() if now is None else now
-    states = [progress.state_of(run, now)[0] if content.live else run.state for run in content.runs]
+def section(content: Content) -> Section | None:
+    """Return a table of all runs, including unfinished and broken ones, with the details of each."""
+    states = [progress.state_of(run)[0] if content.live else run.state for run in content.runs]
     metric = next(iter(content.metrics), "accuracy")
     body: list[list[Cell | str]] = []
     for run, state in zip(content.runs, states, strict=True):

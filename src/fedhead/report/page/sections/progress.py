@@ -20,21 +20,15 @@ CLIENTS, ROUNDS = 200, 60  # maximum numbers of clients and rounds in the map
 PATIENCE = 60.0  # seconds without a round after which a run with short rounds counts as stopped
 
 
-def section(content: Content, now: float | None = None) -> Section | None:
-    """Return the state of the runs that are not finished.
-
-    Args:
-        content: The page's runs.
-        now: Current Unix time; None: read the clock.
-    """
-    now = time.time() if now is None else now
+def section(content: Content) -> Section | None:
+    """Return the state of the runs that are not finished."""
     unfinished = [run for run in content.runs if not run.finished]
     if not unfinished or not content.live:
         return None
     body: list[list[Cell | str]] = []
     for run in unfinished:
         done, rounds = len(run.rows), run.recipe.rounds
-        state, left = state_of(run, now)
+        state, left = state_of(run)
         bar = f'{done} / {rounds} <progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress>'
         r = run.recipe
         body.append(
@@ -53,18 +47,13 @@ def section(content: Content, now: float | None = None) -> Section | None:
     return Section("progress", "Progress", listed + _clients(content, unfinished) + notes(_troubles(unfinished)))
 
 
-def state_of(run: Run, now: float) -> tuple[str, float | None]:
-    """Return the state of a run and its estimated remaining seconds.
-
-    Args:
-        run: The run.
-        now: Current Unix time.
-    """
+def state_of(run: Run) -> tuple[str, float | None]:
+    """Return the state of a run and its estimated remaining seconds."""
     if run.finished or run.diverged is not None:
         return run.state, None
     last = max(_changed(run.path), default=0.0)
     pace = _pace(run)
-    quiet = max(now - last, 0.0)
+    quiet = max(time.time() - last, 0.0)
     if quiet > max(PATIENCE, 5 * (pace or PATIENCE)):
         return f"no news for {duration(quiet)}: stopped, or in its stages", None
     return "running", None if pace is None else pace * (run.recipe.rounds - len(run.rows))
