@@ -22,6 +22,7 @@ from fedhead.algorithm.upload import SecureSum
 from fedhead.privacy.secure_sum import identity, shamir
 from fedhead.privacy.secure_sum.client import SecureSumClient
 from fedhead.privacy.secure_sum.server import SecureSumServer
+from fedhead.privacy.secure_sum.session import Session
 
 CLASSES = 10
 
@@ -32,7 +33,7 @@ def size(message: Any) -> int:
 
 def measure(sites: int, features: int, dropped: float, masked_sites: int | None) -> str:
     length = CLASSES + CLASSES * features + features * (features + 1) // 2  # counts, sums and one second moment
-    session = SecureSum().session(secrets.token_bytes(16), range(sites), sites)
+    session = Session(secrets.token_bytes(16), tuple(range(sites)), SecureSum().min_clients(sites))
     keys = identity.new_keys(range(sites))
     registered = {k: key.public_key() for k, key in keys.items()}
     members = {k: SecureSumClient(session, k, key, registered) for k, key in keys.items()}

@@ -95,6 +95,11 @@ class Algorithm(Component):
 
     # -- server -----------------------------------------------------------------------------------
     @property
+    def aggregates(self) -> bool:
+        """True if the server's state depends on replies; False for stages that keep their result at clients."""
+        return True
+
+    @property
     def adds_up(self) -> bool:
         """True if the server needs only totals over clients: sums, and means weighted by samples (`Replies.total`)."""
         return False

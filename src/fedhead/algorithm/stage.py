@@ -188,6 +188,11 @@ class Stage(Algorithm):
         """
         return {}
 
+    @property
+    def aggregates(self) -> bool:
+        """True if the stage overrides `aggregate`."""
+        return type(self).aggregate is not Stage.aggregate
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Return the server's state unchanged."""
         return server

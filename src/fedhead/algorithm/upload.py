@@ -24,8 +24,7 @@ from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.tree import Tree
-from fedhead.privacy.secure_sum.fixed_point import FixedPoint
-from fedhead.privacy.secure_sum.session import MIN_CLIENTS, Session
+from fedhead.privacy.secure_sum.session import MIN_CLIENTS
 
 
 @dataclass(frozen=True)
@@ -172,20 +171,6 @@ class SecureSum(Upload):
     def min_clients(self, clients: int) -> int:
         """Return the minimum number of clients in a sum over a cohort of that many clients."""
         return max(math.ceil(self.threshold * clients - 1e-9), clients // 2 + 1, MIN_CLIENTS)
-
-    def code(self, clients: int) -> FixedPoint:
-        """Return the encoding of numbers that are summed over a cohort of that many clients."""
-        return FixedPoint(clients, self.range)
-
-    def session(self, id: bytes, clients: Sequence[int], cohort: int) -> Session:
-        """Return a session of clients.
-
-        Args:
-            id: Identity of the session.
-            clients: Numbers of the invited clients.
-            cohort: Number of clients in a cohort of which none is absent.
-        """
-        return Session(id, tuple(clients), self.min_clients(cohort), self.neighbours)
 
 
 # -- the chain ----------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def check(
             "uploads: secure_sum must be the last upload, and those before it must need no decoding, as clip does"
         )
     for algorithm in exchanges:
-        if not (algorithm.adds_up or _sends_nothing(algorithm)):
+        if algorithm.aggregates and not algorithm.adds_up:
             raise BadInput(
                 f"secure_sum: {algorithm.name} sends replies that are neither sums nor means weighted by samples: use "
                 "another method or stage, or leave secure_sum out; a stage of your own that sends sums declares adds_up"
@@ -63,12 +63,7 @@ def check(
     for count in (clients, *(cohort for algorithm in exchanges if isinstance(algorithm, Method))):
         if (least := secure.min_clients(count)) > count:
             raise BadInput(f"secure_sum: {count} clients are too few: a sum covers at least {least}")
-    _ = secure.code(clients).bits  # raises for a range without room
-
-
-def _sends_nothing(algorithm: Algorithm) -> bool:
-    """Return whether the server's state does not depend on replies, as of stages that keep their result at clients."""
-    return isinstance(algorithm, Stage) and type(algorithm).aggregate is Stage.aggregate
+    _ = FixedPoint(clients, secure.range).bits  # raises for a range without room
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class SummedExchange:
     def of(cls, uploads: Sequence[Upload], algorithm: Algorithm, task: Task, cohort: int) -> SummedExchange | None:
         """Return an exchange; None if the run has no secure sum, or clients send nothing that is aggregated."""
         secure = find(uploads)
-        return None if secure is None or _sends_nothing(algorithm) else cls(algorithm, task, secure, cohort)
+        return cls(algorithm, task, secure, cohort) if secure is not None and algorithm.aggregates else None
 
     @property
     def min_clients(self) -> int:
@@ -100,11 +95,11 @@ class SummedExchange:
 
     @property
     def _code(self) -> FixedPoint:
-        return self.secure.code(self.cohort)
+        return FixedPoint(self.cohort, self.secure.range)
 
     def session(self, id: bytes, clients: Sequence[int]) -> Session:
         """Return a session of invited clients."""
-        return self.secure.session(id, clients, self.cohort)
+        return Session(id, tuple(clients), self.min_clients, self.secure.neighbours)
 
     def mask(self, member: SecureSumClient, shares: Message, send: Tree, samples: float) -> Tree:
         """Check a client's reply, encode it and mask it; entries that are no sums are weighted by samples.

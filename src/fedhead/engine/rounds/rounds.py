@@ -211,7 +211,7 @@ def _run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric]
 def _warn_if_not_robust(transport: Transport, stage: Stage) -> None:
     """Log a warning if a stage aggregates by its own rule instead of the run's aggregator."""
     rule = transport.experiment.aggregator
-    if rule is not None and type(stage).aggregate is not Stage.aggregate:
+    if rule is not None and stage.aggregates:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 
 

@@ -270,7 +270,7 @@ class Site:
         for label, algorithm in site_run.algorithms.items():
             if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
                 planned[run, label, ""] = algorithm.mu
-            elif _sends_replies(algorithm) and (label != TRAIN or experiment.schedule.rounds):
+            elif algorithm.aggregates and (label != TRAIN or experiment.schedule.rounds):
                 open_replies.append(f"the exchange {label}")
         earlier = {} if self.policy.max_epsilon is None else self._private_releases()  # reads the whole ledger
         planned = {key: mu for key, mu in planned.items() if not any(key[:2] == old[:2] for old in earlier)}
@@ -283,7 +283,7 @@ class Site:
             self.policy.check_privacy(privacy, [*earlier.values(), stage.mu], [])
         elif (request.spec.experiment, request.algorithm, "") in earlier:
             raise SiteProblem(
-                "policy",
+                "budget",
                 f"statistics of {request.algorithm} were sent before in this run: with new noise they would cost the "
                 "privacy budget again; start a new run, or leave this site out",
             )
@@ -346,11 +346,6 @@ def _check_round(round: int, planned: int) -> None:
 def _of_sum(release: str, clients: Iterable[int]) -> str:
     """Return the digest of statistics in a secure sum over these clients."""
     return digest_json([release, sorted(clients)], 16)
-
-
-def _sends_replies(algorithm: Algorithm) -> bool:
-    """Return whether the server's state depends on replies; False for stages that keep results at clients."""
-    return not isinstance(algorithm, Stage) or type(algorithm).aggregate is not Stage.aggregate
 
 
 def _sends_statistics(algorithm: Algorithm) -> bool:
