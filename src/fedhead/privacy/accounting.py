@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from scipy.optimize import brentq
@@ -85,10 +85,9 @@ def _rdp(rate: float, multiplier: float) -> Any:
 def _require() -> Any:
     """Import dp-accounting, which takes seconds."""
     try:
-        version("dp-accounting")
         import dp_accounting
         import dp_accounting.rdp
-    except (ImportError, PackageNotFoundError) as error:
+    except ImportError as error:
         raise BadInput(
             "privacy with sampled clients or batches is accounted for by dp-accounting: pip install 'fedhead[privacy]'"
         ) from error

@@ -53,16 +53,14 @@ def area_under_curve(members: NDArray[np.float64], others: NDArray[np.float64]) 
     return float((ranks - len(members) * (len(members) + 1) / 2) / (len(members) * len(others)))
 
 
-def true_positive_rate(members: NDArray[np.float64], others: NDArray[np.float64], false: float = 0.01) -> float:
-    """Return the share of members found with a share of at most `false` of the other samples."""
-    threshold = np.sort(others)[::-1][math.floor(false * len(others))]
+def true_positive_rate(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Return the share of members found with at most 1 % of the other samples."""
+    threshold = np.sort(others)[::-1][len(others) // 100]
     return float((members > threshold).mean())
 
 
-def epsilon_bound(
-    inside: NDArray[np.float64], outside: NDArray[np.float64], delta: float, confidence: float = 0.95
-) -> float:
-    """Return a lower bound on ε from the scores of many releases with a canary and without it.
+def epsilon_bound(inside: NDArray[np.float64], outside: NDArray[np.float64], delta: float) -> float:
+    """Return a lower bound on ε, at 95 % confidence, from the scores of many releases with a canary and without it.
 
     Any test of an (ε, δ)-private release has TPR ≤ e^ε FPR + δ, and so has its complement (Kairouz et al., 2015). The
     threshold is chosen on the first half of the scores; the rates on the second half are bounded by Clopper and
@@ -72,12 +70,11 @@ def epsilon_bound(
         inside: Scores of releases with the canary, which should be higher.
         outside: Scores of releases without it.
         delta: δ of the claim.
-        confidence: Probability that the bound holds.
     """
     half = len(inside) // 2
 
     def bound(inside: NDArray[np.float64], outside: NDArray[np.float64], threshold: float) -> float:
-        trials, level = len(inside), (1 - confidence) / 2
+        trials, level = len(inside), 0.025
         found, false = int((inside > threshold).sum()), int((outside > threshold).sum())
 
         def low(k: int) -> float:

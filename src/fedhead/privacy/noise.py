@@ -28,7 +28,8 @@ class SystemGenerator:
         """Return draws from N(0, 1): the quantiles of 63 random bits, with a random sign."""
         bits = np.frombuffer(os.urandom(8 * int(np.prod(shape))), np.uint64).reshape(shape)
         lower = ndtri(((bits >> np.uint64(1)) + 0.5) * 2.0**-64)  # of probabilities up to 1/2, dense near 0
-        return np.where(bits & np.uint64(1), lower, -lower)
+        drawn: NDArray[np.float64] = np.where(bits & np.uint64(1), lower, -lower)
+        return drawn
 
 
 Generator = np.random.Generator | SystemGenerator
