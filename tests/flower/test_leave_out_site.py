@@ -116,7 +116,7 @@ def test_releases_run_out_before_the_training(tmp_path: Path, capsys: pytest.Cap
         serve(server.without("north"), grid, log=lambda line: None)
     assert "were sent 3 times, 'releases' in site.yaml permits 3" in capsys.readouterr().err
     book = list(Ledger(made.path / "sites" / "south" / "state" / "ledger.jsonl").entries())
-    assert [entry["kind"] for entry in book if entry["decision"] == "refused: policy"] == ["hello"]
+    assert [entry["kind"] for entry in book if entry["decision"] == "refused: budget"] == ["hello"]
     with pytest.raises(FedheadError, match=r"\(besides south, .* missing: north"):  # no release to test
         serve(replace(server, out="again").without("south"), grid, log=lambda line: None)
 

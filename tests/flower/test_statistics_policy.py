@@ -146,7 +146,7 @@ def test_other_classes_draw_no_other_rows(tmp_path: Path, capsys: pytest.Capture
 def test_statistics_from_another_state_are_another_release(tmp_path: Path) -> None:
     server = Server(tmp_path, "releases: 1\n")
     spec = server.new_run(method="fedclassavg", rounds=3, stages=["ncm"])
-    for shift, problem in ((0.0, None), (0.5, "policy")):  # round 1 again, with another classifier: another extractor
+    for shift, problem in ((0.0, None), (0.5, "budget")):  # round 1 again, with another classifier: another extractor
         assert server.ask(spec, "train", shift=shift)[0].problem is None
         assert server.ask(spec, "ncm", accepted=1)[0].problem == problem
 
@@ -157,16 +157,16 @@ def test_other_weights_and_other_runs_count_as_releases(tmp_path: Path, capsys: 
     # All stages of a run on the same weights are one release, and so is a request that is repeated after a resume.
     assert server.problems((spec, "ridge", 0.0), (spec, "ncm", 0.0), (spec, "ridge", 0.0)) == [None] * 3
     assert server.problems((spec, "ridge", 0.1), (other, "ridge", 0.0)) == [None] * 2
-    assert server.problems((spec, "ncm", 0.2), (other, "ridge", 0.3)) == ["policy"] * 2
+    assert server.problems((spec, "ncm", 0.2), (other, "ridge", 0.3)) == ["budget"] * 2
     told = capsys.readouterr().err
     assert "statistics of this site's samples were sent 3 times, 'releases' in site.yaml permits 3" in told
     assert server.problems((spec, "ridge", 0.0), (other, "ncm", 0.0)) == [None] * 2  # sent before
-    assert server.ask(server.new_run(), kind="hello")[0].problem == "policy"  # before any round, not after the last
+    assert server.ask(server.new_run(), kind="hello")[0].problem == "budget"  # before any round, not after the last
     assert server.ask(spec, kind="hello")[0].problem is None
     decisions = [entry["decision"] for entry in Ledger(tmp_path / "state" / "ledger.jsonl").entries()]
-    assert decisions.count("refused: policy") == 3
+    assert decisions.count("refused: budget") == 3
     server.site_file.write_text(server.site_file.read_text() + "releases: 4\n")
-    assert server.problems((spec, "ncm", 0.2), (spec, "ncm", 0.4)) == [None, "policy"]
+    assert server.problems((spec, "ncm", 0.2), (spec, "ncm", 0.4)) == [None, "budget"]
 
 
 def test_all_stages_of_a_run_are_one_release(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_changed_samples_count_as_another_release(tmp_path: Path) -> None:
     server = Server(tmp_path, "releases: 1\n")
     assert server.problems((server.spec, "ridge", 0.0), (server.spec, "ridge", 0.0)) == [None, None]
     np.savez(tmp_path / "own.npz", x=SAMPLES[1:], y=np.arange(1, 60) % 3)
-    assert server.problems((server.spec, "ridge", 0.0)) == ["policy"]
+    assert server.problems((server.spec, "ridge", 0.0)) == ["budget"]
 
 
 @pytest.mark.parametrize(("hidden", "problem"), [("", "policy"), ("6", "policy"), ("9 5", None), ("5", None)])

@@ -94,7 +94,7 @@ class Policy:
         """
         if self.releases is not None and count >= self.releases:
             raise SiteProblem(
-                "policy",
+                "budget",
                 f"statistics of this site's samples were sent {count} times, 'releases' in site.yaml permits "
                 f"{self.releases}: see fedhead ledger, and raise it if you agreed to this run",
             )
@@ -134,7 +134,7 @@ class Policy:
             )
         if (epsilon := gaussian.epsilon_of(DELTA, gaussian.compose(mus))) > self.max_epsilon * (1 + 1e-9):
             raise SiteProblem(
-                "policy",
+                "budget",
                 f"statistics of this site's samples would have ε = {epsilon:.3g} in all (δ = {DELTA:g}), 'max_epsilon' "
                 f"in site.yaml permits {self.max_epsilon:g}: see fedhead ledger, or raise it if you agreed to the run",
             )
