@@ -13,7 +13,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deployments import assert_equals_simulation, assert_undisturbed, history, missing, site_log
+from deployments import Supervised, assert_equals_simulation, assert_undisturbed, history, missing, site_log
 from faulty_site import PATIENT
 
 from fedhead.core.system.errors import FedheadError
@@ -165,17 +164,6 @@ def test_the_others_go_on_to_the_same_result(attacked: Drill) -> None:
 
 
 # -- processes that are killed -------------------------------------------------------------------------
-class Supervised(LocalFederation):
-    """Nodes that are started again, as by systemd; Flower refuses a killed node for a minute."""
-
-    def _check_nodes(self) -> None:
-        super()._check_nodes()
-        ended = [site for site, process in self.nodes.items() if process.poll() is not None]
-        for site in ended:
-            time.sleep(5.0)
-            self.nodes[site] = self._start_node(site)
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Drill:
     """The node of south gets a SIGKILL after round 1, and the link one when south has been back for a round.

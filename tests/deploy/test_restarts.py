@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
+import clinic_sites
 import pytest
-from deployments import MARK, assert_equals_simulation, command, end_marked, eventually, marked, rounds, site_log
+from deployments import (
+    MARK,
+    Supervised,
+    assert_equals_simulation,
+    assert_same,
+    assert_undisturbed,
+    command,
+    end_marked,
+    eventually,
+    final,
+    history,
+    marked,
+    rounds,
+    site_log,
+)
 
-from fedhead.deploy import processes
+from fedhead.deploy import certificates, processes
 from fedhead.deploy.project import Project
+from fedhead.flower.server_run import serve
 from fedhead.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.deploy, pytest.mark.drill, pytest.mark.timeout(3600)]
@@ -47,6 +64,29 @@ def test_nothing_trains_on_after_deploy_up_was_ended(how: signal.Signals, tmp_pa
     for resume in (False, True):
         run_a_round(words, resume, project, tmp_path, how)
     assert rounds(project) == list(range(1, len(rounds(project)) + 1))
+
+
+def test_a_site_is_restarted_in_every_phase(tmp_path: Path) -> None:
+    """Its node ends in the middle of a request, and another one has only its files."""
+    words = ("method=scaffold", "stages=[finetune]")
+    alone, grid = clinic_sites.project(tmp_path / "alone", *words)
+    serve(alone.server(), grid, log=lambda line: None)
+    project, _ = clinic_sites.project(tmp_path, *words)
+    text = project.server_file.read_text().replace("quorum: 2", "quorum: 3")  # no round without it
+    project.server_file.write_text(text.replace("join_seconds: 1 ", "join_seconds: 300 "))
+    site = project.path / "sites" / "south"
+    shutil.copy(Path(__file__).parents[1] / "support" / "restarting_site.py", site)
+    text = (site / "site.yaml").read_text().replace('data: "../../../south.csv"', "data: restarting_site:load")
+    (site / "site.yaml").write_text(text)
+    certificates.write(project.certs, ["127.0.0.1"], list(project.sites()))
+    told: list[str] = []
+    Supervised(project, secure=True, log=told.append).run()
+    phases = ["statistics", "hello", "work train", "test train", "work finetune", "test finetune"]
+    assert (site / "restarts.txt").read_text().splitlines() == phases
+    assert any(line.startswith("the node of south has ended") for line in told)
+    assert_same(final(alone), final(project))
+    assert not any("failed" in row or "absent" in row for row in history(project))
+    assert_undisturbed(project, ["north", "east"])
 
 
 def run_a_round(words: list[str], resume: bool, project: Project, folder: Path, how: signal.Signals) -> None:

@@ -150,6 +150,10 @@ def no_ward(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns="ward")
 
 
+def one_more(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(Methuselah=969)
+
+
 def old(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(age="Methuselah")
 
@@ -178,6 +182,7 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
     ("change", "reason"),
     [
         (no_ward, "south.csv has no column 'ward'"),
+        (one_more, "south.csv: Methuselah is not in the schema: drop it, or list it in leave_out of site.yaml"),
         (old, "column 'age' holds 'Methuselah' in row 0, it must be a number in years"),
         (lost, "column 'outcome' holds 'lost' in row 0, which the schema does not list"),
         (strange, "column 'sex' holds 'Methuselah' in row 0, which the schema does not list"),

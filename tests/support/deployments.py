@@ -19,6 +19,7 @@ from partial import Partial
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.treefile import load_tree
 from fedhead.deploy import processes
+from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.rounds import train_round
@@ -27,6 +28,17 @@ from fedhead.runs.run_folder import RunFolder
 from fedhead.runs.run_folder_schema import CHECKPOINT
 
 MARK = "FEDHEAD_TEST_DEPLOYMENT"  # in the environment of every process that a test starts, with its folder
+
+
+class Supervised(LocalFederation):
+    """Nodes that are started again, as by systemd; Flower refuses a killed node for a minute."""
+
+    def _check_nodes(self) -> None:
+        super()._check_nodes()
+        ended = [site for site, process in self.nodes.items() if process.poll() is not None]
+        for site in ended:
+            time.sleep(1.0)
+            self.nodes[site] = self._start_node(site)
 
 
 def marked(folder: Path) -> list[int]:
