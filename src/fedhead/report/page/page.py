@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cache
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from fedhead.core.system.atomic_file import atomic
@@ -52,22 +53,16 @@ class Page:
         Args:
             seconds: Update interval of a board's page; None: a static file.
         """
-        live = "" if seconds is None else f' data-live="{int(1000 * seconds)}"'
-        policy = POLICY if seconds is None else f"{POLICY}; connect-src 'self'"
-        status = "" if seconds is None else '<span id="status" role="status">live</span>'
-        main = "\n".join(section.html for section in self.sections)
-        return (
-            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(self.title)} – fedhead</title>\n"
-            f'<link rel="icon" href="data:,">\n<style>{_asset("page.css")}</style>\n</head>\n<body{live}>\n'
-            f"<header>{self.header}</header>\n"
-            f'<div class="bar"><div><button type="button" id="fold" aria-expanded="false" aria-controls="sections">'
-            f'Sections</button><nav id="sections" aria-label="Sections">{self.navigation}</nav>{status}'
-            f'<button type="button" id="theme">Dark</button></div></div>\n<main>\n{main}\n</main>\n'
-            + "\n".join(f"<script>{_asset(name)}</script>" for name in SCRIPTS)
-            + "\n</body>\n</html>\n"
+        return Template(_asset("page.html")).substitute(
+            policy=POLICY if seconds is None else f"{POLICY}; connect-src 'self'",
+            title=escape(self.title),
+            css=_asset("page.css"),
+            live="" if seconds is None else f' data-live="{int(1000 * seconds)}"',
+            header=self.header,
+            navigation=self.navigation,
+            status="" if seconds is None else '<span id="status" role="status">live</span>',
+            main="\n".join(section.html for section in self.sections),
+            scripts="\n".join(f"<script>{_asset(name)}</script>" for name in SCRIPTS),
         )
 
 
