@@ -16,7 +16,6 @@ from fedhead.cli import analyse as analyse  # importing a module registers its c
 from fedhead.cli import audit as audit
 from fedhead.cli import bench as bench
 from fedhead.cli import calibrate as calibrate
-from fedhead.cli import compare as compare
 from fedhead.cli import deploy as deploy
 from fedhead.cli import export as export
 from fedhead.cli import ledger as ledger
