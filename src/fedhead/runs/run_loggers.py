@@ -15,6 +15,11 @@ from fedhead.metrics.records import Row
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs.run_folder_schema import finite
 
+# Entries of the final results, in order: keys of the recipe, and properties of `RunMetrics`.
+_KEYS = ("dataset", "partition", "method", "model", "seed", "rounds")
+_MEASURED = ("accuracy", "accuracy_mean", "metrics", "train_loss", "test_loss", "personal")
+_COSTS = ("bytes_up", "bytes_down", "client_bytes", "seconds", "preparing", "compiled_from", "executor")
+
 
 class RunLoggers(Observer):
     """Loggers of a run; a failing logger is reported once and then disabled.
@@ -74,30 +79,14 @@ def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
         chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
     metrics: Row = {
         "run": out,
-        "dataset": recipe.dataset,
-        "partition": recipe.partition,
-        "method": recipe.method,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "rounds": recipe.rounds,
+        **{key: getattr(recipe, key) for key in _KEYS},
         **chosen,
-        "accuracy": result.accuracy,
-        "accuracy_mean": result.accuracy_mean,
-        "metrics": result.metrics,
-        "train_loss": result.train_loss,
-        "test_loss": result.test_loss,
-        "personal": result.personal,
+        **{name: getattr(result, name) for name in _MEASURED},
         "per_class": last.get("per_class"),
         "confusion": result.confusion,
         "notes": last.get("notes", {}),
         "clients": last.get("clients"),
-        "stages": {name: stage.metrics for name, stage in result.stages.items()},
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "client_bytes": result.client_bytes,
-        "seconds": result.seconds,
-        "preparing": result.preparing,
-        "compiled_from": result.compiled_from,
-        "executor": result.executor,
+        "stages": result.stage_rows,
+        **{name: getattr(result, name) for name in _COSTS},
     }
     return {**finite(metrics), "public_bytes": 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))}
