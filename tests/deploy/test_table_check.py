@@ -40,8 +40,8 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ),
     ):
         table.to_csv(path, index=False)
-        assert call(["deploy", "check", site]) == 2
-        assert reason in capsys.readouterr().err
+        assert call(["deploy", "check", site]) == 1
+        assert reason in capsys.readouterr().out
     good.assign(outcome="dead").to_csv(path, index=False)
     assert call(["deploy", "check", site]) == 0  # a site may lack a class
     good.to_csv(path, index=False)
@@ -49,11 +49,38 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert 'data: "../../../south.csv"' in file.read_text()  # so that the folder may be moved with the data
     strange.to_csv(tmp_path / "test.csv", index=False)
     file.write_text(file.read_text().replace("client_test: 0.25", "test: ../../../test.csv"))
-    assert call(["deploy", "check", site]) == 2  # its test table too
-    assert "holds 'M' in row 0" in capsys.readouterr().err
+    assert call(["deploy", "check", site]) == 1  # its test table too
+    assert "holds 'M' in row 0" in capsys.readouterr().out
     file.write_text(file.read_text().replace("schema: schema.yaml", "schema: null"))
-    assert call(["deploy", "check", site]) == 2
-    assert "names no schema: only tables are checked before a run" in capsys.readouterr().err
+    assert call(["deploy", "check", site]) == 1
+    assert "names no schema: only tables are checked before a run" in capsys.readouterr().out
+
+
+def test_all_faults_of_a_site_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    path, site = tmp_path / "south.csv", made.path / "sites" / "south"
+    good = pd.read_csv(path)
+    good.assign(sex="M").to_csv(tmp_path / "test.csv", index=False)
+    bad = good.drop(columns="year").assign(age=-3, sex=["M", *good["sex"][1:]], outcome=["lost", *good["outcome"][1:]])
+    bad.rename(columns={"ward": "wards"}).to_csv(path, index=False)
+    text = (site / "site.yaml").read_text().replace("client_test: 0.25", "test: ../../../test.csv")
+    (site / "site.yaml").write_text(text.replace("leave_out: [patient]", "leave_out: [patient, nurse]"))
+    assert call(["deploy", "check", str(site)]) == 1
+    told = capsys.readouterr()
+    reasons = [
+        "south.csv has no column 'year', 'ward'; it has patient,",
+        "south.csv: wards is not in the schema: drop it",
+        "south.csv: column 'age' holds -3 in row 0",
+        "south.csv: column 'sex' holds 'M' in row 0",
+        "south.csv: column 'outcome' holds 'lost' in row 0",
+        "unknown column in leave_out 'nurse'",
+        "test.csv: column 'sex' holds 'M' in row 0",
+    ]
+    lines = told.out.splitlines()
+    assert len(lines) == len(reasons)
+    for reason in reasons:
+        assert sum(line.startswith("site south: ") and reason in line for line in lines) == 1
+    assert told.err == "error: south: correct the files named above, and check again\n"
 
 
 def test_small_categories_and_folders_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,8 +107,8 @@ def test_misspelled_columns_to_leave_out_are_refused(tmp_path: Path, capsys: pyt
         ("[patient, outcome]", "leave_out: 'outcome' is the label, which every row needs: remove it"),
     ):
         file.write_text(text.replace("leave_out: [patient]", f"leave_out: {names}"))
-        assert call(["deploy", "check", str(file.parent)]) == 2
-        assert reason in capsys.readouterr().err
+        assert call(["deploy", "check", str(file.parent)]) == 1
+        assert reason in capsys.readouterr().out
     pd.read_csv(tmp_path / "south.csv").drop(columns="year").to_csv(tmp_path / "south.csv", index=False)
     file.write_text(text.replace("leave_out: [patient]", "leave_out: [patient, year]"))
     assert call(["deploy", "check", str(file.parent)]) == 0
@@ -116,5 +143,5 @@ def test_other_separators_and_encodings_are_named(tmp_path: Path, capsys: pytest
         ({"encoding": "latin-1"}, "south.csv is not in UTF-8: save it in this encoding"),
     ):
         good.assign(ward="chirurgie-général").to_csv(path, index=False, **keys)  # type: ignore[call-overload]
-        assert call(["deploy", "check", str(made.path / "sites" / "south")]) == 2
-        assert reason in capsys.readouterr().err
+        assert call(["deploy", "check", str(made.path / "sites" / "south")]) == 1
+        assert reason in capsys.readouterr().out

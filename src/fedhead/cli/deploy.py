@@ -56,12 +56,13 @@ def init(
         require_flower()  # its version is that of the image
         targets.check(target, names, data or [])
     project = Project.init(folder, recipe, names, assignments or [], data or [], schema, target == "local")
-    print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
-    print(f"  fedhead deploy up {folder} --insecure")
-    print("runs all of it on this machine, without TLS. With TLS and keys:")
-    print(f"  fedhead deploy certs {folder}")
-    print(f"  fedhead deploy up {folder}")
+    print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml")
     if target == "local":
+        print("To run all of it on this machine, with TLS and keys:")
+        print(f"  fedhead deploy certs {folder}")
+        print(f"  fedhead deploy up {folder}")
+        print("For a trial without them (not with secure_sum):")
+        print(f"  fedhead deploy up {folder} --insecure")
         print("docs/deployment.md shows how to use several machines")
         return
     for path in targets.write(project, target, address):
@@ -80,29 +81,29 @@ def check(
       fedhead deploy check clinic
     """
     from fedhead.cli.output import print_table
-    from fedhead.core.system.errors import FedheadError
+    from fedhead.core.system.errors import FedheadError, messages
     from fedhead.deploy import table_check
     from fedhead.deploy.project import Project
     from fedhead.flower.config import SiteFile
 
-    if (folder / "site.yaml").is_file():
-        file = SiteFile.read(folder / "site.yaml")
-        try:
-            print_table(table_check.check(file), left=3)
-        except BadInput as error:
-            raise BadInput(f"site {file.name}: {error}") from error
-        return
-    project, bad = Project.open(folder), list[str]()
-    sites = [(name, project.path / "sites" / name / "site.yaml") for name in project.server().sites]
-    for name, path in sites:
+    alone = (folder / "site.yaml").is_file()
+    if alone:
+        sites = {folder.resolve().name: folder / "site.yaml"}
+    else:
+        project = Project.open(folder)
+        sites = {name: project.path / "sites" / name / "site.yaml" for name in project.server().sites}
+    bad = list[str]()
+    for name, path in sites.items():
         if not path.is_file():
             continue
         try:
             file = SiteFile.read(path)
-            require(file.name == name, f"{path} has the name {file.name!r}: each site needs its own, as in server.yaml")
+            fix = "each site needs its own, as in server.yaml"
+            require(alone or file.name == name, f"{path} has the name {file.name!r}: {fix}")
             print_table(table_check.check(file), left=3)
         except BadInput as error:
-            print(f"site {name}: {error}", flush=True)
+            for message in messages(error):
+                print(f"site {name}: {message}", flush=True)
             bad.append(name)
     if bad:
         raise FedheadError(f"{', '.join(bad)}: correct the files named above, and check again")

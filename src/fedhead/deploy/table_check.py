@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, collected, raise_collected
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.config import SiteFile
 from fedhead.flower.site import site_data
@@ -14,7 +14,7 @@ def check(file: SiteFile) -> Table:
     """Return a summary of a site's table: rows, empty cells and values by column.
 
     Raises:
-        BadInput: If the site would refuse its table in a run.
+        BadInput: If the site would refuse its table in a run; its notes are the other faults of its tables.
     """
     if file.schema is None:
         raise BadInput(f"{file.path} names no schema: only tables are checked before a run")
@@ -23,12 +23,16 @@ def check(file: SiteFile) -> Table:
     spec = RunSpec("0" * 8, recipe, [file.name], 1, [], table={"schema": schema.to_json()})
     names, base = site_data.ColumnNames(file.label, file.leave_out), file.path.parent
     minimum = file.min_class_count
+    errors = list[BadInput]()
+    with collected(errors):
+        frame = site_data.table(file.data, spec, base, names, strict=True)
+    if file.test is not None:
+        with collected(errors):
+            site_data.table(file.test, spec, base, names)
+    raise_collected(errors)
     statistics = site_data.statistics(
         spec, 0, file.data, base=base, client_test=file.client_test, drawn=None, names=names, minimum=minimum
     )
-    frame = site_data.table(file.data, spec, base, names)
-    if file.test is not None:
-        site_data.table(file.test, spec, base, names)
     rows: list[list[Cell | str]] = []
     for name in (schema.label, *schema.columns):
         column = frame[name].dropna()

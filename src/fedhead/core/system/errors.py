@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fedhead.core.system.text import printable
@@ -72,6 +72,29 @@ def require(condition: object, message: str) -> None:
     """
     if not condition:
         raise BadInput(message)
+
+
+@contextmanager
+def collected(errors: list[BadInput]) -> Iterator[None]:
+    """Append the block's error to a list, so that several are reported at once, by `raise_collected`."""
+    try:
+        yield
+    except BadInput as error:
+        errors.append(error)
+
+
+def raise_collected(errors: Sequence[BadInput]) -> None:
+    """Raise the first of these errors, if there is one, with the messages of the others as its notes."""
+    for other in errors[1:]:
+        for message in messages(other):
+            errors[0].add_note(message)
+    if errors:
+        raise errors[0]
+
+
+def messages(error: BaseException) -> list[str]:
+    """Return the message of an error and its notes."""
+    return [str(error), *getattr(error, "__notes__", [])]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], page: str = "") -> BadInput:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedhead.core.components.parameters import from_mapping
-from fedhead.core.system.errors import BadInput, require, unknown
+from fedhead.core.system.errors import BadInput, collected, raise_collected, require, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
 from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse, text, texts
@@ -166,7 +166,8 @@ class TableSchema:
             The columns of the schema, numbers as float64 and categories as texts, and the label.
 
         Raises:
-            BadInput: If a column is missing, unknown or of another type, or a number is out of range.
+            BadInput: If a column is missing, unknown or of another type, or a number is out of range. Its notes are the
+                other faults of the table.
         """
         import pandas as pd
 
@@ -175,33 +176,39 @@ class TableSchema:
         as_written = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
         labels = Column("category", categories=self.classes) if objective_of(objective).has_classes else Column()
         require(own_label not in leave_out, f"leave_out: {own_label!r} is the label, which every row needs: remove it")
-        parts, names = [], {*self.columns}
+        parts, names, errors = [], {*self.columns}, list[BadInput]()
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
-            frame = each if is_frame(each) else _read(Path(each), as_written)
-            known = [str(name) for name in frame.columns]
-            require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
-            names.update(known)
-            wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
-            for name in wanted:
-                require(name in known, f"{where} has no column {name!r}; it has {', '.join(known)}")
-            if other := [name for name in known if name not in wanted and name not in leave_out]:
-                raise BadInput(
-                    f"{where}: {', '.join(other)} is not in the schema: drop it, or list it in leave_out of site.yaml"
-                )
-            checked = {
-                name: pd.Series(None, frame.index, object if column.type == "category" else np.float64)
-                if name in leave_out
-                else column.read(frame[name], f"{where}: column {name!r}")
-                for name, column in self.columns.items()
-            }
-            given, what = frame[own_label], f"{where}: column {own_label!r}"
-            refuse(given, given.isna(), what, "it must be a label: fill the cell, or drop the row")
-            checked[self.label] = labels.read(given, what)
-            parts.append(pd.DataFrame(checked))
-        require(parts, "no table is named: give at least one file")
+            with collected(errors):
+                frame = each if is_frame(each) else _read(Path(each), as_written)
+                known = [str(name) for name in frame.columns]
+                require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
+                names.update(known)
+                wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
+                missing = [repr(name) for name in wanted if name not in known]
+                other = [name for name in known if name not in wanted and name not in leave_out]
+                with collected(errors):
+                    require(not missing, f"{where} has no column {', '.join(missing)}; it has {', '.join(known)}")
+                with collected(errors):
+                    fix = "drop it, or list it in leave_out of site.yaml"
+                    require(not other, f"{where}: {', '.join(other)} is not in the schema: {fix}")
+                checked = {}
+                for name, column in self.columns.items():
+                    if name in leave_out:
+                        kind = object if column.type == "category" else np.float64
+                        checked[name] = pd.Series(None, frame.index, kind)
+                    elif name in known:
+                        with collected(errors):
+                            checked[name] = column.read(frame[name], f"{where}: column {name!r}")
+                if own_label in known:
+                    given, what = frame[own_label], f"{where}: column {own_label!r}"
+                    refuse(given, given.isna(), what, "it must be a label: fill the cell, or drop the row")
+                    checked[self.label] = labels.read(given, what)
+                parts.append(pd.DataFrame(checked))
         if strict and (strange := [name for name in leave_out if name not in names]):
-            raise unknown("column in leave_out", strange[0], names - {own_label})
+            errors.append(unknown("column in leave_out", strange[0], names - {own_label}))
+        raise_collected(errors)
+        require(parts, "no table is named: give at least one file")
         return pd.concat(parts, ignore_index=True)
 
     def tables(
