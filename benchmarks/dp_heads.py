@@ -1,14 +1,19 @@
-"""Accuracy of heads with differential privacy, by ε and by who adds the noise.
+"""Accuracy of heads with differential privacy, by ε and by who adds the noise: the tables of docs/private_heads.md.
 
-Run it with `python benchmarks/dp_heads.py --data FOLDER --public cifar100 --device cuda --precision bf16 --out FILE`.
-The features of CIFAR-10 are computed once, each head `--seeds` times. `--dataset digits --backbone 'mlp(hidden=[])'
---public digits --sites 10` tries it on a CPU.
+    python benchmarks/dp_heads.py --data FOLDER --public cifar100 --device cuda --precision bf16 \\
+        --out benchmarks/dp_heads.csv
+    python benchmarks/dp_heads.py --dataset digits --backbone 'mlp(hidden=[])' --public digits --delta 1e-4 --sites 10
+
+The first command measures CIFAR-10 on a GPU, the second one the digits on a CPU. The features are computed once, each
+cell `--seeds` times. The CSV file is written after every cell; heads of one site come first, since those of many sites
+take longest. The printed table has the means.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,14 +27,16 @@ import fedhead as fh
 from fedhead.calibration.private_statistics import PENALTY
 
 HEAD = "mlp(hidden=[])"  # a linear layer on the features
-HEADS = {  # stage and center of the features
-    "ridge": ("ridge", "none"),
-    "ridge, public mean": ("ridge", "public"),
-    "ridge, private mean": ("ridge", "private"),
-    "lda": ("lda", "none"),
-    "class means": ("ncm", "none"),
-}
-ONE, WHOLE, SHARES = "one site", "{} sites, each all the noise", "{} sites, shares of the noise"
+ONE, SHARES, WHOLE = "one site", "{} sites, shares", "{} sites, each all of it"
+ROWS = (  # of the table: stage, center of the features, who adds the noise
+    ("ridge", "none", ONE),
+    ("ridge", "public", ONE),
+    ("ridge", "private", ONE),
+    ("lda", "none", ONE),
+    ("ncm", "none", ONE),
+    ("ridge", "private", SHARES),
+    ("ridge", "private", WHOLE),
+)
 
 
 @dataclass(frozen=True)
@@ -66,37 +73,31 @@ def split(held: fh.Federation, sites: int, seed: int) -> fh.Federation:
 
 
 def cells(held: fh.Federation, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compute every head of the table."""
-    names = {name: head for name, head in HEADS.items() if held.public is not None or head[1] != "public"}
-    for seed in range(options.seeds):
-        for name, (stage, center) in names.items():
-            for noise, sites, uploads, budgets in (
-                (ONE, 1, [], [None, *options.epsilons]),
-                (WHOLE, options.sites, [], options.epsilons if options.all else [1.0]),
-                (SHARES, options.sites, [UnmaskedSecureSum()], options.epsilons if options.all else [1.0]),
-            ):
-                federation = split(held, sites, seed)
-                for epsilon in budgets:
-                    privacy = [] if epsilon is None else [fh.DP(epsilon, options.delta, center=center)]
-                    begin = time.perf_counter()
-                    result = fh.run(
-                        federation,
-                        HEAD,
-                        rounds=0,
-                        stages=[stage],
-                        privacy=privacy,
-                        uploads=uploads,
-                        device=options.device,
-                    )
-                    yield {
-                        "head": name,
-                        "noise": noise.format(sites),
-                        "epsilon": "none" if epsilon is None else epsilon,
-                        "seed": seed,
-                        "accuracy": result.stages[stage].accuracy,
-                        "seconds": time.perf_counter() - begin,
-                        "penalty": PENALTY,
-                    }
+    """Compute every cell of the table, all seeds of a row before the next row."""
+    for (stage, center, noise), seed in itertools.product(ROWS, range(options.seeds)):
+        if center == "public" and held.public is None:
+            continue
+        federation = split(held, 1 if noise == ONE else options.sites, seed)
+        for epsilon in [None, *options.epsilons] if noise == ONE else options.epsilons:
+            begin = time.perf_counter()
+            result = fh.run(
+                federation,
+                HEAD,
+                rounds=0,
+                stages=[stage],
+                privacy=[] if epsilon is None else [f"dp({epsilon}, {options.delta}, center={center})"],
+                uploads=[UnmaskedSecureSum()] if noise == SHARES else [],
+                device=options.device,
+            )
+            yield {
+                "head": stage if center == "none" else f"{stage}, center={center}",
+                "noise": noise.format(options.sites),
+                "epsilon": "none" if epsilon is None else epsilon,
+                "seed": seed,
+                "accuracy": round(result.stages[stage].accuracy or 0.0, 2),
+                "seconds": round(time.perf_counter() - begin, 2),
+                "penalty": PENALTY,
+            }
 
 
 def main() -> None:
@@ -110,11 +111,10 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--sites", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--all", action="store_true", help="all budgets for many sites too, not ε = 1 alone")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--cache", type=Path, help="folder of cached features")
-    parser.add_argument("--out", type=Path, help="CSV file, written as the cells are computed")
+    parser.add_argument("--out", type=Path, help="CSV file")
     options = parser.parse_args()
     held, rows = features(options), []
     for row in cells(held, options):
@@ -129,7 +129,7 @@ def main() -> None:
     for row in rows:
         table.setdefault((row["head"], row["noise"]), {}).setdefault(row["epsilon"], []).append(row["accuracy"])
     budgets = ["none", *options.epsilons]
-    print("\n| head | noise |", " | ".join(f"ε = {e}" for e in budgets), "|")
+    print("\n| head | noise by |", " | ".join("no noise" if e == "none" else f"ε = {e:g}" for e in budgets), "|")
     print("|---|---|" + "---|" * len(budgets))
     for (name, noise), by_budget in table.items():
         print(f"| {name} | {noise} |", " | ".join(_cell(by_budget.get(e, [])) for e in budgets), "|")
