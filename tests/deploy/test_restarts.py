@@ -73,7 +73,7 @@ def test_a_site_is_restarted_in_every_phase(tmp_path: Path) -> None:
     serve(alone.server(), grid, log=lambda line: None)
     project, _ = clinic_sites.project(tmp_path, *words)
     text = project.server_file.read_text().replace("quorum: 2", "quorum: 3")  # no round without it
-    project.server_file.write_text(text.replace("join_seconds: 1 ", "join_seconds: 300 "))
+    project.server_file.write_text(text.replace("join_seconds: 0.1 ", "join_seconds: 300 "))
     site = project.path / "sites" / "south"
     shutil.copy(Path(__file__).parents[1] / "support" / "restarting_site.py", site)
     text = (site / "site.yaml").read_text().replace('data: "../../../south.csv"', "data: restarting_site:load")

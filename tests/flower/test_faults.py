@@ -66,13 +66,7 @@ def test_a_client_that_never_answers(tmp_path: Path) -> None:
     grid = here.grid()
     grid.faults[103] = during("work", 2, lambda message, honest: None)
     transport = here.transport(grid, round_seconds=0.3)
-    import fedhead.flower.server.transport as module
-
-    before, module.GRACE = module.GRACE, 0.0
-    try:
-        result = run(transport)
-    finally:
-        module.GRACE = before
+    result = run(transport)
     assert "no response within" in result.rows[1]["failed"]["site-3"]
     same(without(here, 3, 2), transport.server)
 

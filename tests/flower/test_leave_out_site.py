@@ -112,7 +112,7 @@ def test_releases_run_out_before_the_training(tmp_path: Path, capsys: pytest.Cap
     server = made.server()
     for file in (server, server.without("east")):
         assert serve(file, grid, log=lambda line: None)["stages"]["ridge"]
-    with pytest.raises(FedheadError, match=r"1 of 3 sites are there after 1 s \(besides north, .* missing: south"):
+    with pytest.raises(FedheadError, match=r"1 of 3 sites are there after 0.1 s \(besides north, .* missing: south"):
         serve(server.without("north"), grid, log=lambda line: None)
     assert "were sent 3 times, 'releases' in site.yaml permits 3" in capsys.readouterr().err
     book = list(Ledger(made.path / "sites" / "south" / "state" / "ledger.jsonl").entries())

@@ -13,6 +13,7 @@ from clinic_sites import project
 from clinics import NAMES, clinic
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from tiers import quick
 
 import fedhead as fh
 from fedhead.core.tree.treefile import load_tree
@@ -43,11 +44,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.path / "run"
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["before its work", "after its work"])
-@pytest.mark.parametrize("when", PHASES)
+@pytest.mark.parametrize("lost", quick([True, False], False), ids=["before its work", "after its work"])
+@pytest.mark.parametrize("when", quick(PHASES, "statistics", "work train", "test train"))
 def test_a_restarted_site(when: str, lost: bool, undisturbed: Path, tmp_path: Path) -> None:
     made, grid = project(tmp_path, *WORDS)
-    made.server_file.write_text(made.server_file.read_text().replace("quorum: 2", "quorum: 3"))  # no round without it
+    text = made.server_file.read_text().replace("quorum: 2", "quorum: 3")  # no round without it
+    made.server_file.write_text(text.replace("join_seconds: 0.1", "join_seconds: 120"))
     for file in made.sites().values():
         file.path.write_text(file.path.read_text() + "share_model: true\n")
     grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}

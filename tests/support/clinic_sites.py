@@ -29,7 +29,7 @@ def project(folder: Path, *words: str) -> tuple[Project, InProcess]:
         [str(path) for path in files.values()],
         schema=folder / "schema.yaml",
     )
-    made.server_file.write_text(made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 1"))
+    made.server_file.write_text(made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 0.1"))
     for name, file in made.sites().items():
         with file.path.open("a") as text:
             label = "label: died\n" if name == "north" else ""
