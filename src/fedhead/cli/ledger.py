@@ -49,7 +49,7 @@ def ledger(
         cells = (*start, entry["decision"], samples, size, epsilon, " ".join(digests))
         rows.append([str(cell) for cell in cells])
     print_table(Table("", head, rows), left=6)
-    if mus := [entry["privacy"]["mu"] for entry in entries if entry.get("privacy")]:
+    if mus := [entry["privacy"]["mu"] for entry in entries if "mu" in entry.get("privacy", {})]:
         from fedhead.flower.site.policy import DELTA
         from fedhead.privacy import gaussian
 

@@ -10,7 +10,7 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -228,7 +228,14 @@ class PrivateSamples(PrivateRounds[SampleDP]):
         self._steps: dict[tuple[int, int], list[Counter[float]]] = {}  # by client and samples, after each round
         self._multipliers: dict[tuple[int, int], float] = {}
 
-    def steps(self, client: int, samples: int, rounds: int) -> Steps:
+    def epsilon(self, client: int, samples: int, rounds: Iterable[int]) -> float:
+        """Return ε of a client after these rounds; a round that it has repeated counts again."""
+        total = Counter[float]()
+        for round in rounds:
+            total += self.steps(client, samples, round) - self.steps(client, samples, round - 1)
+        return accounting.epsilon_of(total, self.multiplier(client, samples), self.protection.delta)
+
+    def steps(self, client: int, samples: int, rounds: int) -> Counter[float]:
         """Return the steps of a client that takes part in all rounds up to this one."""
         totals = self._steps.setdefault((client, samples), [Counter()])
         while len(totals) <= rounds:

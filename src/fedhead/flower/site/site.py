@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.data.inputs.table_statistics import TableStatistics
 from fedhead.engine.clients.clients import Clients
+from fedhead.engine.clients.private_rounds import PrivateSamples
 from fedhead.engine.clients.server import Downlink, make_downlink
 from fedhead.engine.policies import reply_check, secure_sums
 from fedhead.engine.states.client_states import ClientStates
@@ -61,7 +62,7 @@ class Handled(NamedTuple):
     trees: Mapping[str, Tree] = MappingProxyType({})
     commit: Callable[[], object] | None = None  # stores the state once the response is packed
     release: str = ""  # digest of the request, the samples and the weights, if statistics are sent
-    privacy: Mapping[str, float] = MappingProxyType({})  # ε, δ and μ that the reply spends
+    privacy: Mapping[str, float] = MappingProxyType({})  # ε, δ and μ that statistics spend; ε and δ of rounds so far
 
 
 FROZEN = "frozen"  # file of the frozen parameters
@@ -185,6 +186,8 @@ class Site:
         if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
             spent = self._spend(request, algorithm, clients.experiment.privacy)
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
+        elif request.algorithm == TRAIN and isinstance(clients.privacy, PrivateSamples):
+            spent = self._spend_round(request, clients.privacy, k, response.samples)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send
@@ -257,11 +260,14 @@ class Site:
 
     def _private_releases(self) -> dict[tuple[str, str, str], float]:
         """Return μ of each earlier release with differential privacy, by its run, exchange and secure sum."""
-        entries = (entry for entry in self.ledger.entries() if entry["site"] == self.name and entry.get("privacy"))
         return {
             (entry["run"], entry["algorithm"], (entry.get("secure") or {}).get("id", "")): float(entry["privacy"]["mu"])
-            for entry in entries
+            for entry in self._private_replies()
+            if "mu" in entry["privacy"]
         }
+
+    def _private_replies(self) -> Iterator[dict[str, Any]]:
+        return (entry for entry in self.ledger.entries() if entry["site"] == self.name and entry.get("privacy"))
 
     def _check_privacy(self, request: Request, site_run: SiteRun) -> None:
         """Check before the first round that the releases of earlier runs and of this one fit into the budget."""
@@ -290,6 +296,13 @@ class Site:
         assert stage.release is not None, "called only with differential privacy"
         delta = stage.release.protection.delta
         return {"epsilon": gaussian.epsilon_of(delta, stage.mu), "delta": delta, "mu": stage.mu}
+
+    def _spend_round(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
+        """Return the budget of all rounds that the site has sent in this run, with this one."""
+        run = (request.spec.experiment, TRAIN)
+        earlier = [entry["round"] for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]
+        epsilon = private.epsilon(k, samples, [*earlier, request.round])
+        return {"epsilon": epsilon, "delta": private.protection.delta}
 
     def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
         """Return the digest of a release of statistics.
