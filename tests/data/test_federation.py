@@ -14,7 +14,6 @@ from PIL import Image
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
 from fedhead.data.federation.federation import Federation, Samples
-from fedhead.data.inputs import npz_files
 from fedhead.data.partitions import client_test_sets, partition_file
 from fedhead.data.transforms.augment import Transform
 
@@ -320,7 +319,7 @@ def test_npz(tmp_path):
     with pytest.raises(BadInput, match=r"half\.npz: x_test is alone; a test set needs both"):
         Federation.load(tmp_path / "half.npz")
     (tmp_path / "notes.npz").write_text("rounds: 3\n")
-    with pytest.raises(BadInput, match=r"notes\.npz: not an \.npz file; write one with numpy\.savez$"):
+    with pytest.raises(BadInput, match=r"notes\.npz: not a readable .* write it with numpy\.savez$"):
         Federation.load(tmp_path / "notes.npz")
     np.savez(tmp_path / "nan.npz", x=np.full((len(y), 4), np.nan), y=y)
     with pytest.raises(BadInput, match=r"nan\.npz: training x holds NaN"):
@@ -330,7 +329,7 @@ def test_npz(tmp_path):
         Federation.load(tmp_path / "evil.npz")
 
 
-def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+def test_npz_files_that_do_not_fit_are_refused(tmp_path):
     path = tmp_path / "mine.npz"
     with pytest.raises(BadInput, match=r"mine\.npz: no such file"):
         Federation.load(path)
@@ -344,10 +343,6 @@ def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         file.writestr("x.npy", header.getvalue())
         file.writestr("y.npy", header.getvalue())
     with pytest.raises(BadInput, match=r"mine\.npz: .*(do not fit into memory|not a readable)"):
-        Federation.load(path)
-    np.savez(path, x=np.zeros((9, 2)), y=np.zeros(9))
-    monkeypatch.setattr(npz_files, "_memory", lambda: 100)
-    with pytest.raises(BadInput, match="more than this machine's memory"):
         Federation.load(path)
 
 
