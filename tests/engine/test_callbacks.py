@@ -118,14 +118,12 @@ class Wrong(fh.Callback):
 
     def after_round(self, row: Any, memory: dict[str, Any]) -> Any:
         """Return it."""
-        return {"true": True, "keep": fh.KEEP}[self.what]
+        return {"true": True}[self.what]
 
 
 def test_what_a_callback_must_not_return_is_named() -> None:
     with pytest.raises(BadInput, match=r"callback Wrong returned True: return fedhead\.STOP, fedhead\.KEEP or None"):
         asked(Wrong(), [1.0])
-    with pytest.raises(BadInput, match="callback Wrong returned KEEP: set keeps = True"):
-        asked(Wrong("keep"), [1.0])
     with pytest.raises(BadInput, match="callback Wrong: the function raised KeyError"):
         asked(Wrong("other"), [1.0])
 

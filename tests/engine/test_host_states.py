@@ -155,8 +155,6 @@ def test_no_state_is_left_after_all_are_cleared() -> None:
 class BestFirst(Callback):
     """Keeps the first round's models, and stops after a later one."""
 
-    keeps = True
-
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
         """Keep round 1, stop after round 3."""
         return {1: KEEP, 3: STOP}.get(row["round"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,6 @@ DECAY = {"lr": 0.1, "lr_decay": 0.5, "batch_size": 8}
 class StopAfter(fh.Callback):
     """Stops after a round, and keeps the models of one."""
 
-    keeps: ClassVar[bool] = True
     round: int = 2
     kept: int | None = None
 

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from fedhead.core.components.component import Component
 from fedhead.core.components.ranges import AtLeast
@@ -40,13 +40,7 @@ KEEP = Action.KEEP
 
 @dataclass(frozen=True)
 class Callback(Component):
-    """Base class of callbacks, called after each round.
-
-    Attributes:
-        keeps: Whether it may return `KEEP`.
-    """
-
-    keeps: ClassVar[bool] = False
+    """Base class of callbacks, called after each round."""
 
     def check(self, metrics: Mapping[str, Metric], validated: bool) -> None:
         """Raise `BadInput` if the callback can't be used in this run; called before training.
@@ -162,8 +156,6 @@ class BestModel(Watcher):
         mode: Whether high ("max") or low ("min") values are good; "auto": as the metric declares.
     """
 
-    keeps: ClassVar[bool] = True
-
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
         """Keep the round if it is the best so far."""
         return KEEP if self._improved(row, memory) else None
@@ -220,8 +212,6 @@ class CallbackList:
                 continue
             if not isinstance(answer, Action):
                 raise BadInput(f"callback {rule.name} returned {answer!r}: return fedhead.STOP, fedhead.KEEP or None")
-            if KEEP in answer and not rule.keeps:
-                raise BadInput(f"callback {rule.name} returned KEEP: set keeps = True in its class")
             if STOP in answer:
                 row.setdefault("stopped", rule.name)
             action |= answer
