@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -86,21 +87,10 @@ def retrain(
 
 def _chunks(epochs: Iterable[BatchSchedule]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Yield positions and weights in chunks of `STEPS_PER_GRAPH` steps; the last chunk may be smaller."""
-    rows: list[NDArray[np.int64]] = []
-    weight: list[NDArray[np.float32]] = []
-    steps = 0
-    for epoch in epochs:
-        done = 0
-        while done < len(epoch):
-            part = slice(done, done + STEPS_PER_GRAPH - steps)
-            rows.append(epoch.positions[part])
-            weight.append(epoch.weight[part])
-            done, steps = done + len(rows[-1]), steps + len(rows[-1])
-            if steps == STEPS_PER_GRAPH:
-                yield np.concatenate(rows), np.concatenate(weight)
-                rows, weight, steps = [], [], 0
-    if steps:
-        yield np.concatenate(rows), np.concatenate(weight)
+    steps = (step for epoch in epochs for step in zip(epoch.positions, epoch.weight, strict=True))
+    while chunk := list(islice(steps, STEPS_PER_GRAPH)):
+        rows, weight = zip(*chunk, strict=True)
+        yield np.stack(rows), np.stack(weight)
 
 
 def _features(z: Tensor, y: Tensor, rows: Tensor, weight: Tensor, classes: int) -> Features:
