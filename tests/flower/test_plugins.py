@@ -10,6 +10,7 @@ import plugin_package
 import pytest
 import torch
 from federal_plugin import CODE, ENTRY_POINTS
+from tiers import quick
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
@@ -58,7 +59,7 @@ def grid(made: Project) -> InProcess:
     return InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
 
 
-@pytest.mark.parametrize("how", WORDS)
+@pytest.mark.parametrize("how", quick(WORDS, "file"))
 def test_the_user_s_own_code_equals_a_simulation(
     how: str, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +82,7 @@ def test_the_user_s_own_code_equals_a_simulation(
     assert RunFolder.open(made.path / "run").environment()["components"][0]["name"] == WORDS[how][0].partition("=")[2]
 
 
-@pytest.mark.parametrize("how", WORDS)
+@pytest.mark.parametrize("how", quick(WORDS, "package"))
 def test_a_site_refuses_what_it_does_not_allow_before_it_is_imported(how: str, site: Path, tmp_path: Path) -> None:
     made = project(tmp_path, WORDS[how])
     for file in made.sites().values():

@@ -66,6 +66,10 @@ def test_what_the_policy_does_not_name_is_refused(
     response = hello(made)
     assert response.problem == "policy"
     assert reason in capsys.readouterr().err
+
+
+def test_a_run_goes_on_without_a_site_that_refuses_it(tmp_path: Path) -> None:
+    made = project(tmp_path, keys="methods: [fedprox]\n")
     nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
     told: list[str] = []
     found = serve(made.server(), InProcess(nodes), log=told.append)

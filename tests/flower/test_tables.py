@@ -15,6 +15,7 @@ import torch
 import yaml
 from clinic_sites import project
 from clinics import NAMES, SCHEMA, clinic
+from tiers import quick
 
 import fedhead as fh
 from fedhead.cli import call
@@ -37,7 +38,7 @@ def simulated(folder: Path, normalize: str | None, **more: Any) -> fh.Result:
     return fh.run(made, "mlp(hidden=[6])", "fedavg", out=folder / "sim", **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("normalize", ["standard", "quantiles"])
+@pytest.mark.parametrize("normalize", quick(["standard", "quantiles"], "standard"))
 def test_a_deployment_equals_a_simulation_of_the_same_tables(normalize: str, tmp_path: Path) -> None:
     made, grid = project(tmp_path, f"normalize={normalize}")
     said: list[str] = []
@@ -61,6 +62,7 @@ def test_a_deployment_equals_a_simulation_of_the_same_tables(normalize: str, tmp
         torch.testing.assert_close(mine[name], t, atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 def test_models_of_tables_are_selected_as_in_a_simulation(tmp_path: Path) -> None:
     """Preprocessing, validation, early stopping, the best model and a stage."""
     chosen = "callbacks=[early_stopping(metric=loss, patience=2), best_model(metric=auroc(bins=64), min_delta=0.02)]"
@@ -99,24 +101,32 @@ def test_models_of_tables_are_selected_as_in_a_simulation(tmp_path: Path) -> Non
         torch.testing.assert_close(found.weights[name], t, atol=1e-10, rtol=0)
 
 
-def test_a_deployed_table_is_loaded_exported_and_compared(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_deployed_table_is_exported(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
     pytest.importorskip("onnxscript", reason="an optional extra")
+    made, grid = project(tmp_path)
+    serve(made.server(), grid, log=lambda line: None)
+    loaded, rows = fh.load(made.path / "run"), clinic(7)
+    rows["ward"] = rows["ward"].replace("c", "a")
+    session = onnxruntime.InferenceSession(str(loaded.export(tmp_path / "model.onnx", normalize=True)))
+    columns = loaded.trained.clients.federation.columns
+    assert columns is not None
+    (scores,) = session.run(None, {"x": columns.encode(rows)})
+    np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
+    held = session.get_modelmeta().custom_metadata_map
+    assert json.loads(held["columns"]) == list(columns.names)
+    assert held["run"] == json.loads((made.path / "run" / "environment.json").read_text())["experiment"]
+
+
+def test_a_deployed_table_is_loaded_and_compared(tmp_path: Path) -> None:
     made, grid = project(tmp_path)
     serve(made.server(), grid, log=lambda line: None)
     run = made.path / "run"
     loaded, rows = fh.load(run), clinic(7)
     rows["ward"] = rows["ward"].replace("c", "a")
-    session = onnxruntime.InferenceSession(str(loaded.export(tmp_path / "model.onnx", normalize=True)))
-    columns = loaded.trained.clients.federation.columns
-    assert columns is not None
-    assert json.loads(session.get_modelmeta().custom_metadata_map["columns"]) == list(columns.names)
-    (scores,) = session.run(None, {"x": columns.encode(rows)})
-    np.testing.assert_allclose(scores, loaded.scores(rows), atol=1e-5)
     named = np.array(["alive", "dead"])[loaded.predict(rows)]
     assert loaded.evaluate(rows, rows["outcome"])["accuracy"] == pytest.approx(100 * (named == rows["outcome"]).mean())
-    held = session.get_modelmeta().custom_metadata_map
-    assert held["run"] == json.loads((run / "environment.json").read_text())["experiment"]
     empty = loaded.predict(rows.assign(ward=None, year=np.nan))
     np.testing.assert_array_equal(loaded.predict(rows.drop(columns=["ward", "year"])), empty)
     with pytest.raises(BadInput, match="x: column 'age' holds 121 in row 0, it must be between 0 and 120"):
@@ -178,21 +188,21 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ward=["Methuselah", *table["ward"][1:]])
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (no_ward, "south.csv has no column 'ward'"),
-        (one_more, "south.csv: Methuselah is not in the schema: drop it, or list it in leave_out of site.yaml"),
-        (old, "column 'age' holds 'Methuselah' in row 0, it must be a number in years"),
-        (lost, "column 'outcome' holds 'lost' in row 0, which the schema does not list"),
-        (strange, "column 'sex' holds 'Methuselah' in row 0, which the schema does not list"),
-        (rare, "column 'ward' holds 'Methuselah' in row 0, which is not a category of the run: list all categories in"),
-        (negative, "column 'age' holds -3 in row 0, it must be between 0 and 120 in years"),
-        (unlabelled, "column 'outcome' holds nan in row 1, it must be a label: fill the cell, or drop the row"),
-    ],
-)
+BAD = {
+    no_ward: "south.csv has no column 'ward'",
+    one_more: "south.csv: Methuselah is not in the schema: drop it, or list it in leave_out of site.yaml",
+    old: "column 'age' holds 'Methuselah' in row 0, it must be a number in years",
+    lost: "column 'outcome' holds 'lost' in row 0, which the schema does not list",
+    strange: "column 'sex' holds 'Methuselah' in row 0, which the schema does not list",
+    rare: "column 'ward' holds 'Methuselah' in row 0, which is not a category of the run: list all categories in",
+    negative: "column 'age' holds -3 in row 0, it must be between 0 and 120 in years",
+    unlabelled: "column 'outcome' holds nan in row 1, it must be a label: fill the cell, or drop the row",
+}
+
+
+@pytest.mark.parametrize("change", quick(BAD, rare, old))
 def test_a_bad_table_is_named_at_its_site_alone(
-    change: Callable[[pd.DataFrame], pd.DataFrame], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, grid = project(tmp_path, "rounds=1")
     path = tmp_path / "south.csv"
@@ -204,10 +214,10 @@ def test_a_bad_table_is_named_at_its_site_alone(
     grid.faults[11] = lambda message, honest: (content := honest(), replies.append(str(wire.unpack(content))))[0]
     row = serve(made.server(), grid, log=said.append)
     assert row["clients"][1] is None
-    assert reason in capsys.readouterr().err
+    assert BAD[change] in capsys.readouterr().err
     told = "\n".join([*replies, *said])
     assert TEXTS["data"] in told
-    for word in (reason, "Methuselah", "'lost'", "south.csv"):
+    for word in (BAD[change], "Methuselah", "'lost'", "south.csv"):
         assert word not in told
 
 

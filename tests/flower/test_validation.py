@@ -83,7 +83,7 @@ def equal(mine: Any, theirs: Any) -> bool:
     return (math.isnan(mine) and math.isnan(theirs)) or mine == pytest.approx(theirs, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg", "fedrep"))
+@pytest.mark.parametrize("name", quick(sorted(METHODS), "fedavg"))
 def test_validation_early_stopping_best_model_and_a_stage_equal_a_simulations(name: str, tmp_path: Path) -> None:
     callbacks: list[fh.Callback] = [fh.EarlyStopping("f1", patience=2), fh.BestModel("f1")]
     stages = [STAGES["finetune"]()]
