@@ -38,6 +38,7 @@ class FedProto(LocalOnly):
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
+    adds_up: ClassVar[bool] = True  # clients send sums and counts
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")
@@ -86,11 +87,6 @@ class FedProto(LocalOnly):
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
         """Check that the prototypes' counts match the client's samples."""
         check_counts("its prototypes", sent["counts"], samples, sent["sums"])
-
-    @property
-    def adds_up(self) -> bool:
-        """True: clients send sums and counts."""
-        return True
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Average the prototypes of each class (Eq. 6); classes without samples keep their prototype."""

@@ -36,11 +36,7 @@ class FedCOF(ClosedFormHead):
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, multiple of the identity that is added to each covariance
 
     sums: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def kind(self) -> Kind:
-        """Counts and sums, without second moments."""
-        return "means"
+    kind: ClassVar[Kind] = "means"
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Estimate the covariances and solve for the head."""

@@ -56,11 +56,7 @@ class LDA(GaussianHead):
     """
 
     protectable: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> Kind:
-        """One second moment for all classes."""
-        return "pooled"
+    kind: ClassVar[Kind] = "pooled"
 
     def chosen(self, statistics: Statistics) -> Tree:
         """Return the shrinkage."""

@@ -28,11 +28,7 @@ class NCM(ClosedFormHead):
     metric: Literal["euclidean", "cosine"] = "euclidean"  # distance to the class means
 
     protectable: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> Kind:
-        """Counts and sums, without second moments."""
-        return "means"
+    kind: ClassVar[Kind] = "means"
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear head of the class means."""

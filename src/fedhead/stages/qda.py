@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,10 +31,7 @@ class QDA(GaussianHead):
     per class, whose estimates need many samples; with few samples, lda is better.
     """
 
-    @property
-    def kind(self) -> Kind:
-        """A covariance per class."""
-        return "full"
+    kind: ClassVar[Kind] = "full"
 
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the inverse factors L_c⁻¹, the means and the constants of the classes."""

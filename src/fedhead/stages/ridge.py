@@ -34,11 +34,7 @@ class Ridge(ClosedFormHead):
     normalize: bool = False  # scaling of each class's weights to unit norm, as in Fed3R
 
     protectable: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> Kind:
-        """One second moment for all classes."""
-        return "pooled"
+    kind: ClassVar[Kind] = "pooled"
 
     def choose(self, statistics: Statistics, path: RidgePath) -> float:
         """Return the penalty λ for these statistics."""

@@ -273,27 +273,11 @@ class FeatureCenter(StatisticsStage):
     """Mean of bounded features, over the clients' samples with noise or over public samples."""
 
     name: ClassVar[str] = CENTER
+    kind: ClassVar[Kind] = "means"
+    may_lack_classes: ClassVar[bool] = False  # all samples are one class
+    centered: ClassVar[bool] = False  # this exchange computes the center
+    adds_up: ClassVar[bool] = True
     before: str = field(default="", repr=False, kw_only=True)  # stage that uses the center
-
-    @property
-    def kind(self) -> Kind:
-        """A count and a sum."""
-        return "means"
-
-    @property
-    def may_lack_classes(self) -> bool:
-        """False: all samples are one class."""
-        return False
-
-    @property
-    def centered(self) -> bool:
-        """False: this exchange computes the center."""
-        return False
-
-    @property
-    def adds_up(self) -> bool:
-        """True: the server needs only totals."""
-        return True
 
     @property
     def _public(self) -> bool:
