@@ -1,7 +1,8 @@
 """Bytes and seconds of secure sums of pooled statistics, with all sites in one process.
 
-    python benchmarks/secure_sums.py                         # 10 and 100 sites, d = 64 and 1280
-    python benchmarks/secure_sums.py --sites 1000 --features 64 1280 --dropped 0.1
+    python benchmarks/secure_sums.py --out benchmarks/secure_sums.csv  # 10 and 100 sites, d = 64 and 1280
+    python benchmarks/secure_sums.py --sites 1000 --features 64
+    python benchmarks/secure_sums.py --sites 1000 --features 1280 --masked 20
 
 A share of the sites (`--dropped`) misses the step in which masked vectors are sent, which costs the server most. The
 sum is compared with the plain one. Seconds are CPU time of one core. With `--masked 20`, only 20 sites compute their
@@ -11,9 +12,11 @@ masked vectors, the bytes of the others are counted, and there is no sum to comp
 from __future__ import annotations
 
 import argparse
+import csv
 import secrets
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ def size(message: Any) -> int:
     return sum(map(len, message.values())) if isinstance(message, Mapping) else len(message)
 
 
-def measure(sites: int, features: int, dropped: float, masked_sites: int | None) -> str:
+def measure(sites: int, features: int, dropped: float, masked_sites: int | None) -> dict[str, str]:
     length = CLASSES + CLASSES * features + features * (features + 1) // 2  # counts, sums and one second moment
     session = Session(secrets.token_bytes(16), tuple(range(sites)), SecureSum().min_clients(sites))
     keys = identity.new_keys(range(sites))
@@ -76,22 +79,32 @@ def measure(sites: int, features: int, dropped: float, masked_sites: int | None)
     else:
         neighbours = [len(message) + 1 for k, message in messages.items() if k in here]
         up += replies - len(here[:masked_sites]) * 8 * length + shamir.SHARE * sum(neighbours)
-    server_seconds = "–" if masked_sites is not None else f"{seconds['server']:.1f} s"
-    cells = [sites, features, f"{dropped:.0%}", f"{up / replies:.4f}", f"{(up - replies) / sites / 1000:,.1f} kB"]
-    cells += [f"{down / sites / 1000:,.1f} kB", f"{per_site:.2f} s", server_seconds]
-    return " | ".join(["", *map(str, cells), ""]).strip()
+    return {
+        "sites": f"{sites:,}",
+        "d": f"{features}",
+        "dropped": f"{dropped:.0%}",
+        "bytes up / plain": f"{up / replies:.3f}",
+        "more up per site": f"{(up - replies) / sites / 1000:,.1f} kB",
+        "more down per site": f"{down / sites / 1000:,.1f} kB",
+        "a site": f"{per_site:.2f} s",
+        "the server": "–" if masked_sites is not None else f"{seconds['server']:.1f} s",
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--features", type=int, nargs="+", default=[64, 1280])
-    parser.add_argument("--dropped", type=float, nargs="+", default=[0.0, 0.1])
+    parser.add_argument("--dropped", type=float, nargs="+", default=[0.0, 0.1, 0.3])
     parser.add_argument("--masked", type=int, help="sites that compute their masked vectors; default: all")
+    parser.add_argument("--out", type=Path, help="CSV file, to which rows are added")
     options = parser.parse_args()
-    print("| sites | d | dropped | bytes up / plain | more up per site | more down per site | a site | the server |")
-    print("|---|---|---|---|---|---|---|---|")
     for features in options.features:
         for sites in options.sites:
             for dropped in options.dropped:
-                print(measure(sites, features, dropped, options.masked), flush=True)
+                row = measure(sites, features, dropped, options.masked)
+                print("|", " | ".join(row.values()), "|", flush=True)
+                if options.out is not None:
+                    new = not options.out.exists()
+                    with options.out.open("a", newline="", encoding="utf-8") as file:
+                        csv.writer(file).writerows([row, row.values()] if new else [row.values()])

@@ -142,6 +142,16 @@ def test_validation_uploads_and_frozen_weights(tmp_path: Path) -> None:
     assert all(name.startswith("model/extractor") for name in once)
 
 
+def test_differential_privacy(tmp_path: Path) -> None:
+    privacy = [fh.DP(2.0, 1e-3, center="private"), fh.SampleDP(1e20, 1e-3, noise_multiplier=1.0)]
+    entries = compare(network("group"), METHODS["fedavg"](), tmp_path, [fh.Ridge()], privacy=privacy, rounds=2)
+    for exchange in ("work ridge.center", "work ridge"):
+        noisy = [e.samples for e in entries.of(exchange, UP) if e.bytes and e.name != "architecture"]
+        assert noisy
+        assert all(text.startswith("all samples, with noise: ε = ") for text in noisy)
+    assert "train_loss" not in {e.name for e in entries.of("work train", UP)}
+
+
 @pytest.mark.parametrize("name", quick([n for n in STAGES_AT_SITES if STAGES[n].class_rows], "ridge"))
 def test_sums_over_large_classes_hold_no_sample_of_a_small_one(name: str) -> None:
     def replies(pixel: int) -> Tree:

@@ -235,6 +235,8 @@ def test_the_guarantee_is_in_the_run_folder(tmp_path: Path) -> None:
     assert (given.release, given.epsilon, given.delta) == ("stage ridge", pytest.approx(2), 1e-5)
     assert (given.unit, given.neighbourhood, given.secret) == ("sample", "add or remove one", True)
     assert "each client adds all of the noise" in given.assumptions
+    assert given.mechanism.startswith("Gaussian noise of deviation")
+    assert given.accountant.startswith("analytic Gaussian mechanism")
     sections = {section.id: section for section in page.page(content.load([tmp_path / "run"])).sections}
     assert "each client adds all of the noise" in str(sections["privacy"])
 

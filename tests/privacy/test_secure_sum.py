@@ -97,6 +97,15 @@ def test_sums_are_exact_where_clients_have_few_neighbours(step: str) -> None:
     np.testing.assert_array_equal(total, federation.plain())
 
 
+@pytest.mark.slow
+def test_100_sites_send_few_more_bytes_than_plain_statistics_of_1280_features() -> None:
+    federation = Federation(100, length=1)
+    federation.run({"mask": range(10)})
+    masked = 90 * 8
+    plain = masked * (10 + 10 * 1280 + 1280 * 1281 // 2)  # counts, sums and one second moment of ten classes
+    assert sum(map(len, federation.seen)) - masked < 0.01 * plain  # the length of the vectors changes nothing else
+
+
 def test_neighbours_are_mutual_and_the_same_for_all() -> None:
     adverts = {k: bytes([k]) for k in range(50)}
     session = Session(b"s", tuple(adverts), 34, neighbours=10)
