@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -268,7 +269,12 @@ def read_request(header: Mapping[str, Any]) -> Request:
     secure = header.get("secure")
     if secure is not None:
         secure = _read(SecureRequest, secure if isinstance(secure, dict) else {}, "secure sum")
-    return _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec"), "secure": secure}, "request")
+    return _read(Request, {**header, "spec": _read_spec(json.dumps(spec)), "secure": secure}, "request")
+
+
+@lru_cache(maxsize=1)  # every request of a run has the same specification
+def _read_spec(text: str) -> RunSpec:
+    return _read(RunSpec, json.loads(text), "run's spec")
 
 
 def read_response(header: Mapping[str, Any]) -> Response:
