@@ -1,7 +1,6 @@
 """The command line as a user meets it: what it prints, where, and with which exit code."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -91,23 +90,15 @@ def test_a_stage_shows_what_it_did_for_the_global_model_and_for_the_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "digits", *QUICK, "client_test=0.3", "stages=[finetune]", "--out", str(tmp_path / "run")]
-    assert call([*words, "seeds=[4, 7]"]) == 0
+    assert call(words) == 0
     shown = capsys.readouterr().out
-    runs = [json.loads((tmp_path / "run" / f"seed{s}" / "result.json").read_text()) for s in (4, 7)]
-    tuned = np.mean([r["stages"]["finetune"]["personal"] for r in runs])
-    assert tuned > np.mean([r["personal"] for r in runs])
-    accuracy, deviation = np.mean([r["accuracy"] for r in runs]), np.std([r["accuracy"] for r in runs], ddof=1)
-    assert f"  + finetune: accuracy {accuracy:.2f} ± {deviation:.2f} %, personal {tuned:.2f} ± " in shown
-    assert call([*words, "seeds=[4, 7]", "--resume", "--json"]) == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    tuned = result["stages"]["finetune"]["personal"]
+    assert tuned > result["personal"]
+    assert f"  + finetune: accuracy {result['accuracy']:.2f} %, personal {tuned:.2f} %" in shown
+    assert call([*words, "--resume", "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again["stages"]["finetune"]["personal"] == pytest.approx(tuned)
-
-
-def test_seeds_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_json(capsys, "seeds=[4, 7]", "--out", str(tmp_path / "runs"))
-    assert result["seed"] == [4, 7]
-    assert result["accuracy"] == pytest.approx(np.mean([r["accuracy"] for r in result["runs"]]))
-    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["seed4", "seed7"]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(
@@ -289,47 +280,6 @@ def test_what_clients_keep_may_not_diverge_unseen(tmp_path: Path, capsys: pytest
     assert not (tmp_path / "run" / "result.json").exists()
     assert call(words) == 2
     assert "holds a run that diverged already: select another folder" in capsys.readouterr().err
-
-
-BAD_SEED = """
-import dataclasses
-import fedhead as fh
-
-@dataclasses.dataclass(frozen=True)
-class Bad(fh.Method):
-    def init_server(self, w, task):
-        server = super().init_server(w, task)
-        return server if task.seed != 1 else server.map(lambda t: t * float("nan"))
-"""
-
-
-def test_a_seed_that_diverges_leaves_the_others_their_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.py").write_text(BAD_SEED, encoding="utf-8")
-    quick = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--quiet", "--executor", "loop"]
-    words = ["run", "digits", *quick, f"method={tmp_path / 'bad.py'}:Bad", "seeds=[0, 1, 2]"]
-    assert call([*words, "--json", "--out", str(tmp_path / "runs")]) == 1  # one of three failed
-    shown = capsys.readouterr()
-    result = json.loads(shown.out.splitlines()[-1])
-    assert result["seed"] == [0, 2]
-    assert result["accuracy"] == pytest.approx(np.mean([r["accuracy"] for r in result["runs"]]))
-    assert list(result["failed"]) == ["seed 1"]
-    assert "not finite" in result["failed"]["seed 1"]
-    assert "error: seed 1 is in no mean: client 0, round 1" in shown.err
-    assert call(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
-    assert "does not count: diverged" in capsys.readouterr().out
-
-
-def test_several_seeds_are_told_with_their_deviation_and_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert call(["run", "digits", *QUICK, "seeds=[4, 7]", "stages=[ccvr]", "stage.ccvr.samples=5"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"^accuracy    \d+\.\d\d ± \d+\.\d\d %  \(2 seeds\)$", shown, re.M)
-    assert re.search(r"^  \+ ccvr: accuracy \d+\.\d\d ± \d+\.\d\d %$", shown, re.M)
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["digits-fedavg"]
 
 
 def test_diverging_is_a_failure_not_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,8 +44,8 @@ def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatc
         shown = progress.bar
         assert shown is not None
         monkeypatch.setattr(shown, "get_time", lambda: now[0])
-        run = progress.observer("fedavg", 100, done=60)
-        run.start("loop", dataclasses.replace(NOW, round=20))
+        run = progress.observer("fedavg", 100)
+        run.start("loop", dataclasses.replace(NOW, round=80))
         for number in (81, 82, 83):
             now[0] += 10.0
             run.round({"round": number}, NOW)
@@ -154,25 +154,6 @@ def test_tensorboard_that_is_missing_leaves_no_folder(
     TensorBoard().check(tmp_path)
 
 
-def test_a_round_of_several_seeds_names_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["rounds=2", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu"]
-    assert call(["run", "digits", *quick, "seeds=[3, 5]", "--out", str(tmp_path / "two")]) == 0
-    rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
-    assert sorted(rounds) == [f"fedavg (seed {seed}): round {number}" for seed in (3, 5) for number in (1, 2)]
-    assert call(["run", "digits", *quick, "--out", str(tmp_path / "one")]) == 0
-    rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
-    assert rounds == ["fedavg: round 1", "fedavg: round 2"], "a single run needs no seed"
-
-
-@pytest.mark.parametrize(("seeds", "said"), [("[3]", "(1 seed)"), ("[3, 5]", "(2 seeds)")])
-def test_the_accuracy_names_how_many_seeds_it_is_of(
-    seeds: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--quiet"]
-    assert call(["run", "digits", *quick, f"seeds={seeds}", "--out", str(tmp_path / "runs")]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith(said)
-
-
 QUICK = ["digits", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--quiet"]
 
 
@@ -190,26 +171,14 @@ def test_the_traffic_of_rounds_and_stages_is_told_apart(tmp_path: Path, capsys: 
     assert f"traffic     {text}" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("seeds", [[], ["seeds=[0, 1]"]], ids=["one", "two"])
-def test_a_finished_run_says_that_nothing_was_left_to_do(
-    seeds: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_says_that_nothing_was_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "run")]
-    folders = [tmp_path / "run" / f"seed{n}" for n in (0, 1)] if seeds else [tmp_path / "run"]
-    finished = [f"warning: {folder} was finished already, nothing was trained" for folder in folders]
+    finished = [f"warning: {tmp_path / 'run'} was finished already, nothing was trained"]
     for rounds, resume, warnings in ((1, [], []), (1, ["--resume"], finished), (2, ["--resume"], [])):
-        assert call(["run", *QUICK, f"rounds={rounds}", *seeds, "--executor", "loop", *out, *resume]) == 0
+        assert call(["run", *QUICK, f"rounds={rounds}", "--executor", "loop", *out, *resume]) == 0
         shown = capsys.readouterr()
         assert shown.out.splitlines()[-1] == f"run         {tmp_path / 'run'}"
         assert [line for line in shown.err.splitlines() if line.startswith("warning")] == warnings
-
-
-def test_metrics_of_several_seeds_have_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "run")]
-    assert call(["run", *QUICK, "rounds=1", "metrics=[f1]", "seeds=[0, 1]", "--executor", "loop", *out]) == 0
-    values = [json.loads((tmp_path / f"run/seed{n}/result.json").read_text())["metrics"]["f1"] for n in (0, 1)]
-    deviation = abs(values[0] - values[1]) / 2**0.5  # of two values, n - 1
-    assert f"f1          {sum(values) / 2:.4f} ± {deviation:.4f}" in capsys.readouterr().out.splitlines()
 
 
 def test_a_quiet_sweep_prints_its_table_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

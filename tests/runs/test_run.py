@@ -14,7 +14,6 @@ from mixed import perceptron
 from simulations import RowFunction
 from small import network
 
-from fedhead.api.run_recipe import run_recipe
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
@@ -143,13 +142,6 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
     RunFolder.create(tmp_path / "run", RECIPE)
     with pytest.raises(BadInput, match="holds an unfinished run already"):
         execute(RECIPE, tmp_path / "run", Compute(device="cpu"))
-
-
-def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
-    words = ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"]
-    found = run_recipe("digits", words, out=tmp_path / "run", executor="loop")
-    each = [run["metrics"]["f1"] for run in found["runs"]]
-    assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 
 
 def test_a_run_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert said == []
 
 
+def test_without_axes_it_runs_several_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["sweep", "digits", *WORDS[:-3], "--seeds", "2", "--out", str(tmp_path / "sweep")]) == 0
+    accuracies = [run.accuracy for run in fh.load_all(tmp_path / "sweep")]
+    assert len(accuracies) == 2
+    assert f"{sum(accuracies) / 2:.2f} ± " in capsys.readouterr().out
+    assert call(["sweep", str(tmp_path / "sweep/sweep.yaml"), "--out", str(tmp_path / "again"), "--dry-run"]) == 0
+
+
 def test_it_goes_on_where_it_stopped_and_takes_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = plan("digits", {"lr": [0.1, 0.2], **TINY})
     trained: list[Path] = []

@@ -158,7 +158,7 @@ def test_bad_axes_are_refused_in_one_line(given: dict[str, Any], message: str) -
     [
         ("- 1", "neither a recipe nor a sweep"),
         ("recipe: digits\nbase: {lr: 1}", "needs the key 'axes'"),
-        ("axes: {}", "axes is empty"),
+        ("axes: {}", "nothing varies"),
         ("axes: {lr: 3}", "axis lr: give a list of values"),
         ("axes: {lr: []}", "lr: the axis is empty"),
         ("axes: {lt: [1, 2]}", "unknown key 'lt': did you mean 'lr'"),

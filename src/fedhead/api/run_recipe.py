@@ -1,25 +1,20 @@
-"""`fedhead.run_recipe`: run a recipe in a run folder, once per seed."""
+"""`fedhead.run_recipe`: run a recipe in a run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from fedhead.core.system.errors import Diverged, FedheadError, require
+from fedhead.core.system.errors import require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.loggers.base import Logger
-from fedhead.metrics.averages import mean_and_deviation
 from fedhead.metrics.records import Row
 from fedhead.recipes.parts import LOGGER_PART
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import run
 from fedhead.runs.progress import Progress
-from fedhead.runs.run_folder import RunFolder
-from fedhead.runs.run_folder_schema import CONFIG, METRICS, DamagedRun, read_rows
-
-MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over runs
+from fedhead.runs.run_folder_schema import CONFIG, METRICS, read_rows
 
 
 def run_recipe(
@@ -38,17 +33,13 @@ def run_recipe(
     loggers: Sequence[Logger | type[Logger] | str] = (),
     progress: bool = False,
 ) -> Row:
-    """Run a recipe like `fedhead run`: once, or once per seed.
-
-    Each run has its own folder. With several seeds, a diverged run or a damaged folder does not stop the others. It is
-    listed under `failed` and excluded from the means.
+    """Run a recipe like `fedhead run`.
 
     Args:
         recipe: Name of a built-in recipe, or recipe file.
         assignments: Overrides of the recipe, such as `"rounds=5"`.
-        out: Run folder; with several seeds, the parent of their folders (`seed0` and so on). None: a new one under
-            runs/.
-        resume: Resume interrupted runs; finished ones are not changed.
+        out: Run folder; None: a new one under runs/.
+        resume: Resume an interrupted run; a finished one is not changed.
         allow_changed_code: Resume even if your code has changed.
         data: Folder of the data sets; None: the default one.
         device: `"auto"`, `"cpu"` or `"cuda"`.
@@ -60,12 +51,10 @@ def run_recipe(
         progress: Show a progress bar.
 
     Returns:
-        The final results in the format of `result.json`; with several seeds, means and deviations, and the single
-        results under `runs`.
+        The final results in the format of `result.json`.
 
     Raises:
         BadInput: An argument is invalid, or arguments are incompatible.
-        FedheadError: No run has a result.
         RunInterrupted: Ctrl-C, with the folder and the rounds of the run.
     """
     require(not resume or out is not None, "--resume needs --out (resume needs out): name the run folder to continue")
@@ -74,65 +63,34 @@ def run_recipe(
         None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code
     )
     folder = _new_folder(recipe, wanted) if out is None else Path(out)
-    runs = {folder: wanted}
-    if wanted.seeds:
-        runs = {folder / f"seed{seed}": wanted.override([f"seed={seed}"]) for seed in wanted.seeds}
-    if resume:  # check all recipes before the first run starts
-        for place, planned in runs.items():
-            with suppress(DamagedRun):  # the run itself reports it
-                if RunFolder.holds_run(place):
-                    RunFolder.open(place).check_continued_by(planned)
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)
-    results: list[Row] = []
-    failed: dict[str, str] = {}
     with Progress(quiet=not progress) as bar:
-        for number, (place, planned) in enumerate(runs.items()):
-            label = f"{planned.method} (seed {planned.seed})" if len(runs) > 1 else planned.method
-            observer = bar.observer(label, len(runs) * planned.rounds, number * planned.rounds)
-            try:
-                result = run.execute(planned, place, compute, resume=resume, observers=[observer], loggers=made_loggers)
-            except KeyboardInterrupt as interrupt:
-                raise RunInterrupted(folder, place, planned.rounds) from interrupt
-            except (Diverged, DamagedRun) as error:
-                if not wanted.seeds:
-                    raise
-                failed[f"seed {planned.seed}"] = str(error)
-            else:
-                results.append(result)
-    if not wanted.seeds:
-        return results[0]
-    if not results:
-        raise_failed(failed)
-    return {"run": str(folder), **_averaged(results), "failed": failed}
-
-
-def raise_failed(failed: Mapping[str, str]) -> None:
-    """Raise `FedheadError` if any run failed."""
-    if failed:
-        reasons = "; ".join(f"{name} is in no mean: {why}" for name, why in failed.items())
-        raise FedheadError(f"{reasons}; fix it, and the same command runs what failed again")
+        observers = [bar.observer(wanted.method, wanted.rounds)]
+        try:
+            return run.execute(wanted, folder, compute, resume=resume, observers=observers, loggers=made_loggers)
+        except KeyboardInterrupt as interrupt:
+            raise RunInterrupted(folder, wanted.rounds) from interrupt
 
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM during a run.
 
     Args:
-        out: Argument `out` of `run_recipe` to resume.
-        folder: Folder of the interrupted run.
+        out: Folder of the interrupted run.
         rounds: Number of rounds of the run.
     """
 
-    def __init__(self, out: Path, folder: Path, rounds: int):
-        done = len(read_rows(folder / METRICS))
+    def __init__(self, out: Path, rounds: int):
+        done = len(read_rows(out / METRICS))
         where = f"after round {done} of {rounds}" if done else "before the first round"
-        self.out = out if (folder / CONFIG).exists() else None
+        self.out = out if (out / CONFIG).exists() else None
         super().__init__(f"stopped {where}" + ("" if self.out else "; nothing was written"))
 
 
 def _new_folder(source: str | PathLike[str], recipe: Recipe) -> Path:
     """Return an unused folder under runs/, named after the recipe and its method."""
     name = f"{Path(source).stem}-{recipe.method.rpartition(':')[2]}"
-    return unused(Path("runs") / (name if recipe.seeds else f"{name}-seed{recipe.seed}"))
+    return unused(Path("runs") / f"{name}-seed{recipe.seed}")
 
 
 def unused(path: Path) -> Path:
@@ -142,23 +100,3 @@ def unused(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
-
-
-def _averaged(results: Sequence[Row]) -> Row:
-    """Return means and deviations over runs, and the single results."""
-    metrics = results[0].get("metrics") or {}
-    stages = {
-        name: {
-            word: mean_and_deviation(r["stages"][name][word] for r in results)[0] for word in ("accuracy", "personal")
-        }
-        for name in results[0]["stages"]
-    }
-    return {
-        **{name: mean_and_deviation(r[name] for r in results)[0] for name in MEANS},
-        "deviation": {name: mean_and_deviation(r[name] for r in results)[1] for name in MEANS},
-        "metrics": {name: mean_and_deviation(r["metrics"][name] for r in results)[0] for name in metrics},
-        "stages": stages,
-        **{name: sum(r.get(name) or 0 for r in results) for name in ("bytes_up", "bytes_down", "seconds", "preparing")},
-        "seed": [r["seed"] for r in results],
-        "runs": list(results),
-    }

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from fedhead.core.system.errors import FedheadError, machine_fault
 from fedhead.core.system.process import raising_on_term
 from fedhead.core.system.text import printable
-from fedhead.report.table import mean_std
 from fedhead.studies.writable import Unwritable
 
 if TYPE_CHECKING:
@@ -98,35 +97,29 @@ def resumable() -> Iterator[None]:
 
 # -- the result of a run -------------------------------------------------------------------------------
 def print_run(result: Row) -> None:
-    """Print the results of a run, or of several."""
-    runs = result.get("runs", [result])
-    asked = len(runs) + len(result.get("failed", {}))
-    count = str(asked) if asked == len(runs) else f"{len(runs)} of {asked}"
-    many = f"  ({count} seed{'' if asked == 1 else 's'})" if "runs" in result else ""
-    print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
+    """Print the results of a run."""
+    print(f"accuracy    {_percent(result['accuracy'])}")
     if result["personal"] is not None:
-        print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
-    for name, value in result.get("metrics", {}).items():
+        print(f"personal    {_percent(result['personal'])}")
+    for name, value in result["metrics"].items():
         why = result.get("notes", {}).get(name, "no value")
-        text = f"– ({why})" if value is None else mean_std([r["metrics"][name] for r in runs], 4)
-        print(f"{name:<11} {text}")
-    for name in result["stages"]:
-        found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
-        shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
+        print(f"{name:<11} {f'– ({why})' if value is None else f'{value:.4f}'}")
+    for name, row in result["stages"].items():
+        shown = [f"{word} {_percent(row[word])}" for word in ("accuracy", "personal") if row[word] is not None]
         print(printable(f"  + {name}: {', '.join(shown)}"))
-    print(f"traffic     {_traffic(result, runs)}")
+    print(f"traffic     {_traffic(result)}")
     if each := result.get("client_bytes"):
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
-    if started := {r.get("compiled_from") for r in runs} - {None}:
-        print(f"compiled    from round {' and '.join(map(str, sorted(started)))} on")
+    if (started := result.get("compiled_from")) is not None:
+        print(f"compiled    from round {started} on")
     print(f"run         {result['run']}")
 
 
-def _traffic(result: Row, runs: list[Row]) -> str:
+def _traffic(result: Row) -> str:
     """Format the traffic of rounds and of stages separately: a stage may send more than all rounds."""
-    of_stages = [sum(one[f"bytes_{way}"] for r in runs for one in r["stages"].values()) for way in ("up", "down")]
+    of_stages = [sum(row[f"bytes_{way}"] for row in result["stages"].values()) for way in ("up", "down")]
     of_rounds = [result[f"bytes_{way}"] - sent for way, sent in zip(("up", "down"), of_stages, strict=True)]
     texts = [f"{_bytes(up)} up, {_bytes(down)} down" for up, down in (of_rounds, of_stages)]
     return f"{texts[0]} in rounds; {texts[1]} in stages" if any(of_stages) else texts[0]
@@ -136,10 +129,8 @@ def _bytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
-def _percent(values: list[float | None]) -> str:
-    """Format the value of a run in per cent, or mean and deviation of several."""
-    shown = mean_std(values)
-    return shown if shown == "–" else f"{shown} %"
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} %"
 
 
 def raise_failures(failures: Mapping[str, str]) -> None:

@@ -127,8 +127,6 @@ class ServerFile(_File, Timeouts):
         beside = self.at(self.recipe)
         recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
         recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
-        if recipe.seeds:
-            raise BadInput("seeds: a deployment is one run; set a single seed")
         if self.own_data is None:
             return recipe
         table = self.schema is not None

@@ -29,7 +29,7 @@ _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": 
 _CALLS = ("model", "uploads", "privacy", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
 _HOW = ("executor", "device", "precision", "compile")  # options of commands
 _NO_KEYS = {*_NESTED.values(), FOLDERS}
-# Keys that, with the seeds, determine the samples and their partition; and keys of the model's inputs.
+# Keys that, with the seed, determine the samples and their partition; and keys of the model's inputs.
 SAMPLE_KEYS = (
     *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
     *("layout", "size", "encode", "missing"),
@@ -123,7 +123,6 @@ class Recipe:
     subset: Annotated[int, AtLeast(1)] | None = None  # number of training samples in use; null: all, e.g. subset=1000
     seed: Seed = 0  # seed of all random numbers, e.g. seed=1
     partition_seed: Seed | None = None  # seed of the partition alone; null: seed, e.g. partition_seed=0
-    seeds: tuple[Seed, ...] = ()  # several runs, one per seed, in place of seed, e.g. seeds=[0, 1, 2]
     folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # search path of `file.py:Name`
 
     def __post_init__(self) -> None:
@@ -141,8 +140,6 @@ class Recipe:
             )
         if self.model == ():
             raise BadInput("model: the list is empty, give at least one name")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise BadInput(f"seeds: {list(self.seeds)} must differ from each other")
         for stage in self.stage_parameters:
             if stage not in self.stages:
                 near = difflib.get_close_matches(stage, self.stages, n=1, cutoff=0.5)
@@ -216,8 +213,7 @@ class Recipe:
     def override(self, assignments: Iterable[str]) -> Recipe:
         """Return the recipe with `key=value` overrides.
 
-        A changed method, model or list of stages drops the parameters of the old one. A seed drops the list of
-        seeds.
+        A changed method, model or list of stages drops the parameters of the old one.
 
         >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
         {'mu': 0.001}
@@ -230,10 +226,6 @@ class Recipe:
         if isinstance(new.get("stages"), list):
             kept = [f"stage.{name}." for name in new["stages"]]
             keys = {k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(tuple(kept))}
-        if "seed" in new:
-            if new.get("seeds"):
-                raise BadInput(f"seed={new['seed']} would have no effect beside seeds={new['seeds']}: give one of them")
-            keys["seeds"] = []
         return self.from_flat(keys | new, self.folders)
 
 
@@ -253,6 +245,8 @@ def unknown_key(key: str) -> BadInput:
     """Return the error for an unknown key, with the nearest key, or with the command option of this name."""
     if key in _HOW:
         return BadInput(f"{key} is no recipe key, but an option of commands: use --{key} (in Python {key}=)")
+    if key == "seeds":
+        return BadInput("seeds: a run has one seed; fedhead sweep RECIPE --seeds 3 runs several")
     names = [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
     return unknown("key", key, names, "fedhead ls keys")
 

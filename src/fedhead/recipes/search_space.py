@@ -17,7 +17,6 @@ KINDS = ("log", "uniform", "int", "choice")
 # Keys that can't be searched, with the alternative.
 _FIXED = {
     "validation": "trials are compared on the same samples: give their share by --validation",
-    "seeds": "a trial trains one seed",
     "loggers": "trials log nothing",
 }
 

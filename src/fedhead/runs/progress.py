@@ -49,27 +49,21 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def observer(self, label: str, rounds: int, done: int = 0) -> Observer:
-        """Create the observer of a run.
-
-        Args:
-            label: Name of the run.
-            rounds: Total rounds of all runs of the bar.
-            done: Rounds of earlier runs.
-        """
-        return _RunProgress(self, label, rounds, done)
+    def observer(self, label: str, rounds: int) -> Observer:
+        """Create the observer of a run with a label and a number of rounds."""
+        return _RunProgress(self, label, rounds)
 
 
 class _RunProgress(Observer):
     """Progress of one run."""
 
-    def __init__(self, progress: Progress, label: str, rounds: int, done: int):
-        self._progress, self._label, self._rounds, self._done = progress, label, rounds, done
+    def __init__(self, progress: Progress, label: str, rounds: int):
+        self._progress, self._label, self._rounds = progress, label, rounds
 
     def start(self, name: str, resume: Snapshot | None) -> None:
         """Count the rounds before resuming as done; they don't affect the remaining time."""
         if (bar := self._progress.bar) is not None:
-            done = self._done + (0 if resume is None else resume.round)
+            done = 0 if resume is None else resume.round
             bar.reset(self._progress.task, total=self._rounds, completed=done)
 
     def round(self, row: Row, snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from fedhead.report.compare import statistics
 from fedhead.report.compare.measured import Measured, Replicate, independent
 
 # Keys that differ between repetitions of one setting, and keys that don't affect results.
-_REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
+_REPEATS = ("seed", "partition_seed", "loggers", "metrics")
 # Keys of the data: different data are never compared in one column.
 LEFT_OUT = "leave_out_site"  # of the server, not of the recipe
 _DATA = (*SAMPLE_KEYS, "validation", LEFT_OUT)

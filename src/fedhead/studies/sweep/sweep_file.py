@@ -71,15 +71,13 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     over_keys = {key for key, choices in axes.items() if all(key in _set(layer) for layer in choices.values())}
     for key, choices in axes.items():
         _refuse_twice(key, choices, over_keys - {key})
-    if not axes:
-        raise BadInput(f"{source}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or use fedhead run")
     rules = list(content.get("rules", []))
     if fixed:
         rules.append({"when": {}, "set": fixed})
     defaults = Recipe().flat()
     keys = {k: v for k, v in base.flat().items() if k not in defaults or defaults[k] != v}
-    seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
-    keys = overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {}))
+    seeds = content.get("seeds", [base.seed])
+    keys = overlay({k: v for k, v in keys.items() if k != "seed"}, content.get("base", {}))
     table = {
         "seeds": seeds,
         # Set here as well: as a rule, which applies after the axes, a model or method resets the axes' parameters.
@@ -95,7 +93,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     check_layers(str(source), table, _CHOICE_KEYS)
     _check_stages(table)
     name = Path(source).stem
-    sweep = Table(name, title or f"{name}: {' × '.join(table['axes'])}", table, base.folders)
+    sweep = Table(name, title or f"{name}: {' × '.join(axes) or 'seeds'}", table, base.folders)
     cells = sweep.cells()
     for key in content.get("base", {}):
         if key.startswith(("model.", "method.")) and not any(key in cell.keys for cell in cells):
@@ -181,7 +179,7 @@ def cell_name(choices: Mapping[str, str]) -> str:
     parts = []
     for axis, choice in choices.items():
         parts.append(f"{axis.removeprefix('method.')}={choice}" if is_key(axis) and axis not in _BARE else choice)
-    return " ".join(parts)
+    return " ".join(parts) or "base"
 
 
 def _check_key(key: str) -> None:
@@ -266,8 +264,6 @@ def _by_text(title: str, given: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _check_kinds(source: str, content: Mapping[str, Any]) -> None:
     _check_values(source, content)
-    if not content["axes"]:
-        raise BadInput(f"{source}: axes is empty; give at least one")
     for rule in content.get("rules", []):
         _check_layer(f"{source}, a rule", rule)
         if "when" not in rule:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, require
 from fedhead.core.tree.digest import digest_text
 from fedhead.recipes.recipe import Recipe
 from fedhead.studies.sweep.seeds_and_splits import drawn_seeds
@@ -46,7 +46,7 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     for cell, name in folders.values():
         if (other := seen.setdefault(settings_of(_recipe(cell, 0, name)), name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
-    return [
+    sweep = [
         SweepCell(
             name,
             cell.choices,
@@ -57,6 +57,11 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
         )
         for folder, (cell, name) in folders.items()
     ]
+    require(
+        table.axes() or len(sweep[0].runs) > 1,
+        f"{table.name}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or several seeds, or use fedhead run",
+    )
+    return sweep
 
 
 def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:
@@ -82,7 +87,7 @@ def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
 
 def settings_of(recipe: Recipe) -> str:
     """Serialize all recipe keys except the seed, which identify a cell."""
-    return json.dumps({k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds")}, sort_keys=True)
+    return json.dumps({k: v for k, v in recipe.flat().items() if k != "seed"}, sort_keys=True)
 
 
 def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -119,8 +119,6 @@ def tune(
     check_compute(compute, base.folders, LocalEngine().device(compute))
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
-    if base.seeds:
-        raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
     share = next(value for value in (validation, base.validation, VALIDATION) if value is not None)
     share = check("validation", share, Annotated[float, Above(0), Below(1)])
     if not base.callbacks:  # only callbacks need validation samples in the final training
