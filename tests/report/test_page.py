@@ -171,7 +171,7 @@ def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path
 
 def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
     date = datetime(2026, 1, 31, 9, 5)
-    html = page.save(page.page(content.load([runs]), date=date), tmp_path / "new" / "report.html").read_text()
+    html = page.page(content.load([runs]), date=date).save(tmp_path / "new" / "report.html").read_text()
     reader = Reader(html)
     assert reader.fetched == []
     assert not {"iframe", "object", "embed"} & set(reader.tags)
@@ -303,42 +303,6 @@ def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsy
         page.write([damaged], tmp_path / "none.html")
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (["stages"], None),
-        (["stages", "ccvr"], None),
-        (["stages", "ccvr", "personal"], None),
-        (["stages", "ccvr", "bytes_up"], "many"),
-        (["accuracy"], None),
-        (["metrics"], []),
-        (["run"], 5),
-    ],
-)
-def test_an_edited_result_is_one_line_with_the_fix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: list[str], value: Any
-) -> None:
-    recipe = Recipe(dataset="digits", rounds=2, stages=("ccvr",))
-    file = make_run(tmp_path / "run", recipe, samples=100).path / "result.json"
-    result = json.loads(file.read_text())
-    place = result
-    for name in path[:-1]:
-        place = place[name]
-    if value is None:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    file.write_text(json.dumps(result))
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
-    out = ["--out", str(tmp_path / "run")]
-    for command in (["report", str(tmp_path)], ["run", str(tmp_path / "recipe.yaml"), *out, "--resume", "--quiet"]):
-        assert call(command) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {file} lacks ")
-        assert said.endswith("delete it: the run then goes on from its checkpoint and writes it again\n")
-        assert said.count("\n") == 1
-
-
 def test_control_characters_of_a_run_folder_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,7 +373,7 @@ def test_notebooks_show_results_inline(tmp_path: Path) -> None:
     assert found.tables["results-0"][1][1] == f"{result.accuracy:.2f}"
     assert "partition" in found.charts
     make_run(tmp_path / "runs" / "one", Recipe(dataset="digits", rounds=2), samples=100)
-    assert "results" in [section.id for section in fh.load_all(str(tmp_path / "runs" / "*")).show().page.sections]
+    assert "results" in [section.id for section in fh.load_all(str(tmp_path / "runs" / "*")).show().sections]
 
 
 def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

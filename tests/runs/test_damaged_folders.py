@@ -121,10 +121,6 @@ def counts_of_another_type(content: bytes) -> bytes:
     return file.getvalue()
 
 
-def without_seconds(content: bytes) -> bytes:
-    return content.replace(b'"seconds"', b'"second"')
-
-
 SPLIT_ADVICE = "put the run's own file back, or delete it: the run is read without it, and resuming it writes it again"
 
 
@@ -145,7 +141,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (METRICS, without, "holds 0 of 2 rounds, though the run is finished", AGAIN),
         (METRICS, half, "holds 1 of 2 rounds, though the run is finished", AGAIN),
         (METRICS, garbled, "can't be read", AGAIN),
-        (METRICS, without_seconds, "line 1 lacks seconds: the file was edited", AGAIN),
         (PARTITION, half, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, garbled, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, counts_of_another_type, "can't be read: it was cut", SPLIT_ADVICE),

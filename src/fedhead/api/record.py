@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fedhead.report.page.inline import Report
+    from fedhead.report.page.page import Page
 
 
 class RecordedResult(RunMetrics):
@@ -94,15 +94,16 @@ class RecordedResult(RunMetrics):
         after = {name: row[metric] for name, row in self.stage_rows.items() if row.get(metric) is not None}
         return plots.curve(values.index.tolist(), values.tolist(), metric, after)
 
-    def show(self) -> Report:
+    def show(self) -> Page:
         """Return the report of this run, which notebooks show inline: curves, classes, clients, partition.
 
         Returns:
             The page; `save` writes it to a file.
         """
-        from fedhead.report.page.inline import Report
+        from fedhead.report.page.content import Content
+        from fedhead.report.page.page import page
 
-        return Report([self.record])
+        return page(Content([self.record]))
 
     # -- display ----------------------------------------------------------------------------------
     def __repr__(self) -> str:

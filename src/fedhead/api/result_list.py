@@ -9,7 +9,7 @@ from fedhead.api.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedhead.report.page.inline import Report
+    from fedhead.report.page.page import Page
 
 
 class Results(list[Result]):
@@ -36,12 +36,13 @@ class Results(list[Result]):
         ]
         return pd.DataFrame(lines)
 
-    def show(self) -> Report:
+    def show(self) -> Page:
         """Return the report of these runs, which notebooks show inline.
 
         Returns:
             The page; `save` writes it to a file.
         """
-        from fedhead.report.page.inline import Report
+        from fedhead.report.page.content import Content
+        from fedhead.report.page.page import page
 
-        return Report([result.record for result in self])
+        return page(Content([result.record for result in self]))

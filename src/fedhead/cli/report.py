@@ -82,7 +82,7 @@ def report(
         print(printable(note, 2000))
     options = [*(["--title", title] if title else []), *(word for text in label or () for word in ("--label", text))]
     made_by = shlex.join(["fedhead", "report", *map(str, runs), "--out", str(out), *options])
-    print(f"report: {page.save(page.page(found, made_by, title), out)}")
+    print(f"report: {page.page(found, made_by, title).save(out)}")
 
 
 @command("Compare")

@@ -57,7 +57,6 @@ from fedhead.runs.run_folder_schema import (
     finite,
     read_environment,
     read_object,
-    read_result,
     read_rows,
 )
 
@@ -284,7 +283,9 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """Return the final results; None for an unfinished run."""
-        return read_result(self.path / RESULT, len(self.recipe.stages))
+        return read_object(
+            self.path / RESULT, "delete it: the run then goes on from its checkpoint and writes it again"
+        )
 
     # -- files ------------------------------------------------------------------------------------
     def _write_environment(self, facts: Mapping[str, Any]) -> None:

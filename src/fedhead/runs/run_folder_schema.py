@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from fedhead.core.system.errors import BadInput, Unreadable
 from fedhead.core.system.special_files import read_text
 
-SCHEMA = 3  # increase with every change of the file formats
+SCHEMA = 4  # increase with every change of the file formats
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
@@ -26,12 +25,6 @@ CROSS_SITE = "cross_site.json"  # test results of every site's model at every si
 GLOBAL_MODEL = "(global)"  # name of the global model among the sites' models
 FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 TABLE_LOCK = ".table.lock"  # in the folder of a table or a sweep
-# Entries of results that reports and commands read, of runs and stages, and of runs alone.
-_ENTRIES = {
-    **dict.fromkeys(("accuracy", "personal"), (int, float, NoneType)),
-    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), (int, float)),
-}
-_RUN_ENTRIES = {"run": (str,), "metrics": (dict,)}
 _RUN_AGAIN = "put the run's own file back, or delete its folder and run it again"
 
 
@@ -86,30 +79,6 @@ def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
         return _parse(read_text(path), str(path))
 
 
-def read_result(path: Path, stages: int) -> dict[str, Any] | None:
-    """Read the final results of a run; None for an unfinished run.
-
-    Args:
-        path: JSON file.
-        stages: Number of the recipe's stages.
-
-    Raises:
-        DamagedRun: If the file has other content, or lacks an entry that reports and commands read.
-    """
-    fix = "delete it: the run then goes on from its checkpoint and writes it again"
-    result = read_object(path, fix)
-    if result is None:
-        return None
-    records = result.get("stages")
-    if not isinstance(records, dict) or len(records) < stages:
-        raise damaged(f"{path} lacks the results of stages: it was edited", fix)
-    for name, record in (("", result), *((f"stages.{name}.", record) for name, record in records.items())):
-        for entry, kinds in (_ENTRIES if name else _ENTRIES | _RUN_ENTRIES).items():
-            if not isinstance(record, dict) or not isinstance(record.get(entry, ...), kinds):
-                raise damaged(f"{path} lacks {name}{entry}, or has another type of it: it was edited", fix)
-    return result
-
-
 def read_environment(folder: Path) -> dict[str, Any]:
     """Read the environment of a run.
 
@@ -134,7 +103,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     A truncated last line is skipped.
 
     Raises:
-        DamagedRun: If a line is not the record of its round, or lacks an entry that is summed over rounds.
+        DamagedRun: If a line is not the record of its round.
     """
     rows: list[dict[str, Any]] = []
     with damaged_if_bad():
@@ -148,9 +117,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 f"{where} is of round {row.get('round')!r}, it must be of round {number}: the file was edited, or two "
                 "processes wrote to it"
             )
-        for entry in ("bytes_up", "bytes_down", "seconds"):
-            if not isinstance(row.get(entry), int | float):
-                raise damaged(f"{where} lacks {entry}: the file was edited")
         rows.append(row)
     return rows
 

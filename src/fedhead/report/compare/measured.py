@@ -85,13 +85,9 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
 
 def _at_the_end(run: Run) -> dict[str, float]:
     """Return the values of the last or best round, and totals over all rounds."""
-    final, out = final_rows(run.rows), dict[str, float]()
-    for row in final:
-        out |= _numbers({name: value for name, value in row.items() if name != "metrics"})
-    with_metrics = next((row for row in reversed(final) if row.get("metrics")), {})
-    mean = (run.result or {}).get("accuracy_mean")
-    out |= _numbers({"metrics": with_metrics.get("metrics"), "accuracy_mean": mean})
-    return out | {name: float(sum(row[name] for row in run.rows)) for name in _TOTALS if run.rows}
+    end = {name: value for row in final_rows(run.rows) for name, value in row.items() if value is not None}
+    end["accuracy_mean"] = (run.result or {}).get("accuracy_mean")
+    return _numbers(end) | {name: float(sum(row[name] for row in run.rows)) for name in _TOTALS if run.rows}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

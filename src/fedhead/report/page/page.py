@@ -28,9 +28,9 @@ MAIN = ("method", "model", "clients", "rounds", "local_epochs", "batch_size", "l
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Page:
-    """Report page.
+    """Report page, which notebooks show inline.
 
     Args:
         title: Title, as plain text.
@@ -65,6 +65,18 @@ class Page:
             scripts="\n".join(f"<script>{_asset(name)}</script>" for name in SCRIPTS),
         )
 
+    def _repr_html_(self) -> str:
+        frame = "width:100%;height:640px;border:1px solid #ccc"
+        return f'<iframe style="{frame}" title="fedhead report" srcdoc="{escape(self.html())}"></iframe>'
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to an HTML file, and return its path."""
+        path, html = Path(path), self.html()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return path
+
 
 def write(paths: Sequence[str | Path], out: str | Path) -> Path:
     """Write the report about runs.
@@ -79,16 +91,7 @@ def write(paths: Sequence[str | Path], out: str | Path) -> Path:
     Raises:
         BadInput: If there is no run that can be read.
     """
-    return save(page(load(paths)), out)
-
-
-def save(made: Page, out: str | Path) -> Path:
-    """Write a page to a file, and return its path."""
-    out, html = Path(out), made.html()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(out) as draft:
-        draft.write_text(html, encoding="utf-8")
-    return out
+    return page(load(paths)).save(out)
 
 
 def page(content: Content, command: str = "", title: str = "", date: datetime | None = None) -> Page:
