@@ -75,7 +75,7 @@ class RunMetrics(ABC):
     def guarantees(self) -> list[Guarantee]:
         """Differential privacy of the protected releases, in order; empty without protection."""
         rows = [*self.rows[-1:], *self.stage_rows.values()]  # that of a round covers all rounds before
-        return [Guarantee.from_json(row["privacy"]) for row in rows if row.get("privacy")]
+        return [Guarantee(**row["privacy"]) for row in rows if row.get("privacy")]
 
     @property
     def best_round(self) -> int | None:

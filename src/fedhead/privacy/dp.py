@@ -127,12 +127,12 @@ class Release:
             unit="sample",
             neighbourhood="add or remove one",
             mechanism=f"Gaussian noise of deviation {1 / self.mu:.4g} on class statistics of sensitivity 1",
-            assumptions=(
+            assumptions=[
                 who,
                 "rounds and preprocessing (normalize, missing) that read these samples have a guarantee of their own",
                 "the numbers of samples of the clients are public",
                 "tests are not protected",
-            ),
+            ],
             accountant="analytic Gaussian mechanism, Gaussian differential privacy",
             secret=given.test_seed is None,
             mu=self.mu,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Differential privacy of what one stage, or all rounds, send.
+    """Differential privacy of what one stage, or all rounds, send. Records hold its fields.
 
     Args:
         release: What is protected, such as "stage ridge".
@@ -29,30 +28,10 @@ class Guarantee:
     unit: str
     neighbourhood: str
     mechanism: str
-    assumptions: tuple[str, ...]
+    assumptions: list[str]
     accountant: str
     secret: bool = True
     mu: float | None = None
-
-    @classmethod
-    def from_json(cls, entries: dict[str, Any]) -> Guarantee:
-        """Read a guarantee from a record.
-
-        Args:
-            entries: Entries, as `to_json` returns them.
-
-        Returns:
-            The guarantee.
-        """
-        return cls(**entries | {"assumptions": tuple(entries["assumptions"])})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entries of a record.
-
-        Returns:
-            Entries by name.
-        """
-        return asdict(self) | {"assumptions": list(self.assumptions)}
 
     def __str__(self) -> str:
         text = f"{self.release}: ε = {self.epsilon:.3g}, δ = {self.delta:g} per {self.unit} ({self.neighbourhood})"

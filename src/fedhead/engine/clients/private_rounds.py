@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,8 +47,6 @@ class PrivateRounds(ABC, Generic[P]):
         sizes: Number of training samples of each client, as far as they are known.
     """
 
-    unit: str
-
     def __init__(self, protection: P, rounds: int, sizes: Mapping[int, int]):
         self.protection, self.rounds, self.sizes = protection, rounds, dict(sizes)
 
@@ -57,8 +55,8 @@ class PrivateRounds(ABC, Generic[P]):
         """Return the steps and the noise multiplier of the client or clients with the largest ε after some rounds."""
 
     @abstractmethod
-    def assumptions(self) -> tuple[str, ...]:
-        """Return what has to hold, in words."""
+    def description(self, multiplier: float) -> dict[str, Any]:
+        """Return the unit, the mechanism and the assumptions of the guarantee."""
 
     def affords(self, rounds: int) -> bool:
         """Return whether the budget suffices for this many rounds."""
@@ -81,18 +79,12 @@ class PrivateRounds(ABC, Generic[P]):
             release=f"rounds 1 to {rounds}",
             epsilon=accounting.epsilon_of(steps, multiplier, protection.delta),
             delta=protection.delta,
-            unit=self.unit,
             neighbourhood="add or remove one",
-            mechanism=self.mechanism(multiplier),
-            assumptions=self.assumptions(),
             accountant=accounting.accountant_of(steps),
             secret=protection.test_seed is None,
             mu=accounting.mu_of(steps, multiplier),
+            **self.description(multiplier),
         )
-
-    @abstractmethod
-    def mechanism(self, multiplier: float) -> str:
-        """Return the mechanism in words."""
 
 
 # -- clients ------------------------------------------------------------------------------------------
@@ -105,8 +97,6 @@ class PrivateClients(PrivateRounds[ClientDP]):
         clients: Number of clients.
         cohort: Expected number of clients in a round.
     """
-
-    unit = "client"
 
     def __init__(self, protection: ClientDP, rounds: int, clients: int, cohort: int):
         super().__init__(protection, rounds, {})
@@ -132,16 +122,16 @@ class PrivateClients(PrivateRounds[ClientDP]):
         """Return the steps and the noise multiplier, which are the same for all clients."""
         return {self.rate: rounds}, self.multiplier
 
-    def mechanism(self, multiplier: float) -> str:
-        """Return the mechanism in words."""
+    def description(self, multiplier: float) -> dict[str, Any]:
+        """Return the unit, the mechanism and the assumptions of the guarantee."""
         clip = "adaptive" if self.protection.quantile is not None else f"{self.protection.clip:g}"
-        return f"Gaussian noise on the mean of updates, multiplier {multiplier:.4g}, clipping norm {clip}"
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Return what has to hold, in words."""
         central = "the server is trusted (central model): it sees each client's update and adds the noise once"
-        hidden = ("nobody who sees the models knows the cohorts",) if self.rate < 1 else ()
-        return (central, *hidden, _NOT_PROTECTED)
+        hidden = ["nobody who sees the models knows the cohorts"] if self.rate < 1 else []
+        return {
+            "unit": "client",
+            "mechanism": f"Gaussian noise on the mean of updates, multiplier {multiplier:.4g}, clipping norm {clip}",
+            "assumptions": [central, *hidden, _NOT_PROTECTED],
+        }
 
     def mean(self, server: Tree, round: int, task: Task) -> PrivateMean:
         """Return the mean of a round."""
@@ -220,8 +210,6 @@ class PrivateSamples(PrivateRounds[SampleDP]):
         stragglers: Policy for late clients, which train only partially.
     """
 
-    unit = "sample"
-
     def __init__(self, protection: SampleDP, method: Method, task: Task, stragglers: Stragglers | None):
         super().__init__(protection, task.rounds, {k: size for k, size in enumerate(task.sizes) if size})
         self._method, self._task, self._stragglers = method, task, stragglers
@@ -272,15 +260,16 @@ class PrivateSamples(PrivateRounds[SampleDP]):
             distinct, key=lambda pair: accounting.epsilon_of(pair[0], pair[1], self.protection.delta), default=unknown
         )
 
-    def mechanism(self, multiplier: float) -> str:
-        """Return the mechanism in words."""
-        return f"DP-SGD at each client, multiplier {multiplier:.4g}, clipping norm {self.protection.clip:g} per sample"
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Return what has to hold, in words."""
-        return (
-            "each client adds the noise to its own gradients, so the server need not be trusted with samples",
-            "batches are Poisson samples that only the client knows",
-            "ε is that of the client with the largest one, as if it had taken part in every round once",
-            _NOT_PROTECTED,
-        )
+    def description(self, multiplier: float) -> dict[str, Any]:
+        """Return the unit, the mechanism and the assumptions of the guarantee."""
+        clip = f"clipping norm {self.protection.clip:g} per sample"
+        return {
+            "unit": "sample",
+            "mechanism": f"DP-SGD at each client, multiplier {multiplier:.4g}, {clip}",
+            "assumptions": [
+                "each client adds the noise to its own gradients, so the server need not be trusted with samples",
+                "batches are Poisson samples that only the client knows",
+                "ε is that of the client with the largest one, as if it had taken part in every round once",
+                _NOT_PROTECTED,
+            ],
+        }

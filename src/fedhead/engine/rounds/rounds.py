@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
@@ -151,7 +151,7 @@ def train_round(
     transport.round = number
     row |= record
     if private is not None:
-        row["privacy"] = private.guarantee(number).to_json()
+        row["privacy"] = asdict(private.guarantee(number))
     if evaluated:
         now = transport.context(number)
         row |= evaluate(transport, now, transport.experiment.metrics, deliver=deliver, final=final)
@@ -202,7 +202,7 @@ def _run_stage(transport: Transport, stage: Stage, metrics: Mapping[str, Metric]
     for name, ids in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {ids}, with fewer samples than its min_class_count")
     if stage.release is not None:
-        row["privacy"] = stage.release.guarantee(stage.name, task.noise_shares).to_json()
+        row["privacy"] = asdict(stage.release.guarantee(stage.name, task.noise_shares))
     row |= evaluate(transport, after, metrics, deliver=True, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, after.server, after.states, row, global_model(stage, after.server, task))

@@ -13,7 +13,7 @@ def section(content: Content) -> Section | None:
     body: list[list[Cell | str]] = []
     for entry in content.entries:
         rows = entry.records() if entry.stage else [row for run in entry.runs for row in run.rows[-1:]]
-        guarantees = [Guarantee.from_json(row["privacy"]) for row in rows if row.get("privacy")]
+        guarantees = [Guarantee(**row["privacy"]) for row in rows if row.get("privacy")]
         if guarantees:
             given = max(guarantees, key=lambda each: each.epsilon)
             unit = f"{given.unit}, {given.neighbourhood}"
