@@ -193,11 +193,6 @@ class CallbackList:
                     "personal_loss, train_loss or one of the run's metrics"
                 )
         self.memories = [dict(memory) for memory in memories] or [{} for _ in self.callbacks]
-        if len(self.memories) != len(self.callbacks):
-            raise BadInput(
-                f"callbacks: there are {len(self.callbacks)}, and the run started with {len(self.memories)}: give "
-                "the same ones to resume"
-            )
         for rule, memory in zip(self.callbacks, self.memories, strict=True):
             if isinstance(rule, Watcher):
                 memory.setdefault("mode", rule._mode(metrics))
