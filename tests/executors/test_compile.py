@@ -20,7 +20,7 @@ from fedhead.engine.rounds.rounds import train_round
 from fedhead.executors.client.client_round import Carry, PhaseRun, Trainer, local_round, train_eagerly
 from fedhead.executors.client.job import Job
 from fedhead.executors.compiling.process import CompilerProcess
-from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
+from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, short_descriptions, trace
 from fedhead.executors.stack import graph_runner, step_graphs
 from fedhead.executors.stack.graph_runner import GraphRunner
 from fedhead.executors.stack.graphs import Graphs
@@ -141,19 +141,6 @@ def test_the_compiler_describes_an_operator_without_all_that_its_arguments_come_
     with short_descriptions():
         assert "aten.relu" in MissingOperatorWithoutDecomp.operator_str(torch.ops.aten.relu.default, [Deep()], {})
     assert MissingOperatorWithoutDecomp.operator_str is before
-
-
-def test_warming_up_runs_the_step_once_and_raises_no_errors() -> None:
-    seen = []
-
-    def step(t: Tensor) -> None:
-        seen.append(t.add_(1))
-        raise RuntimeError("this comes again when the step is called in earnest")
-
-    with warm_up(step, [torch.zeros(2)]):
-        pass
-    assert seen[0].tolist() == [1, 1]
-    assert len(seen) == 1
 
 
 @pytest.mark.slow

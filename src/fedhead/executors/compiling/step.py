@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -79,7 +79,9 @@ def compile_step(
     graph = graph or trace(function, arguments)
     forms = [TensorForm.of(t) for t in arguments]
     tried = [*(t.clone() for t in arguments[:changed]), *arguments[changed:]]
-    with nullcontext() if has_run else warm_up(function, tried):
+    with ThreadPoolExecutor(1, "warm-up") as background:
+        if not has_run:
+            background.submit(warm_up, function, tried)  # an error is raised again by the next call
         compiled = compile_graph(graph, forms)
     compiled(*tried)
     return compiled
@@ -121,21 +123,17 @@ def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> I
     return run
 
 
-@contextmanager
-def _same_key_everywhere() -> Iterator[None]:
+def _same_key_everywhere() -> AbstractContextManager[object]:
     """Make the compiler's cache keys equal in all processes.
 
     A key is a digest of pickled arguments. Pickle names a memory format by the first module that imported torch, which
     differs between programs.
     """
-    before = copyreg.dispatch_table.get(torch.memory_format)
-    copyreg.pickle(torch.memory_format, lambda kind: (_memory_format, (str(kind).removeprefix("torch."),)))
-    try:
-        yield
-    finally:
-        del copyreg.dispatch_table[torch.memory_format]
-        if before is not None:
-            copyreg.dispatch_table[torch.memory_format] = before
+
+    def reduced(kind: torch.memory_format) -> tuple[Any, ...]:
+        return _memory_format, (str(kind).removeprefix("torch."),)
+
+    return patch.dict(copyreg.dispatch_table, {torch.memory_format: reduced})
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -160,23 +158,11 @@ def warn_not_compiled(error: Exception) -> None:
     warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
 
 
-@contextmanager
-def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
-    """Run the step once uncompiled in a background thread, which compiles its custom kernels."""
-    where = arguments[0].device
-
-    def run() -> None:
-        with suppress(Exception):  # the caller's thread will raise it again
-            if where.type == "cuda":
-                torch.cuda.set_device(where)
-            function(*arguments)
-
-    thread = threading.Thread(target=run, name="warm-up")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+def warm_up(function: InPlace, arguments: list[Tensor]) -> None:
+    """Run the step once uncompiled, which compiles its custom kernels; the thread's current GPU is set."""
+    if (where := arguments[0].device).type == "cuda":
+        torch.cuda.set_device(where)
+    function(*arguments)
 
 
 # The compiler has worker processes that compile kernels in parallel. Starting them takes seconds, which are wasted if
