@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
-import numpy as np
 import pytest
 from tiers import quick
 from torch import nn
 
-from fedhead.data.partitions.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Partition, Skewed
 from fedhead.methods import METHODS
 from fedhead.models.registry import FeatureExtractor, build
 from fedhead.stages import STAGES
-from fedhead.testing import check_method, check_model, check_partition, check_stage
+from fedhead.testing import check_method, check_model, check_stage
 
 QUICK = {"ccvr": {"samples": 20, "epochs": 2}, "finetune_ccvr": {"epochs": 2}, "finetune_etf": {"iterations": 1}}
 
@@ -32,13 +27,6 @@ def test_every_stage(name: str) -> None:
     assert {check.name for check in done if check.skipped is None} >= {"hooks", "padding", "executors", "checkpoint"}
 
 
-@pytest.mark.parametrize(
-    "partition", [IID(), Dirichlet(0.1), CappedDirichlet(0.5, minimum=1), EqualDirichlet(0.1), Skewed(2)], ids=str
-)
-def test_every_partition(partition: Partition) -> None:
-    check_partition(partition)
-
-
 def test_a_model_and_a_function_that_builds_one() -> None:
     check_model(build("mlp", (1, 6, 6), 3))
     check_model(lambda shape, classes: build("digitscnn", shape, classes, channels=4), input_shape=(1, 8, 8))
@@ -49,14 +37,3 @@ def test_a_model_and_a_function_that_builds_one() -> None:
 def plain_function(input_shape: tuple[int, ...], width: int = 5) -> FeatureExtractor:
     """As plugins write models."""
     return FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU()), width)
-
-
-def test_a_partition_that_is_a_function() -> None:
-    def halves(y: Any, clients: int, rng: np.random.RandomState, share: float = 0.5) -> list[Any]:
-        order = rng.permutation(len(y))
-        first = int(share * len(y)) if clients > 1 else len(y)
-        return [order[:first], *np.array_split(order[first:], clients - 1)]
-
-    check_partition(halves)
-    check_partition(functools.partial(halves, share=0.1))
-    check_partition("dirichlet(0.5, equal)")

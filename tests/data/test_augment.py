@@ -86,28 +86,16 @@ def test_rotation_turns_as_pillow_does(keys):
     assert np.array_equal(out, np.asarray(Image.fromarray(square[0, 0].numpy()).rotate(90)))
 
 
-def test_cutout_blackens_a_square(images, keys):
-    white = torch.full_like(images, 255)
-    out = moved(white, "cutout(4)", keys)
-    draw = random.uniform(random.fold_in(keys, 0), 2)
-    for i in range(N):
-        expected = np.full((12, 10), 255)
-        row, col = int(draw[i, 0] * 12), int(draw[i, 1] * 10)
-        expected[max(row - 2, 0) : row + 2, max(col - 2, 0) : col + 2] = 0
-        assert np.array_equal(out[i], np.broadcast_to(expected, (3, 12, 10)))
-
-
 def test_moves_compose_in_order(images, keys):
     """Steps joined in one gather give what they give one after another."""
-    joined = moved(images, "crop(4)+flip+rotate(15)+cutout(5)", keys)
+    joined = moved(images, "crop(4)+flip+rotate(15)", keys)
     one = images
-    for number, step in enumerate(("crop", "flip", "rotate", "cutout")):
+    for number, step in enumerate(("crop", "flip", "rotate")):
         own, grid = random.fold_in(keys, number), geometry.Grid.identity(one)
         grid = {
             "crop": lambda g, k: geometry.crop(g, k, 4, reflect=False),
             "flip": lambda g, k: geometry.flip(g, k, 0.5),
             "rotate": lambda g, k: geometry.rotate(g, k, 15),
-            "cutout": lambda g, k: geometry.cutout(g, k, 5),
         }[step](grid, own)
         one = grid.gather(one)
     assert np.array_equal(joined, one.numpy())

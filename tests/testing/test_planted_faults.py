@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fedhead as fh
-from fedhead.data.partitions.partition import Dirichlet
-from fedhead.testing import CheckFailed, check_method, check_model, check_partition, check_stage
+from fedhead.testing import CheckFailed, check_method, check_model, check_stage
 
 
 @dataclass(frozen=True)
@@ -220,76 +217,6 @@ STAGES = {
 def test_stages(stage: type[fh.Stage]) -> None:
     with pytest.raises(CheckFailed, match=STAGES[stage]):
         check_stage(stage, skip=["over_flower"])
-
-
-Rows = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Loses(fh.Partition):
-    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        size = len(y) // clients
-        order = rng.permutation(len(y))
-        return [order[k * size : (k + 1) * size] for k in range(clients)]
-
-
-@dataclass(frozen=True)
-class Duplicates(fh.Partition):
-    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        rows = np.array_split(rng.permutation(len(y)), clients)
-        return [np.append(rows[0], rows[-1][-1]), *rows[1:]]
-
-
-@dataclass(frozen=True)
-class DrawsRows(fh.Partition):
-    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        return [np.asarray(rows) for rows in np.array_split(np.random.permutation(len(y)), clients)]  # noqa: NPY002
-
-
-@dataclass(frozen=True)
-class TooFewLists(fh.Partition):
-    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        return [np.arange(len(y))]
-
-
-PARTITIONS = {
-    Loses: r"^Loses: partition Loses\(\): row 0 went to 0 clients, every row goes to exactly one$",
-    Duplicates: r"^Duplicates: partition Duplicates\(\): row 44 went to 2 clients, every row goes to exactly one$",
-    DrawsRows: r"^DrawsRows\(\) draws from numpy's global generator: draw from its argument rng alone$",
-    TooFewLists: r"^TooFewLists: partition TooFewLists\(\): it assigned rows to 1 clients, there are 4$",
-}
-
-
-@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda cls: cls.__name__)
-def test_partitions(partition: type[fh.Partition]) -> None:
-    with pytest.raises(CheckFailed, match=PARTITIONS[partition]):
-        check_partition(partition)
-
-
-def loses_rows(y: Rows, clients: int, rng: np.random.RandomState, share: float = 0.5) -> list[Rows]:
-    return [np.arange(int(share * len(y)))] * clients
-
-
-def fails_for_many(y: Rows, clients: int, rng: np.random.RandomState) -> list[Rows]:
-    assert clients < 6
-    return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
-
-
-def takes_too_little(y: Rows, clients: int) -> list[Rows]:
-    return []
-
-
-def test_partitions_as_functions() -> None:
-    with pytest.raises(CheckFailed, match=r"^loses_rows: partition loses_rows: row 0 went to 4 clients, every row"):
-        check_partition(loses_rows)
-    with pytest.raises(CheckFailed, match=r"^fails_for_many \(test_planted_faults\.py, line \d+\): Assert.*7 < 6"):
-        check_partition(fails_for_many)
-    with pytest.raises(CheckFailed, match=r"^takes_too_little takes \(y, clients\), a partition is called with"):
-        check_partition(takes_too_little)
-    with pytest.raises(CheckFailed, match=r"^dict is the class dict, no partition: name a subclass of fedhead\.Part"):
-        check_partition(dict)
-    with pytest.raises(CheckFailed, match=r"^Dirichlet: partition Dirichlet: alpha is missing, write"):
-        check_partition(Dirichlet)
 
 
 class TwoLayers(nn.Module):

@@ -114,10 +114,7 @@ MODELS = Registry[Architecture](
     "fedhead.models",
     lambda found, name: _checked(found, name),
     home=["fedhead.models.architectures", "fedhead.models.pretrained"],
-    collections={
-        "timm": "fedhead.models.pretrained.timm_models:timm_model",
-        "hf": "fedhead.models.pretrained.hf_models:hf_model",
-    },
+    collections={"hf": "fedhead.models.pretrained.hf_models:hf_model"},
 )
 """Registry of models."""
 

@@ -14,7 +14,6 @@ states the problem and the fix. It returns the list of its named parts; `skip=["
 from fedhead.testing.algorithms import check_method, check_stage
 from fedhead.testing.checks import Check, CheckFailed
 from fedhead.testing.models import check_model
-from fedhead.testing.partitions import check_partition
 from fedhead.testing.small import small_federation, small_model
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "CheckFailed",
     "check_method",
     "check_model",
-    "check_partition",
     "check_stage",
     "small_federation",
     "small_model",

@@ -78,8 +78,8 @@ class Registry(Mapping[str, T], Generic[T]):
             Raises `BadInput` if it is of another kind.
         home: Modules or packages that register the built-in components. They are imported at the first look-up; of a
             package, all modules.
-        collections: Factories for names of another library, such as `timm:resnet18`: from the prefix before the colon
-            to a factory as `module:function`.
+        collections: Factories for names of another library, such as `hf:bert-base-uncased`: from the prefix before the
+            colon to a factory as `module:function`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from fedhead.core.components.ranges import Above, AtLeast, AtMost
 from fedhead.core.system.errors import BadInput, require, require_known, unknown
 from fedhead.core.training import random
 from fedhead.data.transforms import color
-from fedhead.data.transforms.geometry import Grid, crop, cutout, flip, resize, resized_crop, rotate
+from fedhead.data.transforms.geometry import Grid, crop, flip, resize, resized_crop, rotate
 
 Side = Annotated[int, AtLeast(1), AtMost(8192)]  # height or width of an image in pixels
 
@@ -32,7 +32,6 @@ _GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, Any], Grid], float, Any]] =
     "crop-reflect": (lambda g, k, pad: crop(g, k, pad, reflect=True), 4, _PIXELS),
     "flip": (lambda g, k, p: flip(g, k, p), 0.5, _PROBABILITY),
     "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15, Annotated[float, AtLeast(0), AtMost(180)]),
-    "cutout": (lambda g, k, side: cutout(g, k, side), 16, _PIXELS),
 }
 # Steps that compute new pixel values: (images in 0 … 1, keys, number) -> images.
 _PIXEL_STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Any], Tensor], float, Any]] = {
@@ -47,7 +46,6 @@ AUGMENTATIONS: dict[str, str] = {
     "none": "",
     "cifar": "crop-reflect(4)+flip",  # CIFAR-10 and CINIC-10 in MOON, FedML
     "cifar100": "crop(4)+flip+rotate(15)",  # CIFAR-100 in MOON
-    "cutout": "crop(4)+flip+cutout(16)",  # CIFAR-100 in FedML
     "simclr": "resized-crop(0.2)+flip+jitter(0.8)+grayscale(0.2)",  # the views of FedClassAvg
 }
 

@@ -79,15 +79,6 @@ def rotate(grid: Grid, key: Tensor, degrees: float) -> Grid:
     return grid.within(row.round().long(), col.round().long())
 
 
-def cutout(grid: Grid, key: Tensor, side: int) -> Grid:
-    """Blacken a square around a random pixel; it may extend beyond the edge (DeVries and Taylor, 2017)."""
-    index = random.uniform(key, 2)
-    top = _per_sample((index[:, 0] * grid.height).long()) - side // 2
-    left = _per_sample((index[:, 1] * grid.width).long()) - side // 2
-    inside = (grid.row >= top) & (grid.row < top + side) & (grid.col >= left) & (grid.col < left + side)
-    return replace(grid, seen=~inside if grid.seen is None else grid.seen & ~inside)
-
-
 def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
     """Crop a random rectangle and resize it to the full size (bilinear), as torchvision's RandomResizedCrop.
 

@@ -68,7 +68,7 @@ def fix_batch_norm(module: nn.Module) -> nn.Module:
         return fixed
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
         kind: Any = _always_evaluating(type(module))
-        module.__class__ = kind  # subclasses, such as timm's with a built-in activation
+        module.__class__ = kind  # subclasses, such as those with a built-in activation
         return module.eval()
     for name, child in module.named_children():
         setattr(module, name, fix_batch_norm(child))
