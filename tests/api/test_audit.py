@@ -64,18 +64,23 @@ def test_files_of_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 # -- runs -----------------------------------------------------------------------------------------------
-def test_reconstruction_succeeds_without_protection_and_fails_with_each_of_the_three() -> None:
-    def audit(minimum: int, uploads: Sequence[str] = (), privacy: Sequence[str] = ()) -> Audit:
-        result = trained(["ccvr(samples=20, epochs=1)"], uploads, privacy)
-        return fh.audit(result, min_class_count=minimum, shadows=0, releases=100)
+def audit_of(minimum: int, uploads: Sequence[str] = (), privacy: Sequence[str] = ()) -> Audit:
+    result = trained(["ccvr(samples=20, epochs=1)"], uploads, privacy)
+    return fh.audit(result, min_class_count=minimum, shadows=0, releases=100)
 
-    plain = audit(1)
+
+def test_attacks_on_statistics_succeed_without_protection() -> None:
+    plain = audit_of(1)
     assert plain.protections == []
     for name in ("reconstruction", "differencing", "label counts"):
         assert plain[name].unprotected == plain[name].protected == 1
     assert plain["inversion"].unprotected is not None
     assert plain["inversion"].unprotected < 0.5  # recognizable inputs
-    small, summed, noisy = audit(5), audit(1, ["secure_sum"]), audit(1, (), ["dp(epsilon=8, delta=1e-4)"])
+
+
+@pytest.mark.slow
+def test_reconstruction_fails_with_each_of_the_three_protections() -> None:
+    small, summed, noisy = audit_of(5), audit_of(1, ["secure_sum"]), audit_of(1, (), ["dp(epsilon=8, delta=1e-4)"])
     for protected in (small, summed, noisy):
         assert protected["reconstruction"].unprotected == 1
         assert protected["reconstruction"].protected == 0

@@ -56,6 +56,7 @@ def run() -> fh.Result:
     return trained(fh.split(Net(), classifier="fc"), stages=[fh.CCVR(samples=20, epochs=1), "finetune"])
 
 
+@pytest.mark.slow
 def test_an_onnx_file_gives_the_same_scores(run: fh.Result, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
     pytest.importorskip("onnxscript", reason="an optional extra")
@@ -177,7 +178,9 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform); with --normalize" in said
 
 
-@pytest.mark.parametrize(("stage", "kind"), [("ridge", "ridge scores"), ("lda", "logits")])
+@pytest.mark.parametrize(
+    ("stage", "kind"), [("ridge", "ridge scores"), pytest.param("lda", "logits", marks=pytest.mark.slow)]
+)
 def test_an_onnx_file_tells_its_stage_and_the_kind_of_its_scores(stage: str, kind: str, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="an optional extra")
     pytest.importorskip("onnxscript", reason="an optional extra")

@@ -11,6 +11,7 @@ import torch
 from gpu_stub import stand_in
 from simulations import make_simulation
 from small import federation, network
+from tiers import quick
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Clip, Upload
@@ -87,7 +88,7 @@ def fails(*args: object) -> None:
     raise RuntimeError("expected another layout")
 
 
-@pytest.mark.parametrize("when", ["it is compiled", "it runs"])
+@pytest.mark.parametrize("when", quick(["it is compiled", "it runs"], "it runs"))
 def test_lanes_whose_step_can_not_be_compiled_go_on_without(
     when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +141,7 @@ def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) ->
 
 
 @pytest.mark.parametrize("executor", [Lanes, Loop])
-@pytest.mark.parametrize("name", ["fedavg", "fedclassavg"])
+@pytest.mark.parametrize("name", quick(["fedavg", "fedclassavg"], "fedclassavg"))
 @pytest.mark.parametrize("tensor_cores", [True, False])
 def test_convolutions_on_tensor_cores_see_their_channels_last(
     name: str, executor: type[Executor], tensor_cores: bool, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +168,7 @@ def test_convolutions_on_tensor_cores_see_their_channels_last(
     assert set(seen) == {tensor_cores or executor is Loop}
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.05, momentum=0.9), Adam(0.01), AdamW(0.01)])
+@pytest.mark.parametrize("optimizer", quick([SGD(0.05, momentum=0.9), Adam(0.01), AdamW(0.01)], Adam(0.01)))
 def test_lasting_optimizers_in_another_layout_end_where_the_loop_does(optimizer: SGD | Adam) -> None:
     """As after a resume: what was read from a file is contiguous, filters in a lane are not."""
     made = []
@@ -232,7 +233,7 @@ def test_views_ahead_are_those_of_their_batch_alone() -> None:
     assert asked == {1, 2}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedclassavg"])
+@pytest.mark.parametrize("name", quick(["fedavg", "fedclassavg"], "fedclassavg"))
 def test_lanes_of_large_inputs_draw_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = trained(name, Loop())
     monkeypatch.setattr(lane_batches, "MAX_BYTES", 0)

@@ -11,6 +11,7 @@ import torch
 from same_trees import assert_same
 from simulations import make_simulation
 from small import federation, network
+from tiers import quick
 
 import fedhead as fh
 from fedhead.algorithm.phase import Reply
@@ -62,7 +63,7 @@ def train_shared(simulations: Sequence[Simulation], stack: Stack) -> dict[int, B
     return SharedStack(stack).run({place: partial(train, made) for place, made in enumerate(simulations)})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "moon", "scaffold", "fedprox"])
+@pytest.mark.parametrize("method", quick(["fedavg", "moon", "scaffold", "fedprox"], "moon"))
 def test_runs_that_differ_in_their_seeds_train_in_one_stack_as_alone(method: str) -> None:
     apart = [train(simulation(seed, method), Stack()) for seed in range(3)]
     together = [simulation(seed, method) for seed in range(3)]
