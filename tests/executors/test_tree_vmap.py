@@ -48,26 +48,26 @@ def test_trees_and_named_tuples_without_vmap(monkeypatch: pytest.MonkeyPatch) ->
     expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
     nothing = vmap(lambda w: Tree())(MODELS)
     monkeypatch.setattr("fedhead.executors.stack.tree_vmap.vmap", None)
-    found = tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS)
+    found = tree_vmap(finish)(MODELS, INPUTS)
     assert same(found, expected)
     assert isinstance(found, Reply)
     assert isinstance(found.keep["shared"], Weights)
     assert found.keep["shared"].buffers == {"n"}
-    assert tree_vmap(lambda w: Tree(), (0,))(MODELS) == nothing == Tree()
+    assert tree_vmap(lambda w: Tree())(MODELS) == nothing == Tree()
 
 
 @pytest.mark.parametrize("name", ["_add_batch_dim", "_remove_batch_dim"])
 def test_vmap_is_called_where_torch_has_not_what_it_is_made_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
     monkeypatch.delattr(torch._C._functorch, name)
-    assert same(tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS), expected)
+    assert same(tree_vmap(finish)(MODELS, INPUTS), expected)
 
 
 def test_other_results_are_those_of_vmap() -> None:
     def listed(w: Weights) -> list[Tensor]:
         return [w["w"] * 2, w["n"]]
 
-    assert same(tree_vmap(listed, (0,))(MODELS), vmap(listed)(MODELS))
+    assert same(tree_vmap(listed)(MODELS), vmap(listed)(MODELS))
 
 
 @pytest.mark.parametrize("function", [too_large, lambda w: torch.empty(1 << 50)])
@@ -79,7 +79,7 @@ def test_what_does_not_fit_into_memory_is_not_tried_again(function: Any) -> None
         return function(w)
 
     with pytest.raises(RuntimeError, match="memory"):
-        tree_vmap(counted, (0,))(MODELS)
+        tree_vmap(counted)(MODELS)
     assert len(calls) == 1
 
 
@@ -94,5 +94,5 @@ def test_what_does_not_fit_into_memory_is_not_tried_again(function: Any) -> None
 )
 def test_errors_are_those_of_vmap(function: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        tree_vmap(function, (0,))(MODELS)
-    assert same(tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS), vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS))
+        tree_vmap(function)(MODELS)
+    assert same(tree_vmap(finish)(MODELS, INPUTS), vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS))

@@ -36,13 +36,17 @@ class ClientInputs(NamedTuple):
     lr: Tensor  # learning rate of the round
     round: Tensor  # number of the round, from 1
 
+    def map(self, fn: Callable[[Tensor], Tensor]) -> ClientInputs:
+        """Apply a function to the tensors that have a client axis in a stack."""
+
+        def mapped(value: Tree | Tensor) -> Any:
+            return value.map(fn) if isinstance(value, Tree) else fn(value)
+
+        return self._replace(**{name: mapped(value) for name, value in self._asdict().items() if name not in SHARED})
+
     def take(self, clients: slice | Tensor) -> ClientInputs:
         """Return the inputs of some clients of a stack."""
-
-        def cut(value: Tree | Tensor) -> Any:
-            return value.map(itemgetter(clients)) if isinstance(value, Tree) else value[clients]
-
-        return self._replace(**{name: cut(value) for name, value in self._asdict().items() if name not in SHARED})
+        return self.map(itemgetter(clients))
 
     def per_client_tensors(self) -> list[Tensor]:
         """Return the tensors that have a client axis in a stack."""

@@ -34,13 +34,13 @@ class VmapVectorizer(Vectorizer):
 
     def start(self, program: ClientProgram) -> Callable[[ClientInputs], Weights]:
         """Vectorize `ClientProgram.start` over the client axis."""
-        return tree_vmap(program.start, (INPUT_DIMS,))
+        return tree_vmap(program.start)
 
     def finish(self, program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
         """Vectorize `ClientProgram.finish` over the client axis, with stacked layers."""
 
         def vectorized(program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
-            finish = tree_vmap(program.finish, (0, INPUT_DIMS))
+            finish = tree_vmap(program.finish)
 
             def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
                 with stacked_layers(program.pool.device):
@@ -73,7 +73,7 @@ class VmapVectorizer(Vectorizer):
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """Vectorize `Optimizer.init` over the client axis."""
-        return tree_vmap(optimizer.init, (0,))
+        return tree_vmap(optimizer.init)
 
 
 # -- hooks that read all samples ----------------------------------------------------------------------
