@@ -32,13 +32,13 @@ class Entry:
     exchange: str
     direction: Literal["to clients", "to server"]
     name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    samples: str
-    needs: Literal["", "sum", "each"]
-    when: str
-    reveals: str
+    shape: tuple[int, ...] = ()
+    dtype: str = HEADER
+    bytes: int = 0
+    samples: str = ""
+    needs: Literal["", "sum", "each"] = ""
+    when: str = ""
+    reveals: str = ""
 
 
 class Wire(list[Entry]):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.api.privacy.messages import DOWN, HEADER, UP, Entry, Wire
+from fedhead.api.privacy.messages import DOWN, UP, Entry, Wire
 from fedhead.core.system.errors import FedheadError, require
 from fedhead.core.tree.inputs import blank, map_inputs
 from fedhead.core.tree.tree import Tree
@@ -132,7 +133,7 @@ def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[
     )
     sent = TableStatistics.of(frame, np.arange(rows), schema, wanted)
     fitted = FittedTable.fit(schema, [sent], wanted)
-    entries = [Entry("statistics", DOWN, "request", (), HEADER, 0, "", "", "", SPEC)]
+    entries = [Entry("statistics", DOWN, "request", reveals=SPEC)]
     for field in fields(sent):
         value = getattr(sent, field.name)
         for name, own in value.items() if isinstance(value, dict) else [("", value)]:
@@ -141,7 +142,7 @@ def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[
             text = TableStatistics.reveals[field.name]
             full = f"{field.name}/{name}" if name else field.name
             if own or name:
-                entries.append(Entry("statistics", UP, full, shape, HEADER, 0, samples, "each", "", text))
+                entries.append(Entry("statistics", UP, full, shape, samples=samples, needs="each", reveals=text))
     return entries, InputSpec((fitted.features,), len(fitted.classes) or 1, objective=objective)
 
 
@@ -214,8 +215,7 @@ class _Recorder(Simulation):
         self.entries: dict[tuple[str, str, str], Entry] = {}
         self._minimum, self._at_sites = minimum, metrics
         self._labels = exchanges(experiment.method, experiment.stages)
-        self._private_rounds = any(protection.covers == "rounds" for protection in experiment.privacy)
-        self._add("hello", DOWN, "request", (), HEADER, reveals=SPEC)
+        self._add("hello", DOWN, "request", reveals=SPEC)
         self._numbers("hello", "hello")
 
     def exchange(self, context: Context, cohort: list[int]) -> Received:
@@ -226,17 +226,18 @@ class _Recorder(Simulation):
         sent = received.replies[cohort[0]].send
         if (summed := self.experiment.summed(algorithm, self.clients.task)) is not None:
             masked = summed.masked_form(sent)["masked"]
-            self._add(name, UP, "masked", masked.shape, masked.dtype, PER_CLIENT, "sum", reveals=MASKED)
+            self._add(name, UP, "masked", masked, samples=PER_CLIENT, needs="sum", reveals=MASKED)
             sent = Tree()
         for full, tensor in sent.leaves().items():
-            entry, known = full.partition("/")[0], algorithm.public(self.clients.task)
-            needs: Literal["", "sum", "each"] = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
-            samples = KNOWN if entry in known else self._samples(algorithm, entry)
-            needs = "" if entry in known else needs
+            entry = full.partition("/")[0]
+            if entry in algorithm.public(self.clients.task):
+                self._add(name, UP, full, tensor, samples=KNOWN, reveals=reveals(algorithm, full))
+                continue
             text = reveals(algorithm, full)
-            if isinstance(algorithm, Method) and self.experiment.privacy and entry not in known:
+            if isinstance(algorithm, Method):
                 text = next((ROUNDS[each.name] for each in self.experiment.privacy if each.name in ROUNDS), text)
-            self._add(name, UP, full, tensor.shape, tensor.dtype, samples, needs, reveals=text)
+            needs = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
+            self._add(name, UP, full, tensor, samples=self._samples(algorithm, entry), needs=needs, reveals=text)
         self._numbers("work", name)
         return received
 
@@ -245,7 +246,7 @@ class _Recorder(Simulation):
     ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
         """Record the first client's answer to a step of a secure sum."""
         name = f"secure {self._label(context)}"
-        self._add(name, DOWN, "request", (), HEADER, reveals=f"{SPEC}; keys and encrypted shares of other clients")
+        self._add(name, DOWN, "request", reveals=f"{SPEC}; keys and encrypted shares of other clients")
         self._numbers("secure", name)
         return super().secure_step(context, session, step, messages)
 
@@ -258,11 +259,11 @@ class _Recorder(Simulation):
         if validates:
             down, up = Validation(self.clients, self._at_sites).message(context)
             for full, tensor in down.get("model", Tree()).leaves().items():
-                self._add(name, DOWN, f"global/{full}", tensor.shape, tensor.dtype, reveals=COMMON)
+                self._add(name, DOWN, f"global/{full}", tensor, reveals=COMMON)
             samples = f"classes of at least {self._minimum} samples"
             for full, tensor in up.get("sums", Tree()).leaves().items():
                 text = "sums over validation samples, from which the metrics are computed"
-                self._add(name, UP, f"sums/{full}", tensor.shape, tensor.dtype, samples, "sum", reveals=text)
+                self._add(name, UP, f"sums/{full}", tensor, samples=samples, needs="sum", reveals=text)
         self._numbers("test", name)
         return super().evaluate(context, deliver, metrics)
 
@@ -274,20 +275,21 @@ class _Recorder(Simulation):
         broadcast, per_client = make_downlink(context.algorithm, context.server, [0], self.clients.task_of)
         frozen = {f"model/{full}" for full in self.clients.frozen_part(broadcast).leaves()}
         late = f"from round {context.round} on" if context.round > 1 and (name, DOWN, "request") in self.entries else ""
-        self._add(name, DOWN, "request", (), HEADER, reveals=SPEC)
+        self._add(name, DOWN, "request", reveals=SPEC)
         for tree, text in ((broadcast, COMMON), (per_client[0], OWN)):
             for full, tensor in tree.leaves().items():
                 when = "until the client's first reply" if full in frozen else late
-                self._add(name, DOWN, full, tensor.shape, tensor.dtype, when=when, reveals=text)
+                self._add(name, DOWN, full, tensor, when=when, reveals=text)
         return name
 
     def _numbers(self, kind: str, name: str) -> None:
         """Record the entries of a response's header that answer a kind of request."""
         for field in fields(Response):
-            if self._private_rounds and field.name == "train_loss":  # never computed
+            if self.clients.privacy is not None and field.name == "train_loss":  # never computed
                 continue
             if kind in field.metadata.get("kinds", ()):
-                self._add(name, UP, field.name, (), HEADER, PER_CLIENT, "each", "", field.metadata["reveals"])
+                text = field.metadata["reveals"]
+                self._add(name, UP, field.name, samples=PER_CLIENT, needs="each", reveals=text)
 
     def _samples(self, algorithm: Algorithm, entry: str) -> str:
         if isinstance(algorithm, StatisticsStage) and algorithm.release is not None:
@@ -297,22 +299,11 @@ class _Recorder(Simulation):
             return f"at least {self._minimum} samples of a class"
         return f"classes of at least {self._minimum} samples" if entry in algorithm.class_sums else PER_CLIENT
 
-    def _add(
-        self,
-        exchange: str,
-        direction: Literal["to clients", "to server"],
-        name: str,
-        shape: Sequence[int],
-        dtype: torch.dtype | str,
-        samples: str = "",
-        needs: Literal["", "sum", "each"] = "",
-        when: str = "",
-        reveals: str = "",
-    ) -> None:
-        size = torch.Size(shape).numel() * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
-        text = str(dtype).removeprefix("torch.")
-        entry = Entry(exchange, direction, name, tuple(shape), text, size, samples, needs, when, reveals)
-        self.entries.setdefault((exchange, direction, name), entry)
+    def _add(self, exchange: str, direction: Any, name: str, tensor: Tensor | None = None, **told: Any) -> None:
+        if tensor is not None:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            told |= {"shape": tuple(tensor.shape), "dtype": kind, "bytes": tensor.nbytes}
+        self.entries.setdefault((exchange, direction, name), Entry(exchange, direction, name, **told))
 
 
 def reveals(algorithm: Algorithm, name: str) -> str:
