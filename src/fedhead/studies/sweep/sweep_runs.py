@@ -41,10 +41,14 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     """
     if seeds is not None:
         check_seeds("seeds", seeds := plain(seeds))
-    folders = cell_folders(table)
+    cells = table.cells()
+    if not cells:
+        raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
+    names = [cell_name(cell.choices) for cell in cells]
+    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(cells, names, strict=True)]
     seen: dict[str, str] = {}
-    for cell, name in folders.values():
-        if (other := seen.setdefault(settings_of(_recipe(cell, 0, name)), name)) is not name:
+    for name, key in zip(names, keys, strict=True):
+        if (other := seen.setdefault(key, name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
     sweep = [
         SweepCell(
@@ -55,27 +59,13 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
                 for seed in drawn_seeds(cell.seeds, seeds)
             },
         )
-        for folder, (cell, name) in folders.items()
+        for folder, cell, name in zip(_folders(names, keys), cells, names, strict=True)
     ]
     require(
         table.axes() or len(sweep[0].runs) > 1,
         f"{table.name}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or several seeds, or use fedhead run",
     )
     return sweep
-
-
-def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:
-    """Return the cells of a sweep and their names, by folder name in `runs/`.
-
-    Raises:
-        BadInput: A cell's keys are no valid recipe, or there is no cell.
-    """
-    cells = table.cells()
-    if not cells:
-        raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
-    names = [cell_name(cell.choices) for cell in cells]
-    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(cells, names, strict=True)]
-    return dict(zip(_folders(names, keys), zip(cells, names, strict=True), strict=True))
 
 
 def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
