@@ -337,17 +337,6 @@ def test_a_run_that_was_kept_twice_counts_once(tmp_path: Path) -> None:
     assert found.notes[0].endswith("with the same result, only the first counts")
 
 
-def test_settings_that_labels_leave_out_have_a_table(tmp_path: Path) -> None:
-    for alpha in (0.1, 0.5):
-        for method in ("fedavg", "fedprox"):
-            lr = alpha if method == "fedavg" else 2 * alpha  # chosen for each method and partition
-            recipe = Recipe(dataset="digits", rounds=1, method=method, partition=f"dirichlet({alpha})", lr=lr)
-            make_run(tmp_path / f"{method}{alpha}", recipe, samples=100)
-    head, *rows = read(tmp_path).tables["settings"]
-    assert head == ["method", "setting", "lr"]
-    assert ["fedprox", "dirichlet(0.5)", "1.0"] in rows
-
-
 def test_made_numbers_are_what_evaluations_record() -> None:
     """The made runs of these tests have what the page reads of real ones."""
     rng = np.random.default_rng(0)

@@ -32,7 +32,7 @@ def section(content: Content) -> Section | None:
                 state,
                 Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
                 number(run.last(metric)),
-                _version(run),
+                str(run.environment.get("versions", {}).get("fedhead") or "–"),
             ]
         )
     for path, why in content.broken.items():
@@ -45,18 +45,12 @@ def section(content: Content) -> Section | None:
     return Section("runs", "Runs", listed + details)
 
 
-def _version(run: Run) -> str:
-    versions = run.environment.get("versions")
-    return str(versions.get("fedhead") or "–") if isinstance(versions, dict) else "–"
-
-
 def _details(run: Run, state: str) -> str:
     env = run.environment
-    versions = env["versions"] if isinstance(env.get("versions"), dict) else {}
     facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
     facts += [f"precision {env['precision']}"] if env.get("precision") else []
     facts += [f"compiled from round {env['compiled_from']} on"] if env.get("compiled_from") else []
-    facts += [f"{name} {version}" for name, version in versions.items() if version]
+    facts += [f"{name} {version}" for name, version in env.get("versions", {}).items() if version]
     facts += [f"commit {env['commit']}"] if env.get("commit") else []
     path = str(run.path)
     if sites := env.get("sites"):

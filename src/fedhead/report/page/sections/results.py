@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from fedhead.report.compare.comparison_text import gains_table, values_table
-from fedhead.report.compare.pivot import brief, text
 from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, blocks, choice, table
-from fedhead.report.table import Cell, Table
 
 BASELINES = 8  # maximum number of baselines in the selector
 
@@ -19,20 +17,7 @@ def section(content: Content) -> Section | None:
     contents = {m: table(f"results-{i}", shown) for i, (m, shown) in enumerate(tables.items())}
     body = choice("results", "Metric", content.metrics) + blocks("results", contents)
     remark = "<p>Bold: the best of a column, if its 95 % interval overlaps no other. Single runs have no interval.</p>"
-    return Section("results", "Results", body + remark + _settings(content))
-
-
-def _settings(content: Content) -> str:
-    """Return a table of the settings that differ between methods and columns but are not in their labels."""
-    keys = content.arrangement.unshown
-    if not keys:
-        return ""
-    body: list[list[Cell | str]] = []
-    for entry in content.methods:
-        recipe = (entry.runs or entry.unfinished)[0].recipe.flat()
-        body.append([*content.names(entry), *(brief(text(recipe.get(key, ""))) for key in keys)])
-    further = Table("Further settings that differ", content.head(*keys), body)
-    return table("settings", further, wordy=["setting"])
+    return Section("results", "Results", body + remark)
 
 
 def gains_section(content: Content) -> Section | None:
