@@ -62,6 +62,17 @@ def test_the_servers_ledger_is_the_counterpart_of_the_sites(tmp_path: Path, caps
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 1 + len(entries(made.path / "sites" / "north"))
     assert "work ccvr" in out
+    north = made.path / "sites" / "north"
+    compare = ["ledger", str(north), "--server", str(made.path / "run")]
+    assert call(compare) == 0
+    own = entries(north)
+    assert capsys.readouterr().out == f"{len(own)} replies are recorded alike by the site and the server\n"
+    (north / "state" / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in own[:-1]))
+    assert call(compare) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{len(own) - 1} replies are recorded alike")
+    assert "received" in told.out.splitlines()[-1]  # what the site has not recorded
+    assert "recorded on one side only" in told.err
     assert call(["ledger", str(tmp_path)]) == 2
     assert "has no ledger.jsonl: give a site's folder" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fedhead.cli.app import Argument, command
+from fedhead.cli.app import Argument, Option, command
 
 if TYPE_CHECKING:
     from fedhead.report.table import Table
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 @command("Deploy")
 def ledger(
     path: Annotated[Path, Argument("A site's folder, a run folder, or a ledger.jsonl.")],
+    server: Annotated[Path | None, Option("Run folder of the server: list only replies recorded on one side.")] = None,
 ) -> None:
     """List the server's requests and the replies of sites.
 
@@ -25,9 +26,11 @@ def ledger(
       fedhead ledger clinic/sites/north
       fedhead ledger clinic/run
       fedhead ledger runs/mine
+      fedhead ledger clinic/sites/north --server clinic/run
     """
     from fedhead.cli.output import print_table
-    from fedhead.flower.ledger import LEDGER, Ledger
+    from fedhead.core.system.errors import FedheadError
+    from fedhead.flower.ledger import LEDGER, Ledger, differences
     from fedhead.report.table import Table
     from fedhead.runs.run_folder_schema import CONFIG
 
@@ -36,6 +39,11 @@ def ledger(
         return
     head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "ε", "digest"]
     rows, entries = [], list(Ledger.find(path).entries())
+    if server is not None:
+        alike, entries = differences(entries, list(Ledger.find(server).entries()))
+        print(f"{alike} replies are recorded alike by the site and the server")
+        if not entries:
+            return
     for entry in entries:
         work = [entry.get("kind", "unreadable"), entry.get("algorithm", "")]
         request = " ".join(work) if work[0] in ("work", "test", "model") else work[0]
@@ -49,6 +57,10 @@ def ledger(
         cells = (*start, entry["decision"], samples, size, epsilon, " ".join(digests))
         rows.append([str(cell) for cell in cells])
     print_table(Table("", head, rows), left=6)
+    if server is not None:
+        raise FedheadError(
+            "the replies above are recorded on one side only: one that was 'sent' may have come too late"
+        )
     if mus := [entry["privacy"]["mu"] for entry in entries if "mu" in entry.get("privacy", {})]:
         from fedhead.flower.site.policy import DELTA
         from fedhead.privacy import gaussian

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -93,6 +93,31 @@ class Ledger:
 
     def _rotated(self) -> list[Path]:
         return sorted(self.path.parent.glob(f"{self.path.stem}-[0-9]*[0-9].jsonl"))
+
+
+def differences(site: Sequence[dict[str, Any]], server: Sequence[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """Compare the ledger of a site with that of the server, for the runs in the server's.
+
+    Args:
+        site: Entries of the site.
+        server: Entries of the server.
+
+    Returns:
+        The number of replies that both have, and the entries of replies that one side has differently or lacks.
+    """
+    names, runs = {entry["site"] for entry in site}, {entry["run"] for entry in server}
+    sides = [
+        {_common(entry): entry for entry in site if entry["decision"] == "sent" and entry["run"] in runs},
+        {_common(entry): entry for entry in server if entry["decision"] == "received" and entry["site"] in names},
+    ]
+    both = sides[0].keys() & sides[1].keys()
+    return len(both), [entry for side in sides for key, entry in side.items() if key not in both]
+
+
+def _common(entry: Mapping[str, Any]) -> str:
+    """Return what a site and the server record of the same reply."""
+    own = {"time", "server", "node", "release", "privacy", "decision"}
+    return json.dumps({name: value for name, value in entry.items() if name not in own}, sort_keys=True)
 
 
 def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
