@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from fedhead.core.system.errors import BadInput
+from fedhead.models.layers import is_user_defined
 
 
 def batch_norm(
@@ -277,7 +278,5 @@ class MaskedBatchNorm(TorchFunctionMode):
 def may_normalize_batches(model: nn.Module) -> bool:
     """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or user-defined modules."""
     return any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm)
-        or not type(module).__module__.startswith(("torch.", "fedhead."))
-        for module in model.modules()
+        isinstance(module, nn.modules.batchnorm._BatchNorm) or is_user_defined(module) for module in model.modules()
     )

@@ -1,7 +1,7 @@
 """Dropout with masks drawn by key, so that a loop, a stack of clients and a CUDA graph drop the same units.
 
 `nn.Dropout` layers are replaced by `Dropout` when a model is split or built. Calls of `F.dropout` in a user's `forward`
-are redirected (`KeyedDropout`) for models that make such calls (`calls_dropout`).
+are redirected (`KeyedDropout`) for models with user-defined modules.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from fedhead.core.components.parameters import check
 from fedhead.core.components.ranges import AtLeast, Below
 from fedhead.core.system.errors import BadInput
-from fedhead.core.training import global_generators, random
-from fedhead.core.tree.inputs import Inputs, device_of
+from fedhead.core.training import random
+from fedhead.models.layers import is_user_defined
 
 
 class _KeyStream:
@@ -103,15 +103,7 @@ _FUNCTIONS: dict[Any, bool] = {F.dropout: False, F.dropout1d: True, F.dropout2d:
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Context manager that makes `F.dropout` and its variants draw from the active `dropout_key`.
-
-    Attributes:
-        calls: Number of redirected calls.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    """Context manager that makes `F.dropout` and its variants draw from the active `dropout_key`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Redirect dropout in training; call other functions unchanged."""
@@ -127,27 +119,9 @@ class KeyedDropout(TorchFunctionMode):
         check("F.dropout: p", p, Annotated[float, AtLeast(0), Below(1)])
         if not training or p == 0:
             return input
-        self.calls += 1
         return _drop(input, p, channels)
 
 
-def calls_dropout(model: nn.Module, x: Inputs) -> bool:
-    """Return whether a model's code calls `F.dropout` in training, tested by running one batch.
-
-    Args:
-        model: Any module; modules with only torch's and fedhead's layers make no such calls and are not run.
-        x: Two or more inputs.
-    """
-    if all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules()):
-        return False
-    mode, training = KeyedDropout(), model.training
-    buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
-    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
-    try:
-        with torch.no_grad(), global_generators.seeded(0), dropout_key(key), mode:
-            torch.func.functional_call(model.train(), buffers, (x,))
-    except Exception:  # training reports the problem with a better message
-        return False
-    finally:
-        model.train(training)
-    return mode.calls > 0
+def may_call_dropout(model: nn.Module) -> bool:
+    """Return whether a model may call `F.dropout`: it has user-defined modules."""
+    return any(map(is_user_defined, model.modules()))

@@ -56,3 +56,8 @@ def activations(model: SplitModel, x: Inputs, weights: Tree | None = None) -> di
         for hook in hooks:
             hook.remove()
     return out
+
+
+def is_user_defined(layer: nn.Module) -> bool:
+    """Return whether a layer's class is neither torch's nor fedhead's."""
+    return not type(layer).__module__.startswith(("torch.", "fedhead."))

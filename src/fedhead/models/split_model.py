@@ -32,7 +32,7 @@ class SplitModel(nn.Module):
         head: Name of the head in `fedhead.models.heads.HEADS`.
         fixed_by_head: Full names of the parameters that are trained only by phases that name them (such as the
             vectors of an ETF).
-        calls_dropout: Whether its code calls `F.dropout`; determined at the start of a run.
+        calls_dropout: Whether it may call `F.dropout`; determined at the start of a run.
         origin: The user's module that was split (`fedhead.split`).
         may_normalize_batches: Whether it may call `F.batch_norm`; determined at the start of a run.
         kept_width: Dimension of precomputed features h that are given instead of inputs; None: not precomputed.

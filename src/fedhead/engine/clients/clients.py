@@ -40,7 +40,7 @@ from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.stack.map_clients import MemoryBudget
 from fedhead.models.batch_norm import may_normalize_batches
-from fedhead.models.dropout import calls_dropout
+from fedhead.models.dropout import may_call_dropout
 from fedhead.models.precision import warn_if_emulated
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.privacy.client_dp import ClientDP
@@ -94,10 +94,6 @@ class Clients:
         self.public = None
         if parts.public is not None:
             self.public = Pool(parts.public, transform.replace(augment="none"), device, dtype)
-        if len(self.pool):
-            x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
-            for model in templates:
-                model.calls_dropout = calls_dropout(model, x)
         self.initial = [weights(model) for model in templates]
         local, schedule = experiment.local, experiment.schedule
         objective = training_objective.make(federation, local, self.device, all_here)
@@ -270,4 +266,5 @@ def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> Sp
     """Return a copy of a model, used as a template for functional calls with any weights."""
     template = copy.deepcopy(model).to(device, dtype)
     template.may_normalize_batches = may_normalize_batches(template)
+    template.calls_dropout = may_call_dropout(template)
     return template

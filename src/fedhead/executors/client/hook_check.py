@@ -26,6 +26,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.executors.client.client_round import local_round
 from fedhead.executors.client.job import Job
 from fedhead.executors.client.program import Vectorizer
+from fedhead.models.layers import is_user_defined
 from fedhead.models.module_digest import value_digest
 
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
@@ -165,10 +166,7 @@ def check_client_hooks(job: Job, trains: bool, refuse_draws: bool = True) -> Non
 
 def _may_draw(model: nn.Module) -> bool:
     """Return whether a model may draw from global generators: it has torch's random layers, or user-defined ones."""
-    return any(
-        isinstance(layer, _DRAWING) or not type(layer).__module__.startswith(("torch.", "fedhead."))
-        for layer in model.modules()
-    )
+    return any(isinstance(layer, _DRAWING) or is_user_defined(layer) for layer in model.modules())
 
 
 def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
