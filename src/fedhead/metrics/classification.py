@@ -186,9 +186,7 @@ def auroc(
     if predictions.classes == 2:
         return float(roc_areas(p[1:], predictions.y.unsqueeze(0) == 1))
     positive = predictions.y == torch.arange(predictions.classes, device=p.device).unsqueeze(-1)
-    areas = roc_areas(p, positive)
-    weights = present.double() if average == "weighted" else torch.ones_like(areas)
-    return float((areas * weights).sum() / weights.sum())
+    return average_area(roc_areas(p, positive), present, average)
 
 
 def _check_present(present: Tensor) -> None:
@@ -216,7 +214,12 @@ def auroc_of_histograms(histograms: Tensor, samples: int, average: str = "macro"
         negative, positive, weights = negative[1:], positive[1:], weights[1:]
     lower = negative.cumsum(-1) - negative / 2
     areas = (positive * lower).sum(-1) / (weights * negative.sum(-1))
-    weights = weights if average == "weighted" else torch.ones_like(weights)
+    return average_area(areas, weights, average)
+
+
+def average_area(areas: Tensor, counts: Tensor, average: str) -> float:
+    """Return the mean area under ROC curves: equal weights (macro), or weights by samples (weighted)."""
+    weights = counts.double() if average == "weighted" else torch.ones_like(areas)
     return float((areas * weights).sum() / weights.sum())
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.metrics.classification import roc_areas
+from fedhead.metrics.classification import average_area, roc_areas
 from fedhead.metrics.predictions import Predictions
 from fedhead.metrics.registry import Undefined, metric, variant
 
@@ -61,6 +61,4 @@ def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "mac
     for label, count in enumerate(counts.tolist()):
         if count in (0, len(predictions)):
             raise Undefined(f"all test samples have the same value of label {label}")
-    areas = roc_areas(predictions.probabilities.T.contiguous(), positive)
-    weights = counts.double() if average == "weighted" else counts.new_ones(len(counts)).double()
-    return float((areas * weights).sum() / weights.sum())
+    return average_area(roc_areas(predictions.probabilities.T.contiguous(), positive), counts, average)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhead.core.components.parameters import from_mapping
 from fedhead.core.tree.inputs import map_inputs
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import targets
@@ -43,7 +44,7 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
     nothing = [np.zeros(0, np.int64) for _ in range(clients)]
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
-    missing = {name: MissingValues.from_json(rule) for name, rule in record.get("missing", {}).items()}
+    missing = {name: from_mapping(MissingValues, rule) for name, rule in record.get("missing", {}).items()}
     return Federation(
         data,
         nothing,

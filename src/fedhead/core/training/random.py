@@ -7,6 +7,7 @@ for numpy (batch orders, on the host) and for torch (augmentation and dropout, i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -73,10 +74,7 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
     >>> uniform(torch.tensor([1, 2]), 3).shape
     torch.Size([2, 3])
     """
-    count = 1
-    for side in shape:
-        count *= side
-    index = torch.arange(1, count + 1, device=key.device).reshape(shape)
+    index = torch.arange(1, math.prod(shape) + 1, device=key.device).reshape(shape)
     # Add the key before the product: the compiler would treat a plain multiple of the index as a 32-bit index.
     z = (key.reshape(key.shape + (1,) * len(shape)) + index) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_M1)

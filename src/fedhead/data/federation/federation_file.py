@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhead.core.components.parameters import check
+from fedhead.core.components.parameters import check, from_mapping
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.data.federation.federation_data import FederationData
@@ -107,7 +107,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "title": str(arrays["title"]),
             "partition": str(arrays["partition"]),
             "objective": contents.objective,
-            "missing": {name: MissingValues.from_json(entries) for name, entries in preparation["missing"].items()},
+            "missing": {name: from_mapping(MissingValues, entries) for name, entries in preparation["missing"].items()},
             "columns": TableColumns.from_json(preparation["columns"]),
             "fitted": preparation["fitted"],
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,11 +24,6 @@ class MissingValues:
 
     mean: tuple[float, ...]
     indicated: tuple[int, ...]
-
-    @classmethod
-    def from_json(cls, entries: Mapping[str, Any]) -> Self:
-        """Return the fill values from the result of `dataclasses.asdict`."""
-        return cls(tuple(map(float, entries["mean"])), tuple(map(int, entries["indicated"])))
 
     @classmethod
     def fit(cls, sums: Sequence[FeatureSums], rows: int) -> Self:

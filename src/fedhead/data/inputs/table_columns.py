@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhead.core.components.parameters import from_mapping
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
 from fedhead.data.inputs.table_sums import FeatureSums, histogram, quantile_scale
@@ -105,11 +106,7 @@ class TableColumns:
         Returns:
             The columns.
         """
-        if record is None:
-            return None
-        kinds = {name: None if values is None else tuple(values) for name, values in record["categories"].items()}
-        ranges = {name: (float(low), float(high)) for name, (low, high) in record["ranges"].items()}
-        return cls(kinds, bool(record["missing"]), ranges, record.get("by_schema") is True)
+        return None if record is None else from_mapping(cls, record)
 
     def to_json(self) -> dict[str, Any]:
         """Return the columns as JSON values."""

@@ -100,7 +100,7 @@ def _checked(found: Any, name: str) -> PartitionEntry:
         return found
     if isinstance(found, type) and issubclass(found, Partition):
         cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
-        return PartitionEntry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
+        return _entry(cls)
     function = check_function(
         found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
     )
@@ -109,12 +109,13 @@ def _checked(found: Any, name: str) -> PartitionEntry:
     return PartitionEntry(lambda call: FromFunction(function, call.text, call.arguments("partition", options, needed)))
 
 
+def _entry(make: Callable[..., Partition], *forms: Form) -> PartitionEntry:
+    return PartitionEntry(lambda call: make(**call.arguments("partition", parameters(make), required(make))), forms)
+
+
 # -- the built-in ones --------------------------------------------------------------------------------
 def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
-    def made(call: Call) -> Partition:
-        return make(**call.arguments("partition", parameters(make), required(make)))
-
-    PARTITIONS.register(name, PartitionEntry(made, forms))
+    PARTITIONS.register(name, _entry(make, *forms))
 
 
 def _dirichlet(

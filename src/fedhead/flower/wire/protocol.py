@@ -130,7 +130,7 @@ class RunSpec:
     def missing(self) -> dict[str, MissingValues]:
         """Fill values of the sites' tables, by the name of the input."""
         given = self.table.get("missing")
-        return {} if given is None else {"": _of_table(lambda: MissingValues.from_json(given))}
+        return {} if given is None else {"": _of_table(lambda: from_mapping(MissingValues, given))}
 
     @property
     def preprocessing(self) -> Preprocessing:
