@@ -221,10 +221,14 @@ def test_a_bad_table_is_named_at_its_site_alone(
         assert word not in told
 
 
-def test_a_site_whose_rows_are_all_of_one_class_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "found"])
+def test_a_site_whose_rows_are_all_of_one_class_trains(listed: bool, tmp_path: Path) -> None:
     made, grid = project(tmp_path, "rounds=1")
+    for path in made.path.rglob("schema.yaml"):
+        path.write_text(SCHEMA if listed else SCHEMA.replace("classes: [alive, dead]\n", ""))
     pd.read_csv(tmp_path / "south.csv").assign(outcome="dead").to_csv(tmp_path / "south.csv", index=False)
     assert all(accuracy is not None for accuracy in serve(made.server(), grid, log=lambda line: None)["clients"])
+    assert fh.load(made.path / "run").record.class_names == ("alive", "dead")
 
 
 def test_a_site_accepts_one_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
