@@ -69,14 +69,8 @@ def gains_table(comparison: ComparisonTable) -> Table:
 
 
 def _ranks_table(ranking: Ranking) -> Table:
-    tests = [
-        "" if p is None else f", {name} p = {p_value(p)}"
-        for name, p in (("Friedman", ranking.p_friedman), ("Iman-Davenport", ranking.p_iman_davenport))
-    ]
-    title = (
-        f"Mean rank over {len(ranking.ranks)} settings{''.join(tests)}; critical difference "
-        f"{ranking.critical_difference:.2f}"
-    )
+    test = "" if ranking.p_friedman is None else f", Friedman p = {p_value(ranking.p_friedman)}"
+    title = f"Mean rank over {len(ranking.ranks)} settings{test}; critical difference {ranking.critical_difference:.2f}"
     order = sorted(zip(ranking.mean_ranks, ranking.names, strict=True), key=lambda pair: pair[0])
     body = [
         [name, f"{rank:.2f}", "yes" if rank - order[0][0] >= ranking.critical_difference else "no"]

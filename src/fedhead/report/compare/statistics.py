@@ -107,21 +107,14 @@ class Ranking:
         names: The methods.
         ranks: Rank on each data set, [data sets, methods].
         mean_ranks: Mean over the data sets, one entry per method.
-        friedman: Friedman's chi square; None for fewer than three methods.
-        p_friedman: Its p-value.
-        iman_davenport: F statistic of Iman and Davenport, which is less conservative; None for fewer than three
-            methods, or if the ranks are equal on all data sets.
-        p_iman_davenport: Its p-value.
+        p_friedman: p-value of Friedman's test; None for fewer than three methods.
         critical_difference: Mean ranks that differ by at least this differ significantly (Nemenyi).
     """
 
     names: tuple[str, ...]
     ranks: NDArray[np.float64]
     mean_ranks: tuple[float, ...]
-    friedman: float | None
     p_friedman: float | None
-    iman_davenport: float | None
-    p_iman_davenport: float | None
     critical_difference: float
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -152,29 +145,15 @@ def rank(
     table = np.asarray(scores, dtype=np.float64)
     ranks = scipy.stats.rankdata(table if better == "min" else -table, axis=1)
     sets, methods = table.shape
-    chi, p_chi, f, p_f = (None,) * 4 if methods < 3 or sets < 2 else _friedman(ranks)
-    return Ranking(
-        tuple(names),
-        ranks,
-        tuple(ranks.mean(axis=0).tolist()),
-        chi,
-        p_chi,
-        f,
-        p_f,
-        critical_difference(methods, sets),
-    )
+    p_friedman = None if methods < 3 or sets < 2 else _friedman(ranks)
+    mean_ranks = tuple(ranks.mean(axis=0).tolist())
+    return Ranking(tuple(names), ranks, mean_ranks, p_friedman, critical_difference(methods, sets))
 
 
-def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, float | None, float | None]:
-    sets, methods = ranks.shape
+def _friedman(ranks: NDArray[np.float64]) -> float:
     if (ranks == ranks[:, :1]).all():  # all methods are equal on every data set
-        return 0.0, 1.0, None, None
-    test = scipy.stats.friedmanchisquare(*ranks.T)
-    chi, left = float(test.statistic), sets * (methods - 1)
-    if left - chi <= _SAME * left:  # the same order on every data set: F is infinite
-        return chi, float(test.pvalue), None, None
-    f = (sets - 1) * chi / (left - chi)
-    return chi, float(test.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
+        return 1.0
+    return float(scipy.stats.friedmanchisquare(*ranks.T).pvalue)
 
 
 def critical_difference(methods: int, data_sets: int) -> float:
