@@ -12,6 +12,7 @@ import pytest
 import torch
 from simulations import make_simulation, run
 from small import SIZES, federation, network
+from tiers import quick
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
@@ -69,13 +70,16 @@ def same(one: Simulation, other: Simulation, tolerance: float = 1e-10) -> None:
 # -- executors and resumption -------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("name", quick(["fedavg", "scaffold"], "scaffold"))
 def test_loop_and_stack_give_the_same(name: str, work: str) -> None:
     method = fh.METHODS[name]()
     same(trained(method, fh.Loop(), "batch", **WORK[work]), trained(method, fh.Stack(), "batch", **WORK[work]))
 
 
-@pytest.mark.parametrize("method", [fh.FedRep(head_epochs=2), fh.KTpFL(), fh.Ditto()], ids=lambda method: method.name)
+METHODS = [fh.FedRep(head_epochs=2), fh.KTpFL(), fh.Ditto()]
+
+
+@pytest.mark.parametrize("method", quick(METHODS, fh.KTpFL()), ids=lambda method: method.name)
 def test_clients_whose_phases_are_ordered_differently_are_stacked_apart(method: fh.Method) -> None:
     """FedRep's head and KT-pFL's distillation have their own epochs: who is first in one phase is last in another."""
     settings = {"local": dataclasses.replace(LOCAL, epochs=EPOCHS), "stragglers": PARTIAL}
@@ -96,7 +100,7 @@ def test_stacks_never_grow_and_usual_runs_have_one() -> None:
     assert by_steps(job) == [order]
 
 
-@pytest.mark.parametrize("work", ["drawn", "drop", "partial"])
+@pytest.mark.parametrize("work", quick(["drawn", "drop", "partial"], "partial"))
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(work: str) -> None:
     seen: list[Snapshot] = []
     whole = run(made(fh.Scaffold(), **WORK[work]), on_round=seen.append)

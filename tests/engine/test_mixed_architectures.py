@@ -9,6 +9,7 @@ import pytest
 from mixed import RECIPE, pair, perceptron
 from simulations import RowFunction
 from small import federation
+from tiers import quick
 from torch import nn
 
 import fedhead
@@ -44,7 +45,7 @@ def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> N
     assert 0 < figures["personal"] <= 100
 
 
-@pytest.mark.parametrize("method", ["ktpfl", "fedproto", "local"])
+@pytest.mark.parametrize("method", quick(["ktpfl", "fedproto", "local"], "fedproto"))
 def test_the_alternatives_run_on_the_same_federation(method: str, tmp_path: Path) -> None:
     recipe = RECIPE.override([f"method={method}", "public=digits", "public_samples=40"])
     figures = execute(recipe, tmp_path / "run", Compute(device="cpu", executor="loop"))
@@ -55,7 +56,7 @@ class Stopped(BaseException):
     """Stands for a kill: nothing on the way catches it."""
 
 
-@pytest.mark.parametrize("method", ["fedclassavg", "ktpfl"])
+@pytest.mark.parametrize("method", quick(["fedclassavg", "ktpfl"], "ktpfl"))
 def test_a_stopped_run_of_a_mixed_federation_ends_as_if_it_had_not_been(method: str, tmp_path: Path) -> None:
     recipe = RECIPE.override(
         [f"method={method}", "public=digits", "public_samples=40", "rounds=3", "participation=0.5"]

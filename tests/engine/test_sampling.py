@@ -11,6 +11,7 @@ import pytest
 import torch
 from simulations import make_simulation, run
 from small import SIZES, federation, network
+from tiers import quick
 
 import fedhead as fh
 from fedhead.core.system.errors import BadInput
@@ -58,7 +59,7 @@ def assert_same(one: fh.Tree, other: fh.Tree, tolerance: float = 1e-10) -> None:
         torch.testing.assert_close(t, other.leaves()[name], atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("sampler", quick(SAMPLERS, fh.WeightedSampler(), Largest(idle=2)), ids=lambda one: one.name)
 def test_loop_and_stack_give_the_same(sampler: fh.Sampler) -> None:
     loop, stack = trained(sampler, fh.Loop()), trained(sampler, fh.Stack())
     assert_same(loop.server, stack.server)
@@ -70,7 +71,7 @@ def test_uniform_is_the_default() -> None:
     assert all(torch.equal(t, other[name]) for name, t in one.items())
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("sampler", quick(SAMPLERS, fh.WeightedSampler(), Largest(idle=2)), ids=lambda one: one.name)
 def test_a_resumed_run_selects_the_same_clients(sampler: fh.Sampler) -> None:
     seen: list[Snapshot] = []
     whole = run(made(sampler, fh.Scaffold()), on_round=seen.append)

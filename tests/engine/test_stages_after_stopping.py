@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from simulations import RowFunction
+from tiers import quick
 
 import fedhead as fh
 from fedhead.core.tree.tree import Tree
@@ -99,7 +100,10 @@ def test_a_run_that_was_not_stopped_is_followed_by_the_round_after_its_last(tmp_
     assert run(0).trained.round == 0
 
 
-@pytest.mark.parametrize("schedule", [{"lr_schedule": "cosine"}, {"lr_schedule": "step(1, 0.5)"}, {"warmup_rounds": 4}])
+SCHEDULES: list[dict[str, Any]] = [{"lr_schedule": "cosine"}, {"lr_schedule": "step(1, 0.5)"}, {"warmup_rounds": 4}]
+
+
+@pytest.mark.parametrize("schedule", quick(SCHEDULES, SCHEDULES[0]))
 def test_schedules_keep_the_planned_rounds_and_stages_continue_them(schedule: dict[str, Any]) -> None:
     stopped, whole = run(6, **schedule, callbacks=[StopAfter(2)]), run(6, **schedule)
     assert [row["lr"] for row in stopped.rows] == [row["lr"] for row in whole.rows[:2]]

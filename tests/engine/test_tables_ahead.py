@@ -15,6 +15,7 @@ import torch
 from noted_tables import note_tables
 from simulations import make_simulation
 from small import federation, network
+from tiers import quick
 
 import fedhead as fh
 from fedhead.core.training.per_client_counts import Uniform
@@ -79,7 +80,9 @@ def assert_same(a: Job, b: Job) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("method", [fh.FedAvg(), fh.FedRep(), fh.KTpFL()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", quick([fh.FedAvg(), fh.FedRep(), fh.KTpFL()], fh.FedRep()), ids=lambda method: method.name
+)
 def test_tables_that_were_made_ahead_are_those_of_the_round(method: fh.Method, name: str, few: bool) -> None:
     made = simulation(method, **SETTINGS[name])
     made.clients.draw_ahead(made.cohort(2), 2)

@@ -9,15 +9,17 @@ import torch
 import fedhead as fh
 from fedhead.models.check import require_runnable
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # its import alone takes seconds
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-CONFIGS = {
-    "classifier": lambda: transformers.BertConfig(**SMALL, vocab_size=50, num_labels=2, max_position_embeddings=16),
-    "classifier.out_proj": lambda: transformers.RobertaConfig(
-        **SMALL, vocab_size=50, num_labels=2, max_position_embeddings=16, pad_token_id=0
-    ),
-}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {**SIZES, "vocab_size": 50, "num_labels": 2, "max_position_embeddings": 16, "pad_token_id": 0}
+CONFIGS = {"classifier": "BertConfig", "classifier.out_proj": "RobertaConfig"}
+
+
+def text_classifier(classifier: str) -> torch.nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, CONFIGS[classifier])(**SMALL)
+    return transformers.AutoModelForSequenceClassification.from_config(config)
 
 
 def federation() -> fh.Federation:
@@ -29,8 +31,7 @@ def federation() -> fh.Federation:
 
 @pytest.mark.parametrize("classifier", CONFIGS)
 def test_a_text_classifier_trains_alike_on_loop_and_stack(classifier: str) -> None:
-    torch.manual_seed(0)
-    net, fed = transformers.AutoModelForSequenceClassification.from_config(CONFIGS[classifier]()), federation()
+    net, fed = text_classifier(classifier), federation()
     model = fh.split(net)
     assert model.origin.classifier == classifier
     require_runnable(model, fed.input_shape, 2, largest_token=fed.largest_token)
@@ -46,8 +47,7 @@ def test_a_text_classifier_trains_alike_on_loop_and_stack(classifier: str) -> No
 
 
 def test_the_models_own_attention_gives_the_same_logits() -> None:
-    torch.manual_seed(0)
-    net = transformers.AutoModelForSequenceClassification.from_config(CONFIGS["classifier"]()).eval()
+    net = text_classifier("classifier").eval()
     x = federation().test.x
     with torch.no_grad():
         torch.testing.assert_close(fh.split(net).eval()(x).logits, net(**x).logits, atol=1e-6, rtol=1e-5)
