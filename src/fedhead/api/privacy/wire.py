@@ -27,7 +27,7 @@ from fedhead.data.sources import datasets
 from fedhead.engine.clients.evaluation import ClientTests
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.experiment.compute import Compute
-from fedhead.engine.experiment.experiment import Experiment, InputSpec
+from fedhead.engine.experiment.experiment import Experiment, InputSpec, Schedule
 from fedhead.engine.rounds.rounds import run
 from fedhead.engine.rounds.simulation import Simulation
 from fedhead.engine.rounds.transport import Context, Received, SecureStep
@@ -181,27 +181,10 @@ def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = F
 
 def record(experiment: Experiment, federation: Federation, minimum: int, metrics: Mapping[str, Metric]) -> Wire:
     """Record the messages of an experiment: at most two rounds of one local step, and all stages."""
-    schedule = replace(
-        experiment.schedule,
-        rounds=min(experiment.schedule.rounds, 2),
-        participation=1.0,
-        evaluate_every=1,
-        last_rounds=1,
-        validation=None,
-        cache_features=None,
-    )
-    experiment = replace(
-        experiment,
-        schedule=schedule,
-        local=replace(experiment.local, epochs=1, steps=1, batch_size=4, warmup_rounds=0),
-        aggregator=None,
-        outliers=None,
-        sampler=None,
-        stragglers=None,
-        callbacks=(),
-        metrics={},
-        assign=None,
-    )
+    method, stages, privacy = experiment.method, experiment.stages, experiment.privacy
+    local = replace(experiment.local, epochs=1, steps=1, batch_size=4, warmup_rounds=0)
+    schedule = Schedule(rounds=min(experiment.schedule.rounds, 2))
+    experiment = Experiment(method, experiment.models, local, schedule, stages, experiment.uploads, privacy)
     recorder = _Recorder(experiment, federation, minimum, metrics)
     run(recorder)
     return Wire(recorder.entries.values())

@@ -151,14 +151,9 @@ class PrivateMean:
     """
 
     def __init__(self, privacy: PrivateClients, server: Tree, round: int, fixed: frozenset[str]):
-        self._privacy, self._server, self._fixed = privacy, server, fixed
-        self._source = noise.generator(privacy.protection.test_seed, "round", round)
+        self._privacy, self._server, self._fixed, self.component = privacy, server, fixed, privacy.protection
+        self._source = noise.generator(self.component.test_seed, "round", round)
         self._within: float | None = None  # noisy share of updates within the clipping norm
-
-    @property
-    def component(self) -> ClientDP:
-        """Protection of the run."""
-        return self._privacy.protection
 
     @property
     def clip(self) -> float:
@@ -214,7 +209,7 @@ class PrivateSamples(PrivateRounds[SampleDP]):
         super().__init__(protection, task.rounds, {k: size for k, size in enumerate(task.sizes) if size})
         self._method, self._task, self._stragglers = method, task, stragglers
         self._steps: dict[tuple[int, int], list[Counter[float]]] = {}  # by client and samples, after each round
-        self._multipliers: dict[tuple[int, int], float] = {}
+        self._multipliers: dict[frozenset[tuple[float, int]], float] = {}  # by the steps of the planned rounds
 
     def epsilon(self, client: int, samples: int, rounds: Iterable[int]) -> float:
         """Return ε of a client after these rounds; a round that it has repeated counts again."""
@@ -237,14 +232,12 @@ class PrivateSamples(PrivateRounds[SampleDP]):
 
     def multiplier(self, client: int, samples: int) -> float:
         """Return the noise multiplier z of a client."""
-        protection, key = self.protection, (client, samples)
-        if protection.noise_multiplier is not None:
-            return protection.noise_multiplier
+        if self.protection.noise_multiplier is not None:
+            return self.protection.noise_multiplier
+        steps = self.steps(client, samples, self.rounds)
+        key = frozenset(steps.items())
         if key not in self._multipliers:
-            steps = self.steps(client, samples, self.rounds)
-            equal = (z for other, z in self._multipliers.items() if self.steps(*other, self.rounds) == steps)
-            solved = next(equal, None) or accounting.multiplier_of(steps, protection.epsilon, protection.delta)
-            self._multipliers[key] = solved
+            self._multipliers[key] = accounting.multiplier_of(steps, self.protection.epsilon, self.protection.delta)
         return self._multipliers[key]
 
     def batch_key(self, key: int) -> int:
