@@ -35,8 +35,7 @@ from fedhead.flower.site.site_store import first_draw, keep_draw
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.models.split_model import SplitModel
-from fedhead.recipes import components
-from fedhead.recipes import recipe_data as recipe_data
+from fedhead.recipes import components, recipe_data
 from fedhead.recipes.experiment import build_experiment
 from fedhead.recipes.recipe import Recipe
 
@@ -144,18 +143,17 @@ def run_spec(
         table: Returns the fitted entries of a specification with a schema.
     """
     recipe = recipe or file.recipe_of_run()
+    run: dict[str, Any] = {
+        "experiment": experiment or secrets.token_hex(8),
+        "recipe": recipe.flat(),
+        "sites": list(file.sites),
+        "leave_out_site": file.leave_out_site,
+        "code": _digests(recipe),
+    }
     if file.schema is not None:
-        table_spec = RunSpec(
-            experiment=experiment or secrets.token_hex(8),
-            recipe=recipe.flat(),
-            sites=list(file.sites),
-            classes=1,
-            shape=[],
-            table={"schema": TableSchema.read(file.at(file.schema)).to_json()},
-            leave_out_site=file.leave_out_site,
-            code=_digests(recipe),
-        )
-        return table_spec if table is None else replace(table_spec, **table(table_spec))
+        schema = TableSchema.read(file.at(file.schema)).to_json()
+        unfitted = RunSpec(**run, classes=1, shape=[], table={"schema": schema})
+        return unfitted if table is None else replace(unfitted, **table(unfitted))
     names: Sequence[str] | None
     if recipe.objective in (None, "multiclass") and file.classes == 1:
         raise BadInput(f"{file.path}: classes is 1, there must be at least 2 to tell apart")
@@ -177,16 +175,8 @@ def run_spec(
         images = len(file.shape) == 3
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
         transform = transform.replace(normalize=recipe.normalize, resize=recipe.resize)
-    return RunSpec(
-        experiment=experiment or secrets.token_hex(8),
-        recipe=recipe.flat(),
-        sites=list(file.sites),
-        classes=classes,
-        names=None if names is None else list(names),
-        leave_out_site=file.leave_out_site,
-        code=_digests(recipe),
-        **spec_inputs(x, transform),
-    )
+    named = None if names is None else list(names)
+    return RunSpec(**run, classes=classes, names=named, **spec_inputs(x, transform))
 
 
 def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
