@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.calibration.statistics import Statistics, merge
+from fedhead.calibration.statistics import Statistics
 from fedhead.core.system.errors import BadInput
 from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
@@ -76,10 +76,6 @@ class ClosedFormHead(StatisticsStage):
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics and solve for the head."""
         return as_classifier(self.fit(self.merge(replies, task)))
-
-    def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
-        """Fit the head to the statistics of several clients; see `fit`."""
-        return self.fit(merge(parts))
 
     def fit(self, statistics: Statistics) -> Tree:
         """Fit the head to merged statistics.

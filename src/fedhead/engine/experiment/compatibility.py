@@ -33,10 +33,8 @@ def check_models(method: Method, models: Sequence[SplitModel], assign: Sequence[
     """Raise `BadInput`, naming the first client concerned, if a method can't train these models together."""
     first = {group: client for client, group in reversed(list(enumerate(assign)))}  # first client of each model
     used = [(first[group], model) for group, model in enumerate(models) if group in first]
-    if used:
-        if len(used) > 1:
-            _check_same_shapes(method, used)
-        _check_batch_norm(used, local)
+    _check_same_shapes(method, used)
+    _check_batch_norm(used, local)
 
 
 def check_rounds(rounds: int, stages: Sequence[Stage]) -> None:

@@ -18,7 +18,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.algorithm.upload import Upload
+from fedhead.algorithm.upload import SecureSum, Upload
 from fedhead.core.system.log import warn_once
 from fedhead.core.training.objectives import OBJECTIVES
 from fedhead.data.federation.federation import Federation
@@ -161,11 +161,7 @@ class Experiment:
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
         protections.check(self.privacy, self.method, self.stages, self.uploads, self.schedule.rounds)
-        others = {
-            "aggregator": self.aggregator,
-            "outliers": self.outliers,
-            "secure_sum": secure_sums.find(self.uploads),
-        }
+        others = [*self._of_single_replies(), *(step.name for step in self.uploads if isinstance(step, SecureSum))]
         protections.check_client_dp(
             self.privacy, self.method, self.models, self.sampler, others, clients, self.cohort_size(clients)
         )
@@ -186,9 +182,12 @@ class Experiment:
             for algorithm in (self.method, *self.stages):
                 compatibility.check_trained(algorithm, self.method, task)
 
+    def _of_single_replies(self) -> list[str]:
+        """Return the keys of components that read single replies."""
+        return [name for name in ("aggregator", "outliers") if getattr(self, name) is not None]
+
     def _check_secure_sum(self, clients: int) -> None:
-        single = {"aggregator": self.aggregator, "outliers": self.outliers}
-        others = [name for name, part in single.items() if part is not None]
+        others = self._of_single_replies()
         if len(self.models) > 1:
             others.append("a federation of several architectures")
         if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:

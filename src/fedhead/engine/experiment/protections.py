@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -65,7 +64,7 @@ def check_client_dp(
     method: Method,
     models: Sequence[SplitModel],
     sampler: Sampler | None,
-    others: Mapping[str, Any],
+    others: Sequence[str],
     clients: int,
     cohort: int,
 ) -> None:
@@ -76,7 +75,7 @@ def check_client_dp(
         method: Method.
         models: Architectures.
         sampler: Sampler of the cohorts.
-        others: Components by key that need single replies, or hide them; None: not used.
+        others: Keys of components that need single replies, or hide them.
         clients: Number of clients.
         cohort: Number of clients in a round.
 
@@ -91,9 +90,8 @@ def check_client_dp(
             f"privacy: client_dp protects the mean of models, and the server of {method.name} uses other entries too: "
             "use a method such as fedavg, or sample_dp"
         )
-    for key, part in others.items():
-        if part is not None:
-            raise BadInput(f"privacy: the server clips each update for client_dp and takes their mean: leave {key} out")
+    for key in others:
+        raise BadInput(f"privacy: the server clips each update for client_dp and takes their mean: leave {key} out")
     if not isinstance(sampler, PoissonSampler) and (cohort < clients or sampler is not None):
         raise BadInput("privacy: client_dp accounts for independent cohorts or all clients: set sampler=poisson")
     if any(weights(model).part(*method.shared).stats for model in models):
