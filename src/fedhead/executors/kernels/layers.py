@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +38,13 @@ class StackedLayers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def stacked_layers(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context with stacked layers on a GPU, where they are faster."""
-    return StackedLayers() if device.type == "cuda" else nullcontext()
+def with_stacked_layers(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Return a function that uses stacked layers on a GPU, where they are faster."""
+    if device.type != "cuda":
+        return function
+
+    def call(*args: Any) -> Any:
+        with StackedLayers():
+            return function(*args)
+
+    return call

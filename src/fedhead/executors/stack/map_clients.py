@@ -25,7 +25,7 @@ from fedhead.core.tree.transfer import to_device
 from fedhead.data.partitions.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
-from fedhead.executors.kernels.layers import stacked_layers
+from fedhead.executors.kernels.layers import with_stacked_layers
 
 T = TypeVar("T")
 SINGLE_SAMPLES = 1024  # batch size of a single client
@@ -218,13 +218,7 @@ def _steps(lengths: Sequence[int], samples: int) -> Iterator[tuple[int, int, int
 
 def vectorized(function: Callable[..., Any], device: torch.device, in_dims: Any) -> Callable[..., Any]:
     """Vectorize a function of one client over the client axis, with stacked layers."""
-    stacked = vmap(function, in_dims=in_dims)
-
-    def call(*args: Any) -> Any:
-        with torch.no_grad(), stacked_layers(device):
-            return stacked(*args)
-
-    return call
+    return torch.no_grad()(with_stacked_layers(vmap(function, in_dims=in_dims), device))
 
 
 def map_clients(

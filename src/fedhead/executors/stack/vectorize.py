@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 from torch.func import vmap
@@ -16,7 +15,7 @@ from fedhead.algorithm.phase import Phase, Reply
 from fedhead.core.training.optimizers import Optimizer
 from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.executors.client.program import ClientProgram, Vectorizer
-from fedhead.executors.kernels.layers import stacked_layers
+from fedhead.executors.kernels.layers import with_stacked_layers
 from fedhead.executors.stack.map_clients import SIMILAR, MemoryBudget
 from fedhead.executors.stack.tree_vmap import tree_vmap
 
@@ -40,18 +39,9 @@ class VmapVectorizer(Vectorizer):
         """Vectorize `ClientProgram.finish` over the client axis, with stacked layers."""
 
         def vectorized(program: ClientProgram) -> Callable[[Weights, ClientInputs], Reply]:
-            finish = tree_vmap(program.finish)
+            return with_stacked_layers(tree_vmap(program.finish), program.pool.device)
 
-            def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
-                with stacked_layers(program.pool.device):
-                    reply: Reply = finish(w, inputs)
-                return reply
-
-            return with_stacked_layers
-
-        if self._sizes is None:
-            return vectorized(program)
-        return bucketed_finish(program, self._sizes, vectorized)
+        return vectorized(program) if self._sizes is None else bucketed_finish(program, self._sizes, vectorized)
 
     def correct(self, program: ClientProgram, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """Vectorize `ClientProgram.correct` over the client axis."""
@@ -60,12 +50,7 @@ class VmapVectorizer(Vectorizer):
     def loss(self, program: ClientProgram, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """Vectorize `ClientProgram.loss` over the client axis, with stacked layers."""
         loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
-
-        def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
-            with stacked_layers(program.pool.device):
-                return loss(*args)
-
-        return with_stacked_layers
+        return with_stacked_layers(loss, program.pool.device)
 
     def clipped_sum(self, program: ClientProgram, phase: Phase) -> Callable[..., Tree]:
         """Vectorize `ClientProgram.clipped_sum` over the client axis."""
