@@ -1,4 +1,4 @@
-"""A process that watches another one leaves with it, in the middle of its work."""
+"""A process that watches its parent leaves with it, in the middle of its work."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import sys
 
 PROGRAM = """
 import sys
-from fedhead.core.system.process import ProcessIdentity, exit_with
-exit_with(ProcessIdentity.of(int(sys.argv[1])), lambda: print("left", flush=True), seconds=0.05)
+from fedhead.core.system.process import exit_with_parent
+exit_with_parent(int(sys.argv[1]), seconds=0.05)
 print("works", flush=True)
 while True:
     sum(range(1000))
 """
 
 
-def test_a_process_leaves_with_the_one_it_watches() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as other:
-        command = [sys.executable, "-c", PROGRAM, str(other.pid)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-            try:
-                assert watching.stdout is not None
-                assert watching.stdout.readline() == "works\n"
-                other.kill()
-                assert watching.wait(30) == 1
-                assert watching.stdout.read() == "left\n"
-            finally:
-                other.kill()
-                watching.kill()
+def test_a_process_leaves_with_its_parent() -> None:
+    command = ["sh", "-c", f'"{sys.executable}" -c "$1" $$ & wait', "sh", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "works\n"
+        parent.kill()
+        assert parent.stdout.read() == "", "the pipe closes when the process has left"

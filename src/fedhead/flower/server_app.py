@@ -17,7 +17,7 @@ LINE = 2000  # length limit of a log line
 def main(grid: Grid, context: Context) -> None:
     """Run the server; Flower's run config gives `server`, the path of server.yaml, and `resume`, `evaluate`, …."""
     from fedhead.core.system.errors import BadInput, FedheadError
-    from fedhead.core.system.process import ProcessIdentity, exit_with
+    from fedhead.core.system.process import ProcessIdentity, exit_with_parent
     from fedhead.core.system.text import printable
     from fedhead.flower.backoff import shorten_object_waits
     from fedhead.flower.config import ServerFile
@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
 
     tell(status)
     shorten_object_waits()
-    exit_with(ProcessIdentity.of(os.getppid()))  # else the server would wait and lock its run folder forever
+    exit_with_parent(os.getppid())  # else the server would wait and lock its run folder forever
     path = context.run_config.get("server")
     try:
         if not path:

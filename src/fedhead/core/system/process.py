@@ -1,4 +1,4 @@
-"""Process lifetimes: identity by pid and start time, exit together with another process, SIGTERM as an exception."""
+"""Process lifetimes: identity by pid and start time, exit together with the parent, SIGTERM as an exception."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,18 +36,6 @@ class ProcessIdentity:
         return bool(self.started) and _started(self.pid) == self.started
 
 
-def exit_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:
-    """Exit this process when another one has ended.
-
-    Args:
-        other: Process to watch.
-        first: Callback before the exit.
-        seconds: Polling interval.
-    """
-    if other.started:  # some systems don't report start times
-        _exit_after(other.alive, first, seconds)
-
-
 def exit_with_parent(parent: int, seconds: float = 1.0) -> None:
     """Exit this process when its parent has ended, even if the parent was killed.
 
@@ -55,14 +43,10 @@ def exit_with_parent(parent: int, seconds: float = 1.0) -> None:
         parent: Pid of the parent, passed by the parent itself, since it may end before `os.getppid` is called.
         seconds: Polling interval.
     """
-    _exit_after(lambda: os.getppid() == parent, lambda: None, seconds)
 
-
-def _exit_after(is_alive: Callable[[], bool], first: Callable[[], object], seconds: float) -> None:
     def watch() -> None:
-        while is_alive():
+        while os.getppid() == parent:
             time.sleep(seconds)
-        first()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
