@@ -166,7 +166,7 @@ def test_the_runs_of_a_process_that_was_killed_fail_and_another_process_runs_the
     words = ["sweep", "digits", "method=own.py:Raises", "method.a=[9,3,4]", "rounds=1", "subset=120", "--out", "out"]
     assert call([*words, "--devices", "cpu", "--engine", engine]) == 1
     *_, last = capsys.readouterr().err.splitlines()
-    reason = "the process of cpu was ended by signal 9, perhaps for lack of memory"
+    reason = "the process of cpu was killed, perhaps for lack of memory"
     more = "" if engine == "local" else " (2 more failed)"  # all were begun at once
     assert last == f"error: a=9, seed 0: {reason}{more}; fix it, and the same command runs what failed again"
     assert len(list((tmp_path / "out").rglob("result.json"))) == (2 if engine == "local" else 0)

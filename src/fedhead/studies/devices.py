@@ -6,11 +6,11 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +21,8 @@ from fedhead.engine.experiment.compute import Compute
 from fedhead.studies.engines import LocalEngine, SharedEngine, make_engine
 from fedhead.studies.queue import Queue
 from fedhead.studies.run_job import RunJob
+
+Failures = dict[str, Mapping[str, str]]  # reasons of failed runs, by the name of the first run of a job
 
 
 class DevicesEngine(LocalEngine):
@@ -43,21 +45,27 @@ class DevicesEngine(LocalEngine):
         """Run jobs until the queue is empty; the runs of a killed process fail."""
         shares = self._shares(queue)
         workers = [_Worker(name, self.engine, threads_per_process(self.devices)) for name in self.devices]
+        busy: dict[Future[Failures], tuple[_Worker, list[RunJob]]] = {}
+
+        def begin(worker: _Worker) -> None:
+            if jobs := next(shares, []):
+                busy[worker.submit(jobs)] = worker, jobs
+
         try:
             for worker in workers:
-                worker.begin(next(shares, []))
-            while busy := {worker.connection: worker for worker in workers if worker.jobs}:
-                for connection in wait(list(busy)):
-                    worker = busy[connection]  # type: ignore[index]  # only connections were given
-                    for job, failures in worker.receive():
-                        queue.finish(job, failures)
-                    if not worker.jobs:
-                        worker.begin(next(shares, []))
+                begin(worker)
+            while busy:
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                    worker, jobs = busy.pop(future)
+                    failures = worker.failures(future, jobs)
+                    for job in jobs:
+                        queue.finish(job, failures[job.name])
+                    begin(worker)
         finally:
+            for worker, _ in busy.values():
+                worker.kill()
             for worker in workers:
-                worker.end()
-            for worker in workers:
-                worker.join()
+                worker.close()
 
     def _shares(self, queue: Queue[RunJob]) -> Iterator[list[RunJob]]:
         jobs = iter(queue.next, None)
@@ -68,99 +76,79 @@ class DevicesEngine(LocalEngine):
 
 
 class _Worker:
-    """Process of one device, started with its first job and after a crash.
-
-    Attributes:
-        jobs: Jobs that it has not finished, by their first run folder.
-        connection: Connection to the process.
-    """
-
-    connection: Connection[Any, Any]
+    """Process of one device, started with its first jobs and after a crash."""
 
     def __init__(self, device: str, engine: LocalEngine, threads: int | None):
-        self.device, self._arguments = device, (engine, threads, os.getpid())
-        self.jobs: dict[Path, RunJob] = {}
-        self._process: Any = None
+        self.device, self._engine = device, engine
+        self._arguments = (os.getpid(), threads)
+        self._pool: ProcessPoolExecutor | None = None
 
-    def begin(self, jobs: Sequence[RunJob]) -> None:
-        """Send jobs to the process."""
-        self.jobs = {next(iter(job.runs)): job for job in jobs}
-        if jobs and self._process is None:
-            self._start()
-        if jobs:
-            self.connection.send([replace(job, compute=replace(job.compute, device=self.device)) for job in jobs])
-
-    def _start(self) -> None:
-        context = get_context("spawn")  # a forked process can't use a GPU
-        self.connection, inner = context.Pipe()
-        self._process = context.Process(target=_work, args=(inner, *self._arguments))
+    def submit(self, jobs: Sequence[RunJob]) -> Future[Failures]:
+        """Start jobs on the device."""
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C reaches all, the parent handles it
         try:
-            self._process.start()
+            if self._pool is None:
+                context = get_context("spawn")  # a forked process can't use a GPU
+                self._pool = ProcessPoolExecutor(1, context, _initialize, self._arguments)
+                self._id = self._pool.submit(os.getpid)
+            here = [replace(job, compute=replace(job.compute, device=self.device)) for job in jobs]
+            return self._pool.submit(_work, self._engine, here)
         finally:
             signal.signal(signal.SIGINT, before)
-        inner.close()
 
-    def receive(self) -> list[tuple[RunJob, Mapping[str, str]]]:
-        """Return the next finished job and its failures; all unfinished jobs if the process has ended.
+    def failures(self, future: Future[Failures], jobs: Sequence[RunJob]) -> Failures:
+        """Return the failures of finished jobs; all unfinished runs fail if the process was killed.
 
         Raises:
-            Exception: The error that ended the process, if it affects all runs, such as a full disk.
+            Exception: The error that ended the jobs, if it affects all runs, such as a full disk.
         """
         try:
-            path, outcome = self.connection.recv()
-        except EOFError:
-            self._process.join()
-            reason = _ending(self.device, self._process.exitcode)
-            self._process = None
-            failed = [(job, dict.fromkeys(job.unfinished(), reason)) for job in self.jobs.values()]
-            self.jobs = {}
-            return failed
-        if isinstance(outcome, Exception):
-            raise outcome
-        return [(self.jobs.pop(path), outcome)]
+            return future.result()
+        except BrokenProcessPool:
+            self.close()
+            reason = f"the process of {self.device} was killed, perhaps for lack of memory"
+            return {job.name: dict.fromkeys(job.unfinished(), reason) for job in jobs}
 
-    def end(self) -> None:
-        """End the process without waiting; an interrupted run resumes from its checkpoint."""
-        if self._process is not None:
-            self.connection.close()
-            if self.jobs:
-                self._process.kill()
+    def kill(self) -> None:
+        """Kill the process; an interrupted run resumes from its checkpoint."""
+        with suppress(BrokenProcessPool):
+            os.kill(self._id.result(), signal.SIGKILL)
 
-    def join(self) -> None:
+    def close(self) -> None:
         """Wait for the end of the process."""
-        if self._process is not None:
-            self._process.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 class _Received:
-    """Queue of the jobs that a process has received; results are sent back at once."""
+    """Queue of the jobs that a process has received."""
 
-    def __init__(self, connection: Connection[Any, Any]):
-        self._connection, self._jobs = connection, list(connection.recv())
+    def __init__(self, jobs: Sequence[RunJob]):
+        self._jobs = list(jobs)
+        self.failures: Failures = {}
 
     def next(self) -> RunJob | None:
         """Return the next job."""
         return self._jobs.pop(0) if self._jobs else None
 
     def finish(self, job: RunJob, result: Mapping[str, str]) -> None:
-        """Send the result of a job."""
-        self._connection.send((next(iter(job.runs)), result))
+        """Record the result of a job."""
+        self.failures[job.name] = result
 
 
-def _work(connection: Connection[Any, Any], engine: LocalEngine, threads: int | None, parent: int) -> None:
-    """Run the jobs that a connection delivers, in a process of their own."""
+def _initialize(parent: int, threads: int | None) -> None:
     exit_with_parent(parent)
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def _work(engine: LocalEngine, jobs: Sequence[RunJob]) -> Failures:
+    """Run jobs in a process of their own, and return their failures."""
+    received = _Received(jobs)
     with lines_to_stderr():
-        while True:
-            try:
-                engine.run(_Received(connection))
-            except EOFError:  # the parent has closed the connection
-                return
-            except Exception as error:  # affects all runs; the parent raises it
-                connection.send((None, error))
+        engine.run(received)
+    return received.failures
 
 
 def threads_per_process(devices: Sequence[str]) -> int | None:
@@ -209,15 +197,3 @@ def read_devices(text: str) -> list[str]:
         visible = f"torch sees {count}, numbered from 0" if count else "torch sees none"
         raise BadInput(f"--devices {text}: there is no GPU {max(numbers)}; {visible}")
     return names
-
-
-def _ending(device: str, code: int) -> str:
-    """Describe how the process of a device ended.
-
-    >>> _ending("cpu", -9)
-    'the process of cpu was ended by signal 9, perhaps for lack of memory'
-    """
-    if code >= 0:
-        return f"the process of {device} failed, see above"
-    memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
-    return f"the process of {device} was ended by signal {-code}{memory}"

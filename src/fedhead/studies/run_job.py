@@ -37,6 +37,11 @@ class RunJob:
         """Recipe of the first run."""
         return next(iter(self.runs.values()))
 
+    @property
+    def name(self) -> str:
+        """Name of the first run."""
+        return self.names[next(iter(self.runs))]
+
     def unfinished(self) -> list[str]:
         """Return the names of the unfinished runs."""
         return [self.names[path] for path in self.runs if not is_finished(path)]
