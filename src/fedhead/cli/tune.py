@@ -15,7 +15,6 @@ from fedhead.metrics.records import Row
 if TYPE_CHECKING:
     from fedhead.studies.tune.trials import TrialRecord
 
-MOST_NAMED = 10  # maximum number of failed trials in a message
 ENDED = ("complete", "pruned", "failed")
 
 
@@ -108,11 +107,10 @@ def _final_accuracies(final: Row) -> str:
 
 def _failures(failed: list[TrialRecord], ended: int) -> str:
     """Format the failed trials and the error of the first one in one line."""
-    numbers = [str(one.number) for one in failed[:MOST_NAMED]] + ["…"] * (len(failed) > MOST_NAMED)
     again = "; fix it, and the same command tries it again" if any(one.retryable for one in failed) else ""
     first = failed[0]
     why = f"trial {first.number} ({_chosen(first)}): {first.reason}"
-    return f"{len(failed)} of {ended} trials failed ({', '.join(numbers)}); {why}{again}"
+    return f"{len(failed)} of {ended} trials failed; {why}{again}"
 
 
 def _chosen(trial: TrialRecord) -> str:

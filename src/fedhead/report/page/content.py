@@ -164,7 +164,7 @@ class Content:
             *(f"{run.path} does not count: {run.state}" for run in stopped),
             *(self.compared(next(iter(self.metrics)), gains=False).pivot.notes if self.metrics else ()),
             *code_versions(self.runs),
-            *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
+            *(f"{path} is broken and does not count: {why}" for path, why in self.broken.items()),
         ]
 
 
@@ -192,11 +192,6 @@ def class_names(runs: Iterable[Run], classes: int) -> list[str]:
     names = {run.class_names for run in runs}
     common = names.pop() if len(names) == 1 else None
     return list(common) if common is not None and len(common) == classes else [str(c) for c in range(classes)]
-
-
-def first_words(why: str) -> str:
-    """Return the start of an error message, which may be very long."""
-    return why if len(why) <= 180 else f"{why[:179]}…"
 
 
 def _replicate(run: Run) -> tuple[int, int | None]:

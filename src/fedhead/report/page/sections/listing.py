@@ -7,7 +7,7 @@ from html import escape
 
 from fedhead.report.compare.pivot import brief
 from fedhead.report.metric_names import metric_label
-from fedhead.report.page.content import Content, first_words
+from fedhead.report.page.content import Content
 from fedhead.report.page.markup import Section, folded, identifier, table, words
 from fedhead.report.page.sections import progress
 from fedhead.report.table import Cell, Table, number
@@ -36,7 +36,7 @@ def section(content: Content) -> Section | None:
             ]
         )
     for path, why in content.broken.items():
-        body.append([content.name(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
+        body.append([content.name(path), "–", "–", "–", f"broken: {why}", "–", "–", "–"])
     head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
     listed = table("runs-table", Table(f"Folders in {content.parent}", head, body), wordy=["data", "state"])
     details = "".join(map(_details, content.runs, states))
