@@ -9,6 +9,7 @@ import torch
 from same_trees import assert_same
 from simulations import make_simulation
 from small import federation, network
+from tiers import quick
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.training.optimizers import SGD, Adam
@@ -40,13 +41,13 @@ def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LO
 
 
 @pytest.mark.parametrize("executor", sorted(select.BUILT_IN.keys() - {"loop", "lanes"}))  # lanes need a GPU: tests/gpu
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("name", quick(["fedavg", "scaffold"], "scaffold"))
 def test_every_executor_equals_the_loop(name: str, executor: str) -> None:
     found = simulate(name, "batch", select.BUILT_IN[executor]())
     assert_same(found.server, simulate(name, "batch", Loop()).server, 1e-10, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
+@pytest.mark.parametrize("name", quick(["fedavg", "scaffold", "moon"], "scaffold"))
 def test_chunks_of_any_size_give_the_same(name: str) -> None:
     whole = simulate(name, "batch", Stack())
     assert_same(whole.server, simulate(name, "batch", Stack(size=2)).server, 1e-10, 1e-10)

@@ -10,6 +10,7 @@ import torch
 from mixed import pair, perceptron
 from simulations import make_simulation
 from small import CLASSES, federation, network
+from tiers import quick
 from torch import nn
 from torch.nn import functional as F
 
@@ -101,7 +102,9 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
     return Tree(average), models
 
 
-@pytest.mark.parametrize("method", [FedClassAvg(rho=0.3), PUBLIC_CODE, FedClassAvg(cl=False)])
+@pytest.mark.parametrize(
+    "method", quick([FedClassAvg(rho=0.3), PUBLIC_CODE, FedClassAvg(cl=False)], FedClassAvg(rho=0.3))
+)
 @pytest.mark.parametrize("executor", [Loop(), Stack()])
 def test_one_round_on_two_architectures_is_algorithm_1(method: FedClassAvg, executor: Executor) -> None:
     simulation = simulate(method)
@@ -139,9 +142,10 @@ def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
                 torch.testing.assert_close(t, right.leaves()[path], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "method", [FedClassAvg(share="all"), KTpFL(share="all", transfer=0.5), PUBLIC_CODE, FedClassAvg(ca=False)]
-)
+VARIANTS = [FedClassAvg(share="all"), KTpFL(share="all", transfer=0.5), PUBLIC_CODE, FedClassAvg(ca=False)]
+
+
+@pytest.mark.parametrize("method", quick(VARIANTS, PUBLIC_CODE))
 def test_variants_give_the_same_on_every_executor(method: Method) -> None:
     runs = []
     for executor in (Loop(), Stack()):

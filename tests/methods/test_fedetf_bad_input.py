@@ -10,6 +10,7 @@ import pytest
 import torch
 from simulations import simulate
 from small import CLASSES, federation, network
+from tiers import quick
 
 import fedhead as fh
 from fedhead.algorithm.stage import Stage
@@ -39,7 +40,7 @@ def finite(result: FinishedRun) -> bool:
     return all(state.finite() for state in states)
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", quick(FAMILY, "fedetf", "fednh"))
 def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
     fed = federation()
     y = fed.train.y.numpy()
@@ -50,7 +51,7 @@ def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
     assert len(result.stages["finetune"].metrics["clients"]) == 4
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", quick(FAMILY, "fedetf", "fedproto"))
 def test_a_class_that_no_client_has(name: str) -> None:
     fed = federation()
     fed = dataclasses.replace(fed, rows=[rows[fed.train.y[rows].numpy() != 1] for rows in fed.rows])

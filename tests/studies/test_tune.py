@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
+from tiers import quick
 
 import fedhead as fh
 from fedhead.cli import call
@@ -367,15 +368,15 @@ def test_a_killed_study_resumes_and_two_workers_share_one(tmp_path: Path) -> Non
     assert len({row["lr"] for row in done}) == 8  # and nothing twice
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "update trial_params set distribution_json = '{'",
-        "update trials set state = 'DONE'",
-        "update trial_values set value = 'x'",
-        "update study_user_attributes set value_json = '[1]'",
-    ],
-)
+CHANGES = [
+    "update trial_params set distribution_json = '{'",
+    "update trials set state = 'DONE'",
+    "update trial_values set value = 'x'",
+    "update study_user_attributes set value_json = '[1]'",
+]
+
+
+@pytest.mark.parametrize("statement", quick(CHANGES, CHANGES[0]))
 def test_a_changed_study_file_is_refused_in_one_line(tmp_path: Path, statement: str) -> None:
     recipe, space = Recipe(dataset="digits"), Dimension("lr", "log", (0.01, 1))
     join(tmp_path, recipe, space).close()
