@@ -23,7 +23,6 @@ from tiers import quick
 
 import fedhead as fh
 from fedhead.cli import call
-from fedhead.core.system.errors import machine_fault
 from fedhead.data.sources.datasets import Dataset
 from fedhead.data.transforms.augment import Transform
 from fedhead.engine.experiment.compute import Compute
@@ -43,7 +42,6 @@ from fedhead.studies.tune.trials import Outcome
 from fedhead.studies.tune.tune import _train_finally
 
 pytest.importorskip("optuna")
-from sqlalchemy.exc import OperationalError
 
 
 def _read(root: Path, part: str, download: bool) -> fh.Samples:
@@ -306,19 +304,6 @@ def test_the_final_training_waits_for_the_trials_of_other_workers(
 def test_what_is_searched_is_written_as_text(planted: Recipe, tmp_path: Path) -> None:
     with pytest.raises(fh.BadInput, match=r"is no text: write each key .*, such as 'lr=log\(1e-3, 1\)'$"):
         fh.tune(planted, {"lr": "log(0.1, 1)"}, out=tmp_path / "s")  # type: ignore[arg-type]  # as fh.sweep takes it
-
-
-def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Study, *words: object) -> None:
-        cause = sqlite3.OperationalError("database or disk is full")
-        cause.sqlite_errorcode, cause.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
-        with self._storage():
-            raise OperationalError("INSERT", {}, cause) from cause
-
-    monkeypatch.setattr(Study, "tell", full)
-    with pytest.raises(OSError, match="disk is full") as caught:
-        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")
-    assert machine_fault(caught.value) is not None  # which the command line answers with exit code 3
 
 
 def test_without_optuna_the_extra_is_named(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
