@@ -29,7 +29,7 @@ from fedhead.executors.stack import graph_runner, graphs
 from fedhead.executors.stack.graphs import Graphs
 from fedhead.executors.stack.vectorize import VmapVectorizer
 from fedhead.methods.fedavg import FedAvg
-from fedhead.models.module_digest import settings_digest
+from fedhead.models.module_digest import value_digest
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
 
@@ -121,6 +121,6 @@ class Cached(Scaled):
 
 
 def test_a_cached_property_is_no_change() -> None:
-    before = settings_digest(method := Cached())
+    before = value_digest(method := Cached())
     assert method.twice == 2.0
-    assert settings_digest(method) == before
+    assert value_digest(method) == before

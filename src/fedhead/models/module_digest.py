@@ -57,21 +57,10 @@ def module_digest(module: nn.Module, weights: bool = True, known: frozenset[int]
     return total.hexdigest()
 
 
-def settings_digest(part: object) -> str:
-    """Return a digest of an object's class and all its attributes, including those not in its `repr`.
-
-    Args:
-        part: The object, such as a method.
-    """
-    kind = type(part)
-    # cached properties exist only after their first use
-    state = {k: v for k, v in vars(part).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
-    texts = [f"{kind.__module__} {part!r}", *_described(state)]
-    return digest_text("\n".join(texts), 16)
-
-
 def value_digest(value: object) -> str:
     """Return a digest of a value of any type; for a function, of its code and captured variables.
+
+    The attributes of an object count, without cached properties, which exist only after their first use.
 
     Args:
         value: Value to hash.
@@ -110,7 +99,7 @@ def _code(code: CodeType) -> Iterator[str]:
 
 def _described(value: Any, known: frozenset[int] = frozenset(), depth: int = 0) -> Iterator[str]:
     """Yield texts that identify a value, without memory addresses."""
-    yield type(value).__qualname__
+    yield f"{type(value).__module__}.{type(value).__qualname__}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
         yield repr(value)
     elif isinstance(value, Tensor):
@@ -142,6 +131,8 @@ def _described(value: Any, known: frozenset[int] = frozenset(), depth: int = 0) 
     elif callable(value) and hasattr(value, "__qualname__"):  # a class, or a function in C
         yield f"{getattr(value, '__module__', '')}.{value.__qualname__}"
     elif hasattr(value, "__dict__"):
-        yield from _described(vars(value), known, depth + 1)
+        kind = type(value)
+        cached = {name for name in vars(value) if isinstance(getattr(kind, name, None), functools.cached_property)}
+        yield from _described({k: v for k, v in vars(value).items() if k not in cached}, known, depth + 1)
     elif _ADDRESS not in (text := repr(value)):
         yield text

@@ -51,19 +51,17 @@ def device_of(x: Inputs) -> torch.device:
 
 def shape_of(x: Inputs) -> Any:
     """Return the shape of one sample, or a dictionary of shapes for named inputs."""
-    return {name: tuple(t.shape[1:]) for name, t in x.items()} if isinstance(x, dict) else tuple(x.shape[1:])
+    return map_inputs(lambda t: tuple(t.shape[1:]), x)
 
 
 def type_of(x: Inputs) -> Any:
     """Return the dtype of inputs, or a dictionary of dtypes for named inputs."""
-    return {name: t.dtype for name, t in x.items()} if isinstance(x, dict) else x.dtype
+    return map_inputs(lambda t: t.dtype, x)
 
 
 def model_types(x: Inputs) -> Any:
     """Return the dtype in which a model receives stored inputs; integers (tokens) and masks keep theirs."""
-    if isinstance(x, dict):
-        return {name: model_types(t) for name, t in x.items()}
-    return x.dtype if x.dtype in (torch.int64, torch.bool) else torch.float32
+    return map_inputs(lambda t: t.dtype if t.dtype in (torch.int64, torch.bool) else torch.float32, x)
 
 
 def blank(shape: Any, types: Any) -> Inputs:

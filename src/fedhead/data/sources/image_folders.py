@@ -45,10 +45,12 @@ def decode(root: Path, names: Sequence[str], size: int | None = None, channels: 
         BadInput: If the folder or its images can't be read.
     """
     require(root.is_dir(), f"{root}: no such folder; give the path of a folder of images")
-    listed = [
-        (picture, c) for c, name in enumerate(names) if (root / name).is_dir() for picture in pictures(root / name)
-    ]
-    return decode_list(root, listed, size, channels)
+    return decode_list(root, list_pictures(root, names), size, channels)
+
+
+def list_pictures(root: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+    """List the image files of a folder that has one folder per class, with their classes."""
+    return [(picture, c) for c, name in enumerate(names) if (root / name).is_dir() for picture in pictures(root / name)]
 
 
 def decode_list(

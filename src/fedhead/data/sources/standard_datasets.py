@@ -192,8 +192,7 @@ def cinic10(root: Path, part: Part, download: bool) -> Samples:
         folder = places[0]  # the archive has no top-level folder
         fetch("cinic10", ["cinic10/train", "cinic10/test"], CINIC10, root, download, into=folder)
     classes = [d.name for d in image_folders.subfolders(_existing(folder / part))]
-    listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / part / name)]
-    return image_folders.cached(folder, part, listed, 32, 3)
+    return image_folders.cached(folder, part, image_folders.list_pictures(folder / part, classes), 32, 3)
 
 
 @standard("tinyimagenet", 200, (3, 64, 64), Transform.named("none", "imagenet"), TINY.url, None, (100_000, 10_000))
@@ -207,8 +206,7 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
         fetch("tinyimagenet", ["tiny-imagenet-200/train", "tiny-imagenet-200/val"], TINY, root, download)
     classes = [d.name for d in image_folders.subfolders(_existing(folder / "train"))]
     if part == "train":
-        listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / "train" / name)]
-        return image_folders.cached(folder, part, listed, 64, 3)
+        return image_folders.cached(folder, part, image_folders.list_pictures(folder / "train", classes), 64, 3)
     notes = folder / "val" / "val_annotations.txt"
     number = {name: c for c, name in enumerate(classes)}
     listed = []

@@ -16,7 +16,7 @@ from fedhead.core.system.cuda_graphs import capture
 from fedhead.core.tree.foreach import copy_all
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.executors.client.client_round import PhaseRun
-from fedhead.models.module_digest import settings_digest, value_digest
+from fedhead.models.module_digest import value_digest
 
 
 class Preparer(Protocol):
@@ -95,7 +95,7 @@ def _key(phase_run: PhaseRun, *shapes: Any) -> str:
     digest = None if getattr(loss, "__self__", None) is algorithm else value_digest(loss)
     name = getattr(loss, "__qualname__", type(loss))
     work = (id(step.program.task), type(algorithm), name, digest, step.phase.data, step.optimizer, step.names)
-    return repr((settings_digest(algorithm), *work, *shapes))  # captured graphs contain parameters as constants
+    return repr((value_digest(algorithm), *work, *shapes))  # captured graphs contain parameters as constants
 
 
 def structure(value: Any, first: int = 0) -> tuple[Any, ...]:
