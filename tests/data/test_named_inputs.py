@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from named import SeveralInputs, arrays, named_federation, named_model
+from tiers import quick
 from torch import nn
 
 import fedhead as fh
@@ -17,7 +18,7 @@ from fedhead.data.pool import Pool
 METHODS = ["fedavg", "moon", "fedproto"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "moon"))
 def test_named_inputs_train_alike_on_loop_and_stack(method: str) -> None:
     fed, model = named_federation(normalize="standard"), named_model()
     settings = {"rounds": 2, "lr": 0.1, "batch_size": 8, "device": "cpu", "stages": ["ccvr"]}

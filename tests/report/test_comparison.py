@@ -95,10 +95,10 @@ def test_several_splits_of_a_seed_are_repetitions() -> None:
     assert (len(found.pivot.columns), found.gains[0].paired.count) == (1, 2)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("splits", "seeds"), [(3, 2), (5, 3)])
+@pytest.mark.parametrize(("splits", "seeds"), [(3, 2), pytest.param(5, 3, marks=pytest.mark.slow)])
 def test_intervals_hold_the_true_difference_in_95_of_100_studies(splits: int, seeds: int) -> None:
     """Simulated: the difference has a deviation of 1 over splits, and of 0.3 over the seeds of a split."""
-    draw, inside, studies = np.random.default_rng(0), 0, 2000
+    draw, inside, studies = np.random.default_rng(0), 0, 1000
     for _ in range(studies):
         of_split = draw.normal(2.0, 1.0, splits)
         differences = {
