@@ -43,8 +43,7 @@ def test_a_collapsed_model_measures_as_one(classes: int, extra: int, key: int) -
     means, counts = collapse.prototypes(z, y, classes)
     assert counts.tolist() == [3] * classes
     assert collapse.within_over_between(z, y, classes) == pytest.approx(0, abs=1e-12)
-    for center in (False, True):
-        assert collapse.simplex_error(means, center) == pytest.approx(0, abs=1e-10)
+    assert collapse.simplex_error(means) == pytest.approx(0, abs=1e-10)
     assert collapse.alignment(means, vectors) == pytest.approx(1, abs=1e-6)
     assert collapse.alignment(means, -vectors) == pytest.approx(-1, abs=1e-6)
 
@@ -53,7 +52,6 @@ def test_orthogonal_and_equal_prototypes() -> None:
     # orthogonal: every cosine is 0, so the error is (1/(C−1))²; all alike: (1 + 1/(C−1))²
     assert collapse.simplex_error(torch.eye(5)) == pytest.approx(1 / 16)
     assert collapse.simplex_error(torch.ones(5, 3)) == pytest.approx((1 + 1 / 4) ** 2)
-    assert collapse.simplex_error(torch.eye(5), center=True) == pytest.approx(0, abs=1e-12)
     assert math.isnan(collapse.simplex_error(torch.ones(1, 3)))
 
 

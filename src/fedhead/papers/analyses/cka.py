@@ -20,24 +20,14 @@ from fedhead.models.split_model import SplitModel
 BUDGET = 1_500_000_000  # memory in bytes for the sums of all layers; wide layers use `Kernels` instead
 
 
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Compute the linear CKA of two sets of features of the same samples.
+class Grams:
+    """Running sums for the pairwise CKA of one layer of several models.
 
-    Args:
-        x: Features, [n, p].
-        y: Features, [n, q].
-
-    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
-    >>> round(linear_cka(x, -3 * x), 6)
+    >>> x, sums = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]), Grams(2)
+    >>> sums.add([x, -3 * x])
+    >>> round(float(sums.cka()[0, 1]), 6)
     1.0
     """
-    sums = Grams(2)
-    sums.add([x, y])
-    return float(sums.cka()[0, 1])
-
-
-class Grams:
-    """Running sums for the pairwise CKA of one layer of several models."""
 
     def __init__(self, models: int):
         self.models, self.samples = models, 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedhead.core.system.log import warn_once
-from fedhead.core.training.batch import Output
-from fedhead.models.split_model import SplitModel
 from fedhead.papers.analyses import client_models, conductance, embed, plots
 from fedhead.papers.analyses.personal import agreement, outputs, personal_models
 from fedhead.papers.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
@@ -26,7 +23,7 @@ def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> Analy
         models, test = personal_models(run.simulation, run.round + 1), client_models.held_out_pool(run.simulation)
         each = max(2, (options.samples or 1000) // len(models))
         rows = embed.sample_rows(test.y, each, options.seed)
-        by_client = _outputs(run, models, rows)
+        by_client = outputs(models, test, rows)
         features = [out.z.cpu() for out in by_client.values()]
         client_models.check_same_size([z.shape[1] for z in features], run.path)
         z, y = torch.cat(features), test.y.cpu()[rows].repeat(len(models))
@@ -54,7 +51,7 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
         models, test = personal_models(run.simulation, run.round + 1), client_models.held_out_pool(run.simulation)
         rows = embed.sample_rows(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
-        by_client = _outputs(run, models, rows)
+        by_client = outputs(models, test, rows)
         right = torch.stack([out.logits.argmax(1) == y for out in by_client.values()])
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
@@ -81,8 +78,3 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
             "one_model": equal,
         }
     return AnalysisReport(numbers, {"": plots.rank_maps(maps, same, options.width)})
-
-
-def _outputs(run: Trained, models: Mapping[int, SplitModel], rows: Tensor) -> dict[int, Output]:
-    """Return the outputs of every client's model for selected test samples."""
-    return outputs(models, client_models.held_out_pool(run.simulation), rows)

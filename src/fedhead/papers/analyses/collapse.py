@@ -60,12 +60,8 @@ def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
     return float(spread[present].mean() / between.clamp_min(1e-30))
 
 
-def simplex_error(means: Tensor, center: bool = False) -> float:
-    """Compute NC2: the mean of (cosine + 1/(C−1))² over pairs of classes.
-
-    Args:
-        means: Prototypes, [C, d].
-        center: Whether to subtract the mean of the prototypes first. The paper's NC2 does; its Fig. 5b does not.
+def simplex_error(means: Tensor) -> float:
+    """Compute NC2 as in the paper's Fig. 5b: the mean of (cosine + 1/(C−1))² over pairs of prototypes [C, d].
 
     >>> round(simplex_error(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)
     0.0
@@ -73,7 +69,7 @@ def simplex_error(means: Tensor, center: bool = False) -> float:
     count = len(means)
     if count < 2:
         return float("nan")
-    unit = F.normalize(means - means.mean(0) if center else means, dim=1)
+    unit = F.normalize(means, dim=1)
     pairs = torch.ones(count, count, device=means.device).triu(1).bool()
     return float(((unit @ unit.T)[pairs] + 1 / (count - 1)).square().mean())
 
