@@ -80,7 +80,7 @@ def test_versions_of_runs_are_named_where_they_differ(own_folders: Path) -> None
 
 def test_results_are_compared_as_their_folders_are(folders: Path) -> None:
     loaded = fh.load_all(folders / "*")
-    assert fh.compare(loaded).text("csv") == fh.compare(str(folders / "*")).text("csv")
+    assert fh.compare(loaded).results.equals(fh.compare(str(folders / "*")).results)
 
 
 def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,10 +89,10 @@ def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, caps
     assert f"written to {out}\nwritten to {diagram}\n" in capsys.readouterr().out
     assert b"/FontFile2" in diagram.read_bytes()  # TrueType, embedded
     found = fh.compare(folders)
-    assert out.read_text() == found.text("latex")
-    for suffix, name in comparison_text.SUFFIXES.items():
+    assert out.read_text() == comparison_text.latex(found.numbers)
+    for suffix, text in comparison_text.FORMATS.items():
         found.save(tmp_path / f"again{suffix}")
-        assert (tmp_path / f"again{suffix}").read_text() == found.text(name)  # type: ignore[arg-type]  # a literal
+        assert (tmp_path / f"again{suffix}").read_text() == text(found.numbers)
 
 
 def test_compare_prints_tables(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from fedhead.api.record import RecordedResult
 from fedhead.core.components.parameters import check
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Level = Annotated[float, Above(0), Below(1)]
-Format = Literal["markdown", "csv", "latex"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,6 @@ class MethodComparison:
         """Return the formatted tables: values, and paired gains and ranks if available."""
         return comparison_text.tables(self.numbers)
 
-    def text(self, format: Format = "markdown") -> str:
-        """Format the comparison as text.
-
-        Args:
-            format: "markdown", "csv" or "latex" (booktabs).
-        """
-        return comparison_text.FORMATS[check("format", format, Format)](self.numbers)
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write the comparison to a file.
 
@@ -82,12 +73,12 @@ class MethodComparison:
             BadInput: If the suffix is unknown.
         """
         path = Path(path)
-        form = comparison_text.SUFFIXES.get(path.suffix.lower())
-        if form is None:
+        text = comparison_text.FORMATS.get(path.suffix.lower())
+        if text is None:
             raise BadInput(f"{path}: end its name in .md, .csv or .tex")
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as draft:
-            draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats
+            draft.write_text(text(self.numbers), encoding="utf-8")
 
     def diagram(self, width: float = 6.9) -> Figure:
         """Draw the critical difference diagram of the mean ranks (Demšar, 2006, Fig. 1).
@@ -140,7 +131,7 @@ def compare(
             {"fedprox (mu=0.1)": "FedProx, weak"}.
 
     Returns:
-        The comparison: as data frames, as text, and as a diagram of ranks.
+        The comparison: as data frames, as tables, and as a diagram of ranks.
 
     Raises:
         BadInput: If there is nothing to compare, or no such metric, baseline, key or labeled method.

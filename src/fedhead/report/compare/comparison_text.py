@@ -11,8 +11,6 @@ from fedhead.report.compare.statistics import Ranking
 from fedhead.report.metric_names import metric_label
 from fedhead.report.table import Cell, Table
 
-SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex"}
-
 
 def tables(comparison: ComparisonTable) -> list[Table]:
     """Return the formatted tables: values, and paired gains and ranks if available."""
@@ -152,4 +150,4 @@ def csv_text(comparison: ComparisonTable) -> str:
     return str(without_formulas(pd.DataFrame(records(comparison))).to_csv(index=False))
 
 
-FORMATS = {"markdown": markdown, "csv": csv_text, "latex": latex}
+FORMATS = {".md": markdown, ".csv": csv_text, ".tex": latex}  # by the suffix of a file
