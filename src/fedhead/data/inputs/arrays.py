@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.system.log import logger
-from fedhead.core.tree.digest import digest_of
 from fedhead.core.tree.inputs import Inputs, map_inputs
 
 Layout = Literal["features", "tokens", "nhw", "nhwc", "nchw"]
@@ -35,8 +35,13 @@ class Samples(NamedTuple):
 
     def digest(self) -> bytes:
         """Return a hash of all inputs and labels, to detect changed data."""
-        named = {f"x/{name}": t for name, t in self.x.items()} if isinstance(self.x, dict) else {"x": self.x}
-        return bytes.fromhex(digest_of({**named, "y": self.y}, 16))
+        total = hashlib.blake2b(digest_size=16)
+        names = sorted(self.x) if isinstance(self.x, dict) else []
+        total.update("".join(f"{name}\n" for name in names).encode())
+        for t in [*([self.x[n] for n in names] if isinstance(self.x, dict) else [self.x]), self.y]:
+            total.update(f"{t.dtype} {tuple(t.shape)}".encode())
+            total.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.digest()
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Select samples.
