@@ -170,7 +170,7 @@ class Experiment:
             step.check(self.method)
         self._check_secure_sum(clients)
         if self.aggregator is not None:
-            robust_mean.check(self.aggregator, self.method)
+            robust_mean.check(self.aggregator, self.method, self.cohort_size(clients))
         if self.outliers is not None:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
@@ -217,10 +217,8 @@ class Experiment:
         protections.check_samples(self.privacy, federation)
         for algorithm in (self.method, *(self.stages if stages else ())):
             algorithm.check(self.models, federation)
-        size = self.cohort_size(len(federation))
-        if self.aggregator is not None:
-            robust_mean.check(self.aggregator, self.method, size)
         if sizes := {k: len(rows) for k, rows in enumerate(federation.rows) if len(rows)}:
+            size = self.cohort_size(len(federation))
             cohort = sampling.check(self.sampler or UniformSampler(), size, sizes, self.schedule.seed)
             self._warn_without_effect(cohort, sizes)
 

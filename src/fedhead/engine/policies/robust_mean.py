@@ -15,13 +15,13 @@ from fedhead.core.tree.tree import Tree
 MEMORY = "aggregator"  # entry of the server state with the updates of the previous round
 
 
-def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> None:
+def check(aggregator: Aggregator, method: Method, cohort: int) -> None:
     """Check that an aggregator protects everything that a method aggregates.
 
     Args:
         aggregator: Aggregator.
         method: Method.
-        cohort: Number of clients in a round; None: not known yet.
+        cohort: Number of clients in a round.
 
     Raises:
         BadInput: If the two can't be used together, or the cohort is too small.
@@ -37,7 +37,7 @@ def check(aggregator: Aggregator, method: Method, cohort: int | None = None) -> 
             f"aggregator {aggregator.name}: {method.name} averages no model on the server, so there is nothing for it "
             "to do: leave the aggregator out"
         )
-    if cohort is not None and cohort < aggregator.quorum():
+    if cohort < aggregator.quorum():
         raise BadInput(
             f"aggregator {aggregator.name} needs at least {aggregator.quorum()} clients in a round, {cohort} take "
             "part: raise clients or participation, or lower the aggregator's byzantine and mixing"
