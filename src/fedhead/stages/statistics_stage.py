@@ -150,21 +150,15 @@ class StatisticsStage(Stage):
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the class statistics of the features, as sums."""
         sums, public = self.collect(w, client), self.public(client.task)
-        send = Tree(statistics=sums)
-        if self.kind == "pooled":
-            send = Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
-        return Reply(send.replace(public.to(client.counts.device)), client.state)
+        return Reply(_split(sums, self.kind == "pooled").replace(public.to(client.counts.device)), client.state)
 
     def add_noise(self, sent: Tree, client: int, task: Task) -> Tree:
         """Add the client's noise to its statistics: all of it, or its share if the server sees only totals."""
         if self.release is None:
             return sent
         source = noise.generator(self.release.protection.test_seed, self.name, client)
-        sums = sent["statistics"] if OUTER not in sent else sent["statistics"].replace(outer=sent[OUTER])
-        noisy = private_statistics.add_noise(sums, self.deviations(task, 1), source)
-        if OUTER not in sent:
-            return sent.replace(statistics=noisy)
-        return sent.replace({"statistics": noisy.without("outer"), OUTER: noisy["outer"]})
+        noisy = private_statistics.add_noise(_joined(sent), self.deviations(task, 1), source)
+        return sent.replace(_split(noisy, OUTER in sent))
 
     @property
     def mu(self) -> float:
@@ -221,8 +215,7 @@ class StatisticsStage(Stage):
 
     def received(self, sent: Tree) -> Statistics:
         """Return the statistics in a client's reply."""
-        sums: Tree = sent["statistics"]
-        return low_rank.from_tree(sums.replace(outer=sent[OUTER]) if OUTER in sent else sums)
+        return low_rank.from_tree(_joined(sent))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the head of each architecture from the statistics of its clients."""
@@ -314,6 +307,17 @@ class FeatureCenter(StatisticsStage):
         """Compute the center of each architecture."""
         groups = by_architecture(replies).items()
         return server.replace({CENTER: Tree({name: self.merge(group, task).center() for name, group in groups})})
+
+
+def _split(sums: Tree, pooled: bool) -> Tree:
+    """Return the entries of a reply; pooled second moments are an entry of their own, as they have no class rows."""
+    return Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]}) if pooled else Tree(statistics=sums)
+
+
+def _joined(sent: Tree) -> Tree:
+    """Return the sums in a reply, the inverse of `_split`."""
+    sums: Tree = sent["statistics"]
+    return sums.replace(outer=sent[OUTER]) if OUTER in sent else sums
 
 
 def require_shared_parts(name: str, method: Method) -> None:
