@@ -54,10 +54,9 @@ def clients(
     elif accuracies is not None:
         columns["accuracy"] = accuracies
     columns |= {f"accuracy_{name}": row["clients"] for name, row in stage_rows.items() if row.get("clients")}
-    frame = pd.DataFrame(columns)
+    frame = pd.DataFrame(columns, index=names).rename_axis("client")
     for name in frame.columns.drop("samples", errors="ignore"):
         frame[name] = frame[name].astype(float)  # None (no test samples) becomes NaN
-    frame.index = pd.Index(range(len(frame)) if names is None else list(names), name="client")
     return frame
 
 
@@ -65,18 +64,12 @@ def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Seq
     """Label a table of samples by client and class."""
     import pandas as pd
 
-    return pd.DataFrame(
-        table,
-        index=pd.Index(range(table.shape[0]) if clients is None else list(clients), name="client"),
-        columns=pd.Index(
-            list(classes) if classes and len(classes) == table.shape[1] else range(table.shape[1]), name="class"
-        ),
-    )
+    columns = classes if classes and len(classes) == table.shape[1] else None
+    return pd.DataFrame(table, index=clients, columns=columns).rename_axis(index="client", columns="class")
 
 
 def confusion(table: NDArray[np.int64], classes: Sequence[str] | None) -> pd.DataFrame:
     """Label a confusion matrix with the class names."""
     import pandas as pd
 
-    names = range(len(table)) if classes is None else list(classes)
-    return pd.DataFrame(table, index=pd.Index(names, name="class"), columns=pd.Index(names, name="predicted"))
+    return pd.DataFrame(table, index=classes, columns=classes).rename_axis(index="class", columns="predicted")

@@ -56,12 +56,8 @@ class SweepResult:
     @property
     def columns(self) -> list[str]:
         """Columns: accuracy, then every other column with a value."""
-        filled = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if _any(values))
-        return list(dict.fromkeys(["accuracy", *filled]))
-
-
-def _any(values: Sequence[float | None]) -> bool:
-    return any(value is not None for value in values)
+        columns = [(column, values) for row in self.rows for column, values in row.values.items()]
+        return list(dict.fromkeys(["accuracy", *(column for column, values in columns if {*values} - {None})]))
 
 
 def collect(
