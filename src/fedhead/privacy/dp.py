@@ -114,7 +114,7 @@ class Release:
             stage: Name of the stage.
             clients: Minimum number of clients in a total, the least that the server sees; 1: single replies.
         """
-        given = self.protection
+        protection = self.protection
         who = (
             "each client adds all of the noise"
             if clients == 1
@@ -122,8 +122,8 @@ class Release:
         )
         return Guarantee(
             release=f"stage {stage}",
-            epsilon=gaussian.epsilon_of(given.delta, self.mu),
-            delta=given.delta,
+            epsilon=gaussian.epsilon_of(protection.delta, self.mu),
+            delta=protection.delta,
             unit="sample",
             neighbourhood="add or remove one",
             mechanism=f"Gaussian noise of deviation {1 / self.mu:.4g} on class statistics of sensitivity 1",
@@ -134,6 +134,6 @@ class Release:
                 "tests are not protected",
             ],
             accountant="analytic Gaussian mechanism, Gaussian differential privacy",
-            secret=given.test_seed is None,
+            secret=protection.test_seed is None,
             mu=self.mu,
         )

@@ -114,8 +114,8 @@ class ClosedFormHead(StatisticsStage):
         """Return the model with a linear layer in double precision as its classifier."""
         if self.release is None:
             return with_classifier(model, DoubleLinear(model.features, model.classes))
-        given = self.release.protection
-        classifier = BoundedLinear(model.features, model.classes, given.clip, self.centered, given.directions)
+        clip, directions = self.release.protection.clip, self.release.protection.directions
+        classifier = BoundedLinear(model.features, model.classes, clip, self.centered, directions)
         return with_classifier(model, classifier)
 
     def logits(self, w: Weights, z: Tensor) -> Tensor:

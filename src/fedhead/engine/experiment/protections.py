@@ -82,8 +82,8 @@ def check_client_dp(
     Raises:
         BadInput: If a component needs more than the noisy mean, or δ is too large for the number of clients.
     """
-    given = next((protection for protection in privacy if isinstance(protection, ClientDP)), None)
-    if given is None:
+    protection = next((each for each in privacy if isinstance(each, ClientDP)), None)
+    if protection is None:
         return
     if not (method.adds_up and method.shared and "model" in method.broadcast) or method.sums:
         raise BadInput(
@@ -96,7 +96,7 @@ def check_client_dp(
         raise BadInput("privacy: client_dp accounts for independent cohorts or all clients: set sampler=poisson")
     if any(weights(model).part(*method.shared).stats for model in models):
         raise BadInput("privacy: client_dp can't protect BatchNorm's running statistics: use norm=group")
-    _check_delta(given, clients, "clients")
+    _check_delta(protection, clients, "clients")
 
 
 def check_sample_dp(privacy: Sequence[Protection], models: Sequence[SplitModel], local: LocalTraining) -> None:
