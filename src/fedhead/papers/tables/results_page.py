@@ -202,9 +202,10 @@ def page(
         f"{len(varied.keys() - known)} of them by a variant alone (under Other settings). {close} of "
         f"{len(matched)} cells are close to theirs: within {CLOSE:g} points and within twice the standard error of the "
         "difference, from both deviations over seeds (where one is unknown, the other stands for it). "
-        f"{near} are within {CLOSE:g} points. {loose} are within {CLOSE:g} points, or within twice the published "
-        f"deviation, which may be many points, or have the published value in the range of our runs. {single} cells "
-        "have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
+        f"{near} are within {CLOSE:g} points. {loose} are loosely close: within {CLOSE:g} points, or within twice the "
+        "published deviation, which may be many points, or with the published value in the range of our runs. "
+        f"{single} cells have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in "
+        "each.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
@@ -238,10 +239,11 @@ def _coverage(every: Sequence[PaperTable], matched: Sequence[Line]) -> str:
         places = {published_place(cell) for cell in table.cells() if published(cell)}
         mine = [line for line in matched if line.table == table.name]
         measured = {published_place(line.cell) for line in mine}
-        near, close = (sum(getattr(line, rule) for line in mine) for rule in ("within_points", "close"))
-        counts = [str(count) for count in (len(places), len(measured), near, close)]
+        agreeing = (sum(getattr(line, rule) for line in mine) for rule in ("loosely_close", "within_points", "close"))
+        counts = [str(count) for count in (len(places), len(measured), *agreeing)]
         body.append([f"`{table.name}`", table.title.partition(": ")[2], *counts])
-    return _markdown(["table", "", "published values", "measured", f"within {CLOSE:g} points", "close"], body)
+    head = ["table", "", "published values", "measured", "loosely close", f"within {CLOSE:g} points", "close"]
+    return _markdown(head, body)
 
 
 def _left_out(rows: Sequence[Measurement]) -> list[str]:
