@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from simulations import make_simulation
@@ -28,6 +31,10 @@ def nothing(*_: object) -> torch.Tensor:
     return torch.zeros(())
 
 
+def architecture(fixed_by_head: set[str], frozen: set[str]) -> Any:
+    return SimpleNamespace(fixed_by_head=frozenset(fixed_by_head), frozen=frozenset(frozen))
+
+
 @pytest.mark.parametrize(
     ("trains", "names"),
     [
@@ -38,15 +45,16 @@ def nothing(*_: object) -> torch.Tensor:
     ],
 )
 def test_a_phase_trains_what_lies_under_its_names(trains: tuple[str, ...], names: list[str]) -> None:
-    assert trained_names(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"}), frozenset()) == names
+    assert trained_names(MODEL, Phase(nothing, trains), architecture({"classifier.weight"}, set())) == names
 
 
 def test_a_phase_never_trains_what_is_frozen() -> None:
-    frozen = frozenset({"extractor.weight", "classifier.weight"})
-    names = trained_names(MODEL, Phase(nothing, ("extractor", "classifier.weight", "classifier.bias")), frozen, frozen)
+    frozen = {"extractor.weight", "classifier.weight"}
+    phase = Phase(nothing, ("extractor", "classifier.weight", "classifier.bias"))
+    names = trained_names(MODEL, phase, architecture(frozen, frozen))
     assert names == ["classifier.bias"]
     with pytest.raises(BadInput, match=r"trains only extractor.*'extractor\.weight'.*frozen.*freeze less"):
-        trained_names(MODEL, Phase(nothing, ("extractor",)), frozenset(), frozen)
+        trained_names(MODEL, Phase(nothing, ("extractor",)), architecture(set(), frozen))
 
 
 def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:

@@ -27,6 +27,7 @@ from fedhead.core.tree.inputs import channels_last, map_inputs
 from fedhead.core.tree.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
 from fedhead.executors.client.program import ClientProgram, Vectorizer, loss_name
+from fedhead.models.split_model import SplitModel
 from fedhead.privacy import noise
 
 OPTIMIZER = "~optimizer"  # entry of the client state that holds the optimizer state
@@ -245,7 +246,7 @@ def phase_runs(
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
-        names = _trained_by(phase, model, program.task)
+        names = trained_names(model, phase, program.task.model)
         step = Step(program, phase, optimizer, vectorizer, names, phase_batches.noise)
         opt = inputs.state[OPTIMIZER][str(number)] if program.persistent else None
         carry = step.begin(model, opt, phase_batches.key)
@@ -316,15 +317,11 @@ def initial_trained(method: Method, phases: Sequence[Phase], task: Task, w: Weig
     for phase in phases:
         # names in the order of Method.start: the client's own parameters come first
         model = state.get("own", Weights()).replace(w) if phase.on == "model" else state[phase.on]
-        trained.append(Tree({name: model[name] for name in _trained_by(phase, model, task)}))
+        trained.append(Tree({name: model[name] for name in trained_names(model, phase, task.model)}))
     return trained
 
 
-def _trained_by(phase: Phase, w: Weights, task: Task) -> list[str]:
-    return trained_names(w, phase, task.model.fixed_by_head, task.model.frozen)
-
-
-def trained_names(w: Weights, phase: Phase, fixed_by_head: frozenset[str], frozen: frozenset[str]) -> list[str]:
+def trained_names(w: Weights, phase: Phase, model: SplitModel) -> list[str]:
     """Return the names of the parameters that a phase trains.
 
     These are the parameters with its prefixes. Parameters fixed by the head are excluded unless the phase gives their
@@ -334,9 +331,9 @@ def trained_names(w: Weights, phase: Phase, fixed_by_head: frozenset[str], froze
         BadInput: If all parameters of the phase are frozen.
     """
     candidates = list(w.part(*phase.trains).params)
-    excluded = frozen | (fixed_by_head - set(phase.trains))
+    excluded = model.frozen | (model.fixed_by_head - set(phase.trains))
     names = [name for name in candidates if name not in excluded]
-    if not names and (stuck := [name for name in candidates if name in frozen]):
+    if not names and (stuck := [name for name in candidates if name in model.frozen]):
         raise BadInput(
             f"{loss_name(phase)} trains only {', '.join(phase.trains)}, of which {stuck[0]!r} and all else is frozen: "
             f"freeze less, or choose a method that trains other parts"
