@@ -45,11 +45,6 @@ class _Truth:
     w: Weights
     model: SplitModel
 
-    def classes_of_at_most(self, count: int) -> list[int]:
-        """Return the classes with samples, but not more than `count`."""
-        counts = torch.bincount(self.y)
-        return torch.nonzero((counts > 0) & (counts <= count)).flatten().tolist()
-
 
 class _View(NamedTuple):
     """Statistics that the server sees, and the clients that they are of."""
@@ -117,7 +112,7 @@ class RunAudit:
             visible = [_View([guarded[k]], own) for k, own in parts.items()]
             differences = [_View([guarded[k]], minus(parts[k], own)) for k, own in others.items()]
         self.clients.tasks = tasks
-        small = sum(int((own.y == c).sum()) for own in truth.values() for c in own.classes_of_at_most(2))
+        small = sum(n for own in truth.values() for n in torch.bincount(own.y).tolist() if n <= 2)
         exposed = f"share of {small} samples in classes of one or two at a client, whose features the server computes"
         error = f"median error of inputs computed from {INVERTED} features; 0: exact, 1: no better than a grey image"
         left_out = "share of samples left out of a second release whose features are the difference"
