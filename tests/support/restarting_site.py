@@ -1,6 +1,6 @@
 """A site that is restarted once in every phase: its data function has its node end in the middle of requests.
 
-Copied beside a site.yaml; `data: restarting_site:load`. The phases that had their restart are in restarts.txt beside it.
+Copied beside a site.yaml; `data: restarting_site:load`. Phases that had their restart are in restarts.txt beside it.
 """
 
 from __future__ import annotations

@@ -175,8 +175,9 @@ def _blob(content: RecordDict, size: int) -> Tensor:
     _check(len(content) == count, f"{count} records are described, {len(content)} are there")
     first, *others = (records[name] for name in (_TOP, *(f"{_TOP}/{k}" for k in range(1, count))))
     valid = first.keys() == {"format", "header", "trees", _BLOB} and all(each.keys() == {_BLOB} for each in others)
-    pieces = [each[_BLOB] for each in (first, *others)]
-    _check(valid and all(isinstance(piece, bytes) for piece in pieces), f"its records must hold bytes, {_BLOB!r}")
+    values = [each[_BLOB] for each in (first, *others)] if valid else []
+    pieces = [value for value in values if isinstance(value, bytes)]
+    _check(len(pieces) == count, f"its records must hold bytes, {_BLOB!r}")
     blob = bytearray().join(pieces)
     _check(len(blob) == size, f"{len(blob)} bytes came, {size} were described")
     return torch.frombuffer(blob, dtype=torch.uint8) if size else torch.zeros(0, dtype=torch.uint8)
