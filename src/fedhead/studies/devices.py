@@ -184,10 +184,10 @@ def engine_for(name: str, devices: str | None, device: str) -> LocalEngine:
 
 
 def read_devices(text: str) -> list[str]:
-    """Parse the names of devices.
+    """Parse the names of devices: 0,1 are the GPUs cuda:0 and cuda:1.
 
-    >>> read_devices("0,1"), read_devices("cuda:1,cpu")
-    (['cuda:0', 'cuda:1'], ['cuda:1', 'cpu'])
+    >>> read_devices("cpu, cpu")
+    ['cpu', 'cpu']
     """
     names = [f"cuda:{word}" if word.isdecimal() else word for word in re.split(r"[\s,]+", text.strip(", "))]
     if not names or not all(re.fullmatch(r"cpu|cuda(:\d+)?", name) for name in names):
