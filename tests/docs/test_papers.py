@@ -201,6 +201,10 @@ def fedetf() -> Iterator[str]:
         both = [mean("fedetf/table4", f"{part} cifar10-{alpha}", split=7, seed=7) for alpha in alphas]
         yield f"`{part}` {both[0]} and {both[1]}"
     yield f"Personal. falls from {own('fedetf', '', 'personal')} to {own('fedetf', 'full-rate-tuning', 'personal')}"
+    for method, name in (("fedetf", "FedETF has"), ("fedavg", "FedAvg")):
+        both = [f"{method} 1 {accuracy}" for accuracy in ("general", "personal")]
+        ours, theirs = (" and ".join(value("fedetf/table5", cell) for cell in both) for value in (mean, printed))
+        yield f"{name} {ours} ({theirs})"
     added = [statistics.fmean(values(FEDETF1, f"{method} cifar10-0.1 general")) for method in ("ccvr", "fedavg")]
     yield f"adds {added[0] - added[1]:.1f} points to the mean of FedAvg"
 
@@ -215,9 +219,12 @@ def fedclassavg() -> Iterator[str]:
     yield f"FedClassAvg is {ours[0][1] - ours[0][0]:.1f} points above local training"
     parts = [mean("fedclassavg/table4", f"fashionmnist {part}", "validated") for part in ("CA", "CA+PR", "CA+CL")]
     yield f"averaging alone {parts[0]}, with the proximal term {parts[1]}, with the contrastive loss {parts[2]}"
-    for method, name in (("fedavg", "FedAvg"), ("fedprox", "FedProx"), ("fedclassavg+weight", "all weights shared")):
-        cell = f"fashionmnist 20-clients {method}"
-        yield f"{name} {mean('fedclassavg/table3', cell, 'validated')} ({printed('fedclassavg/table3', cell)})"
+    every = {"fedavg": "FedAvg", "fedprox": "FedProx", "ktpfl": "KT-pFL"}
+    fashion = every | {"fedclassavg": "FedClassAvg", "fedclassavg+weight": "all weights"}
+    for data, methods in (("fashionmnist", fashion), ("cifar10", every | {"ktpfl+weight": "all weights"})):
+        for method, name in methods.items():
+            cell = f"{data} 20-clients {method}"
+            yield f"{name} {mean('fedclassavg/table3', cell, 'validated')} ({printed('fedclassavg/table3', cell)})"
 
 
 @pytest.mark.parametrize("sentences", [ccvr, fedetf, fedclassavg])
