@@ -329,7 +329,7 @@ def test_npz(tmp_path):
         Federation.load(tmp_path / "evil.npz")
 
 
-def test_npz_files_that_do_not_fit_are_refused(tmp_path):
+def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "mine.npz"
     with pytest.raises(BadInput, match=r"mine\.npz: no such file"):
         Federation.load(path)
@@ -343,6 +343,10 @@ def test_npz_files_that_do_not_fit_are_refused(tmp_path):
         file.writestr("x.npy", header.getvalue())
         file.writestr("y.npy", header.getvalue())
     with pytest.raises(BadInput, match=r"mine\.npz: .*(do not fit into memory|not a readable)"):
+        Federation.load(path)
+    np.savez_compressed(path, x=np.zeros((900, 2)), y=np.zeros(900))
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)  # 10,000 bytes of memory
+    with pytest.raises(BadInput, match=r"mine\.npz: its arrays do not fit into memory"):
         Federation.load(path)
 
 

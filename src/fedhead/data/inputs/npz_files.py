@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,8 +18,18 @@ from fedhead.core.system.special_files import refuse_special
 
 # errors that zipfile and numpy raise for a damaged file
 _DAMAGED = (
-    *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError),
-    *(SyntaxError, TokenError, TypeError, LookupError, OverflowError),
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    TokenError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -38,9 +49,14 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     refuse_special(path)
     try:
         with zipfile.ZipFile(path) as archive:
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if sum(entry.file_size for entry in archive.infolist()) > memory:
+                raise MemoryError  # the kernel would kill the process
             return {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
     except MemoryError:
-        raise BadInput(f"{path}: its arrays do not fit into memory, or its headers are damaged") from None
+        raise BadInput(
+            f"{path}: its arrays do not fit into memory, or its headers are damaged: write it again with fewer samples"
+        ) from None
     except _DAMAGED as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise Unreadable(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
