@@ -171,7 +171,7 @@ def npy(header: bytes, data: bytes) -> bytes:
     ],
     ids=lambda header: header[-24:].decode(),
 )
-def test_what_the_header_of_an_array_claims_is_not_allocated(header: bytes, tmp_path: Path) -> None:
+def test_a_damaged_header_of_an_array_is_refused(header: bytes, tmp_path: Path) -> None:
     data = npy(header, bytes(16))
     for name in ("data.npz", "partition.npz"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
