@@ -2,7 +2,7 @@
 
     python benchmarks/dp_heads.py --data FOLDER --public cifar100 --device cuda --precision bf16 \\
         --out benchmarks/dp_heads.csv
-    python benchmarks/dp_heads.py --dataset digits --backbone 'mlp(hidden=[])' --public digits --delta 1e-4 --sites 10
+    python benchmarks/dp_heads.py --dataset digits --backbone 'mlp(hidden=[])' --public digits --sites 10 --seeds 10
 
 The first command measures CIFAR-10 on a GPU, the second one the digits on a CPU. The features are computed once, each
 cell `--seeds` times. The CSV file is written after every cell; heads of one site come first, since those of many sites
