@@ -72,7 +72,16 @@ def test_the_servers_ledger_is_the_counterpart_of_the_sites(tmp_path: Path, caps
     told = capsys.readouterr()
     assert told.out.startswith(f"{len(own) - 1} replies are recorded alike")
     assert "received" in told.out.splitlines()[-1]  # what the site has not recorded
-    assert "recorded on one side only" in told.err
+    assert "missing or different on the other side" in told.err
+    changed = [*own[:-1], own[-1] | {"numbers": {}}]
+    (north / "state" / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in changed))
+    assert call(compare) == 1
+    *_, at_site, at_server = capsys.readouterr().out.splitlines()
+    assert "sent" in at_site
+    assert "received" in at_server
+    (north / "state" / "ledger.jsonl").write_text("")
+    assert call(compare) == 2
+    assert "have no replies to compare: give the folder of a site" in capsys.readouterr().err
     assert call(["ledger", str(tmp_path)]) == 2
     assert "has no ledger.jsonl: give a site's folder" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @command("Deploy")
 def ledger(
     path: Annotated[Path, Argument("A site's folder, a run folder, or a ledger.jsonl.")],
-    server: Annotated[Path | None, Option("Run folder of the server: list only replies recorded on one side.")] = None,
+    server: Annotated[Path | None, Option("Run folder of the server: list only replies that differ.")] = None,
 ) -> None:
     """List the server's requests and the replies of sites.
 
@@ -29,8 +29,8 @@ def ledger(
       fedhead ledger clinic/sites/north --server clinic/run
     """
     from fedhead.cli.output import print_table
-    from fedhead.core.system.errors import FedheadError
-    from fedhead.flower.ledger import LEDGER, Ledger, differences
+    from fedhead.core.system.errors import FedheadError, require
+    from fedhead.flower.ledger import LEDGER, Ledger, compare_ledgers
     from fedhead.report.table import Table
     from fedhead.runs.run_folder_schema import CONFIG
 
@@ -40,7 +40,12 @@ def ledger(
     head = ["time", "site", "run", "round", "request", "decision", "samples", "bytes", "ε", "digest"]
     rows, entries = [], list(Ledger.find(path).entries())
     if server is not None:
-        alike, entries = differences(entries, list(Ledger.find(server).entries()))
+        alike, entries = compare_ledgers(entries, list(Ledger.find(server).entries()))
+        require(
+            alike or entries,
+            f"{path} and {server} have no replies to compare: give the folder of a site that has replied in this run, "
+            "or restore its ledger from a backup",
+        )
         print(f"{alike} replies are recorded alike by the site and the server")
         if not entries:
             return
@@ -59,7 +64,8 @@ def ledger(
     print_table(Table("", head, rows), left=6)
     if server is not None:
         raise FedheadError(
-            "the replies above are recorded on one side only: one that was 'sent' may have come too late"
+            "the replies above are missing or different on the other side; "
+            "one that the server lacks may have come too late"
         )
     if mus := [entry["privacy"]["mu"] for entry in entries if "mu" in entry.get("privacy", {})]:
         from fedhead.flower.site.policy import DELTA

@@ -95,7 +95,9 @@ class Ledger:
         return sorted(self.path.parent.glob(f"{self.path.stem}-[0-9]*[0-9].jsonl"))
 
 
-def differences(site: Sequence[dict[str, Any]], server: Sequence[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+def compare_ledgers(
+    site: Sequence[dict[str, Any]], server: Sequence[dict[str, Any]]
+) -> tuple[int, list[dict[str, Any]]]:
     """Compare the ledger of a site with that of the server, for the runs in the server's.
 
     Args:
@@ -115,7 +117,7 @@ def differences(site: Sequence[dict[str, Any]], server: Sequence[dict[str, Any]]
 
 
 def _common(entry: Mapping[str, Any]) -> str:
-    """Return what a site and the server record of the same reply."""
+    """Return the entries that both sides record of a reply, as JSON."""
     own = {"time", "server", "node", "release", "privacy", "decision"}
     return json.dumps({name: value for name, value in entry.items() if name not in own}, sort_keys=True)
 
