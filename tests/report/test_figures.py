@@ -19,6 +19,7 @@ from fedhead.cli import call
 from fedhead.data.federation.federation import Federation
 from fedhead.papers.analyses import plots as analysis_plots
 from fedhead.papers.analyses.registry import ANALYSES
+from fedhead.papers.analyses.run_analysis import write_csv
 from fedhead.recipes.recipe import Recipe
 from fedhead.report.compare import rank_diagram, statistics
 from fedhead.report.figures import plots
@@ -200,6 +201,11 @@ def test_figures_of_records_need_neither_data_nor_a_checkpoint(
     assert "separability" in capsys.readouterr().out
     assert call(["analyse", "learning", str(runs / "fedprox-0"), "--out", str(tmp_path)]) == 0
     assert "51 52" in capsys.readouterr().out
+
+
+def test_texts_of_runs_are_no_formulas_in_the_csv_file(tmp_path: Path) -> None:
+    write_csv({"=1+1": {"value": [-1.0, "@SUM(1)"]}}, tmp_path / "labels.csv")
+    assert (tmp_path / "labels.csv").read_text() == "'=1+1/value,-1.0,'@SUM(1)\n"
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,8 @@ def figure(
       fedhead figure labels runs/noniid --width 1 --out split.pdf
       fedhead figure cka runs/iid runs/noniid --width 1 --out cka.pdf
     """
-    import csv
-
-    from fedhead.core.system.atomic_file import atomic
     from fedhead.papers.analyses.registry import AnalysisOptions
-    from fedhead.papers.analyses.run_analysis import analyze, csv_rows
+    from fedhead.papers.analyses.run_analysis import analyze, write_csv
     from fedhead.report.style import WIDTHS, save
 
     if kind is None:
@@ -113,8 +110,7 @@ def figure(
         save(drawn, place)
         print(f"written to {place}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(path.with_suffix(".csv")) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(csv_rows(report.numbers))
+    write_csv(report.numbers, path.with_suffix(".csv"))
     print(f"written to {path.with_suffix('.csv')}")
 
 

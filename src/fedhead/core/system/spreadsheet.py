@@ -15,8 +15,9 @@ def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
     >>> without_formulas(pd.DataFrame({"method": ["=1+1", "fedavg"], "value": [-1.0, 2.0]}))["method"].tolist()
     ["'=1+1", 'fedavg']
     """
-    return table.map(_plain).rename(columns=_plain)
+    return table.map(without_formula).rename(columns=without_formula)
 
 
-def _plain(value: Any) -> Any:
+def without_formula(value: Any) -> Any:
+    """Prefix a text that a spreadsheet would run as a formula with an apostrophe; return other values unchanged."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

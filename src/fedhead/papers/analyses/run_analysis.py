@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import require
+from fedhead.core.system.spreadsheet import without_formula
 from fedhead.papers.analyses.registry import ANALYSES, AnalysisOptions, AnalysisReport
 from fedhead.runs.read_runs import load_run, run_folders
 from fedhead.runs.reopen import reopen
@@ -69,16 +72,23 @@ def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name:<{max(1, 30 - len(indent))}}{_short(value)}"
 
 
-def csv_rows(numbers: Any, name: str = "") -> Iterator[list[Any]]:
-    """Flatten numbers to rows of a CSV file: a name and one or more values; matrices have one row per row.
+def write_csv(numbers: Mapping[str, Any], path: Path) -> None:
+    """Write numbers as a CSV file: a name and one or more values per row; each row of a matrix is a CSV row."""
+    with atomic(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+        rows = ([without_formula(value) for value in row] for row in _csv_rows(numbers))
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
-    >>> list(csv_rows({"fedavg": {"rounds": [1, 2], "norms": [[0.5, 0.25], [1.0, 2.0]]}}))
+
+def _csv_rows(numbers: Any, name: str = "") -> Iterator[list[Any]]:
+    """Flatten numbers to rows.
+
+    >>> list(_csv_rows({"fedavg": {"rounds": [1, 2], "norms": [[0.5, 0.25], [1.0, 2.0]]}}))
     [['fedavg/rounds', 1, 2], ['fedavg/norms/0', 0.5, 0.25], ['fedavg/norms/1', 1.0, 2.0]]
     """
     nested = isinstance(numbers, list) and any(isinstance(item, list | Mapping) for item in numbers)
     if isinstance(numbers, Mapping) or nested:
         for key, value in numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers):
-            yield from csv_rows(value, f"{name}/{key}" if name else str(key))
+            yield from _csv_rows(value, f"{name}/{key}" if name else str(key))
     else:
         values = numbers if isinstance(numbers, list) else [numbers]
         yield [name, *(float(f"{value:.5g}") if isinstance(value, float) else value for value in values)]
