@@ -173,7 +173,7 @@ class Client:
         cast = torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
-        keyed = KeyedDropout() if train and model.calls_dropout else nullcontext()
+        keyed = KeyedDropout() if train and model.may_call_dropout else nullcontext()
         weight = self._weight if weight is None else weight
         masked: AbstractContextManager[object] = nullcontext()
         if train and weight is not None and model.may_normalize_batches:

@@ -32,7 +32,7 @@ class SplitModel(nn.Module):
         head: Name of the head in `fedhead.models.heads.HEADS`.
         fixed_by_head: Full names of the parameters that are trained only by phases that name them (such as the
             vectors of an ETF).
-        calls_dropout: Whether it may call `F.dropout`; determined at the start of a run.
+        may_call_dropout: Whether it may call `F.dropout`; determined at the start of a run.
         origin: The user's module that was split (`fedhead.split`).
         may_normalize_batches: Whether it may call `F.batch_norm`; determined at the start of a run.
         kept_width: Dimension of precomputed features h that are given instead of inputs; None: not precomputed.
@@ -52,7 +52,7 @@ class SplitModel(nn.Module):
         self.head = str(getattr(classifier, "kind", "linear"))
         fixed = cast(Iterable[str], getattr(classifier, "fixed", ()))
         self.fixed_by_head = frozenset(f"classifier.{name}" for name in fixed)
-        self.calls_dropout = False
+        self.may_call_dropout = False
         self.origin: Origin | None = None
         self.may_normalize_batches = True
         self.kept_width: int | None = None

@@ -266,5 +266,5 @@ def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> Sp
     """Return a copy of a model, used as a template for functional calls with any weights."""
     template = copy.deepcopy(model).to(device, dtype)
     template.may_normalize_batches = may_normalize_batches(template)
-    template.calls_dropout = may_call_dropout(template)
+    template.may_call_dropout = may_call_dropout(template)
     return template
