@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedhead.core.system.errors import BadInput, collected, raise_collected
+from fedhead.core.system.errors import BadInput, collecting_errors, raise_first
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower.config import SiteFile
 from fedhead.flower.site import site_data
@@ -24,12 +24,12 @@ def check(file: SiteFile) -> Table:
     names, base = site_data.ColumnNames(file.label, file.leave_out), file.path.parent
     minimum = file.min_class_count
     errors = list[BadInput]()
-    with collected(errors):
+    with collecting_errors(errors):
         frame = site_data.table(file.data, spec, base, names, strict=True)
     if file.test is not None:
-        with collected(errors):
+        with collecting_errors(errors):
             site_data.table(file.test, spec, base, names)
-    raise_collected(errors)
+    raise_first(errors)
     statistics = site_data.statistics(
         spec, 0, file.data, base=base, client_test=file.client_test, drawn=None, names=names, minimum=minimum
     )

@@ -75,15 +75,15 @@ def require(condition: object, message: str) -> None:
 
 
 @contextmanager
-def collected(errors: list[BadInput]) -> Iterator[None]:
-    """Append the block's error to a list, so that several are reported at once, by `raise_collected`."""
+def collecting_errors(errors: list[BadInput]) -> Iterator[None]:
+    """Append the block's error to a list, so that several are reported at once, by `raise_first`."""
     try:
         yield
     except BadInput as error:
         errors.append(error)
 
 
-def raise_collected(errors: Sequence[BadInput]) -> None:
+def raise_first(errors: Sequence[BadInput]) -> None:
     """Raise the first of these errors, if there is one, with the messages of the others as its notes."""
     for other in errors[1:]:
         for message in messages(other):

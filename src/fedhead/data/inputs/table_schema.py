@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedhead.core.components.parameters import from_mapping
-from fedhead.core.system.errors import BadInput, collected, raise_collected, require, unknown
+from fedhead.core.system.errors import BadInput, collecting_errors, raise_first, require, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
 from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse, text, texts
@@ -179,7 +179,7 @@ class TableSchema:
         parts, names, errors = [], {*self.columns}, list[BadInput]()
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
-            with collected(errors):
+            with collecting_errors(errors):
                 frame = each if is_frame(each) else _read(Path(each), as_written)
                 known = [str(name) for name in frame.columns]
                 require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
@@ -187,9 +187,9 @@ class TableSchema:
                 wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
                 missing = [repr(name) for name in wanted if name not in known]
                 other = [name for name in known if name not in wanted and name not in leave_out]
-                with collected(errors):
+                with collecting_errors(errors):
                     require(not missing, f"{where} has no column {', '.join(missing)}; it has {', '.join(known)}")
-                with collected(errors):
+                with collecting_errors(errors):
                     fix = "drop it, or list it in leave_out of site.yaml"
                     require(not other, f"{where}: {', '.join(other)} is not in the schema: {fix}")
                 checked = {}
@@ -198,7 +198,7 @@ class TableSchema:
                         kind = object if column.type == "category" else np.float64
                         checked[name] = pd.Series(None, frame.index, kind)
                     elif name in known:
-                        with collected(errors):
+                        with collecting_errors(errors):
                             checked[name] = column.read(frame[name], f"{where}: column {name!r}")
                 if own_label in known:
                     given, what = frame[own_label], f"{where}: column {own_label!r}"
@@ -207,7 +207,7 @@ class TableSchema:
                 parts.append(pd.DataFrame(checked))
         if strict and (strange := [name for name in leave_out if name not in names]):
             errors.append(unknown("column in leave_out", strange[0], names - {own_label}))
-        raise_collected(errors)
+        raise_first(errors)
         require(parts, "no table is named: give at least one file")
         return pd.concat(parts, ignore_index=True)
 
