@@ -32,7 +32,7 @@ from fedhead.cli.app import HELP, find, overview
 from fedhead.cli.output import Stopped
 from fedhead.core.system.assignments import refuse_repeated
 from fedhead.core.system.errors import BadInput, FedheadError, first_line, machine_fault
-from fedhead.core.system.log import lines_to_stderr
+from fedhead.core.system.log import log_to_stderr
 from fedhead.core.system.malloc import tune_malloc
 from fedhead.core.system.user_line import user_line
 
@@ -50,7 +50,7 @@ def call(arguments: Sequence[str]) -> int:
         interrupted, 143 terminated.
     """
     try:
-        with lines_to_stderr():
+        with log_to_stderr():
             _run(arguments)
         sys.stdout.flush()
         return 0

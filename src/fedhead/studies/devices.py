@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import torch
 
 from fedhead.core.system.errors import BadInput, require
-from fedhead.core.system.log import lines_to_stderr
+from fedhead.core.system.log import log_to_stderr
 from fedhead.core.system.process import exit_with_parent
 from fedhead.engine.experiment.compute import Compute
 from fedhead.studies.engines import LocalEngine, SharedEngine, make_engine
@@ -89,10 +89,10 @@ class _Worker:
         try:
             if self._pool is None:
                 context = get_context("spawn")  # a forked process can't use a GPU
-                self._pool = ProcessPoolExecutor(1, context, _initialize, self._arguments)
+                self._pool = ProcessPoolExecutor(1, context, _initialize_worker, self._arguments)
                 self._id = self._pool.submit(os.getpid)
             here = [replace(job, compute=replace(job.compute, device=self.device)) for job in jobs]
-            return self._pool.submit(_work, self._engine, here)
+            return self._pool.submit(_run_jobs, self._engine, here)
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -121,7 +121,7 @@ class _Worker:
             self._pool = None
 
 
-class _Received:
+class _JobList:
     """Queue of the jobs that a process has received."""
 
     def __init__(self, jobs: Sequence[RunJob]):
@@ -137,18 +137,18 @@ class _Received:
         self.failures[job.name] = result
 
 
-def _initialize(parent: int, threads: int | None) -> None:
+def _initialize_worker(parent: int, threads: int | None) -> None:
     exit_with_parent(parent)
     if threads is not None:
         torch.set_num_threads(threads)
 
 
-def _work(engine: LocalEngine, jobs: Sequence[RunJob]) -> Failures:
+def _run_jobs(engine: LocalEngine, jobs: Sequence[RunJob]) -> Failures:
     """Run jobs in a process of their own, and return their failures."""
-    received = _Received(jobs)
-    with lines_to_stderr():
-        engine.run(received)
-    return received.failures
+    job_list = _JobList(jobs)
+    with log_to_stderr():
+        engine.run(job_list)
+    return job_list.failures
 
 
 def threads_per_process(devices: Sequence[str]) -> int | None:

@@ -35,7 +35,7 @@ class _OneLineFormatter(logging.Formatter):
 
 
 @contextmanager
-def lines_to_stderr() -> Iterator[None]:
+def log_to_stderr() -> Iterator[None]:
     """Write the library's log to standard error during a command, one line per record."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLineFormatter())
