@@ -173,7 +173,7 @@ def test_the_runs_of_a_process_that_was_killed_fail_and_another_process_runs_the
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_processes(
+def test_a_full_disk_ends_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
