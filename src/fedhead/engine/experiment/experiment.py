@@ -161,7 +161,8 @@ class Experiment:
             training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
         protections.check(self.privacy, self.method, self.stages, self.uploads, self.schedule.rounds)
-        others = [*self._of_single_replies(), *(step.name for step in self.uploads if isinstance(step, SecureSum))]
+        secure_sum = [step.name for step in self.uploads if isinstance(step, SecureSum)]
+        others = self._components_of_single_replies() + secure_sum
         protections.check_client_dp(
             self.privacy, self.method, self.models, self.sampler, others, clients, self.cohort_size(clients)
         )
@@ -182,12 +183,12 @@ class Experiment:
             for algorithm in (self.method, *self.stages):
                 compatibility.check_trained(algorithm, self.method, task)
 
-    def _of_single_replies(self) -> list[str]:
+    def _components_of_single_replies(self) -> list[str]:
         """Return the keys of components that read single replies."""
         return [name for name in ("aggregator", "outliers") if getattr(self, name) is not None]
 
     def _check_secure_sum(self, clients: int) -> None:
-        others = self._of_single_replies()
+        others = self._components_of_single_replies()
         if len(self.models) > 1:
             others.append("a federation of several architectures")
         if self.sampler is not None and type(self.sampler).inclusion is not Sampler.inclusion:
