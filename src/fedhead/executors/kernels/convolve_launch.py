@@ -41,7 +41,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, 
     group, rows = tiles.group, tiles.rows
     runs, span = stride * (rows - 1) + tall, stride * (group - 1) + wide
     steps = (1, -stride, 0, 1, -stride, 0)
-    laid_out = _expanded(weight, x.dtype, (filters, channels, rows, group, runs, span), steps, turned=False)
+    laid_out = _expanded(weight, x.dtype, filters, channels, rows, group, runs, span, steps, turned=False)
     y = x.new_empty(clients, batch, *out, filters)
     p, q = out[0] // rows, out[1] // group
     over = left > 0 or (q - 1) * stride * group + span > width
@@ -63,7 +63,7 @@ def launch_input(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: in
     above, before = (tall - 1 - top) // stride, (wide - 1 - left) // stride
     runs, span = (rows - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
     steps = (-stride, 1, top + stride * above, -stride, 1, left + stride * before)
-    laid_out = _expanded(weight, grad.dtype, (channels, filters, rows, group, runs, span), steps, turned=True)
+    laid_out = _expanded(weight, grad.dtype, channels, filters, rows, group, runs, span, steps, turned=True)
     p, q = -(-size[0] // rows), -(-size[1] // group)
     dx = grad.new_empty(clients, batch, p * rows, q * group, channels)
     right = group // stride
@@ -122,16 +122,26 @@ def _convolve(
     )
 
 
-def _expanded(weight: Tensor, kind: torch.dtype, form: tuple[int, ...], steps: tuple[int, ...], turned: bool) -> Tensor:
+def _expanded(
+    weight: Tensor,
+    kind: torch.dtype,
+    filters: int,
+    channels: int,
+    rows: int,
+    group: int,
+    runs: int,
+    span: int,
+    steps: tuple[int, ...],
+    turned: bool,
+) -> Tensor:
     """Return the filters in the layout that the kernel `convolution` reads; `turned` swaps filters and channels."""
-    filters, channels, rows, group, runs, span = form
     weight = weight.contiguous()
     tall, wide = weight.shape[3:]
     strides = weight.stride()[:3]
     strides = (strides[0], strides[2], strides[1]) if turned else strides
     laid_out = weight.new_empty(len(weight), rows * group * filters, runs, span, channels, dtype=kind)
     grid = (-(-laid_out[0].numel() // BLOCK), len(weight))
-    sizes = (tall, wide, *form, *steps)
+    sizes = (tall, wide, filters, channels, rows, group, runs, span, *steps)
     load("convolve_kernels").expand[grid](weight, laid_out, *strides, *sizes, BLOCK)
     return laid_out
 

@@ -156,9 +156,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None, weight_gradient, bias_gradient, *[None] * 6
 
 
-def _differentiable(x: Tensor, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+def _differentiable(
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    min_count: int,
+) -> tuple[Tensor | None, ...]:
     """Compute `gradients` with plain operations, which are differentiable."""
-    weight, bias, mean, var, samples, eps, min_count = others
     positions = x.shape[2]
 
     def one(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
