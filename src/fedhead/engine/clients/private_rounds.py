@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,12 @@ class PrivateRounds(ABC, Generic[P]):
         protection: Protection of the rounds.
         rounds: Number of planned rounds.
         sizes: Number of training samples of each client, as far as they are known.
+
+    Attributes:
+        unit: What one record of the data is, as in `Guarantee`.
     """
+
+    unit: ClassVar[str]
 
     def __init__(self, protection: P, rounds: int, sizes: Mapping[int, int]):
         self.protection, self.rounds, self.sizes = protection, rounds, dict(sizes)
@@ -55,8 +60,8 @@ class PrivateRounds(ABC, Generic[P]):
         """Return the steps and the noise multiplier of the client or clients with the largest ε after some rounds."""
 
     @abstractmethod
-    def description(self, multiplier: float) -> dict[str, Any]:
-        """Return the unit, the mechanism and the assumptions of the guarantee."""
+    def description(self, multiplier: float) -> tuple[str, list[str]]:
+        """Return the mechanism and the assumptions of the guarantee."""
 
     def affords(self, rounds: int) -> bool:
         """Return whether the budget suffices for this many rounds."""
@@ -75,15 +80,18 @@ class PrivateRounds(ABC, Generic[P]):
     def guarantee(self, rounds: int) -> Guarantee:
         """Return the guarantee of all rounds so far."""
         protection, (steps, multiplier) = self.protection, self.worst(rounds)
+        mechanism, assumptions = self.description(multiplier)
         return Guarantee(
             release=f"rounds 1 to {rounds}",
             epsilon=accounting.epsilon_of(steps, multiplier, protection.delta),
             delta=protection.delta,
+            unit=self.unit,
             neighbourhood="add or remove one",
+            mechanism=mechanism,
+            assumptions=assumptions,
             accountant=accounting.accountant_of(steps),
             secret=protection.test_seed is None,
             mu=accounting.mu_of(steps, multiplier),
-            **self.description(multiplier),
         )
 
 
@@ -97,6 +105,8 @@ class PrivateClients(PrivateRounds[ClientDP]):
         clients: Number of clients.
         cohort: Expected number of clients in a round.
     """
+
+    unit = "client"
 
     def __init__(self, protection: ClientDP, rounds: int, clients: int, cohort: int):
         super().__init__(protection, rounds, {})
@@ -122,16 +132,13 @@ class PrivateClients(PrivateRounds[ClientDP]):
         """Return the steps and the noise multiplier, which are the same for all clients."""
         return {self.rate: rounds}, self.multiplier
 
-    def description(self, multiplier: float) -> dict[str, Any]:
-        """Return the unit, the mechanism and the assumptions of the guarantee."""
+    def description(self, multiplier: float) -> tuple[str, list[str]]:
+        """Return the mechanism and the assumptions of the guarantee."""
         clip = "adaptive" if self.protection.quantile is not None else f"{self.protection.clip:g}"
         central = "the server is trusted (central model): it sees each client's update and adds the noise once"
         hidden = ["nobody who sees the models knows the cohorts"] if self.rate < 1 else []
-        return {
-            "unit": "client",
-            "mechanism": f"Gaussian noise on the mean of updates, multiplier {multiplier:.4g}, clipping norm {clip}",
-            "assumptions": [central, *hidden, _NOT_PROTECTED],
-        }
+        mechanism = f"Gaussian noise on the mean of updates, multiplier {multiplier:.4g}, clipping norm {clip}"
+        return mechanism, [central, *hidden, _NOT_PROTECTED]
 
     def mean(self, server: Tree, round: int, task: Task) -> PrivateMean:
         """Return the mean of a round."""
@@ -205,6 +212,8 @@ class PrivateSamples(PrivateRounds[SampleDP]):
         stragglers: Policy for late clients, which train only partially.
     """
 
+    unit = "sample"
+
     def __init__(self, protection: SampleDP, method: Method, task: Task, stragglers: Stragglers | None):
         super().__init__(protection, task.rounds, {k: size for k, size in enumerate(task.sizes) if size})
         self._method, self._task, self._stragglers = method, task, stragglers
@@ -253,16 +262,12 @@ class PrivateSamples(PrivateRounds[SampleDP]):
             distinct, key=lambda pair: accounting.epsilon_of(pair[0], pair[1], self.protection.delta), default=unknown
         )
 
-    def description(self, multiplier: float) -> dict[str, Any]:
-        """Return the unit, the mechanism and the assumptions of the guarantee."""
+    def description(self, multiplier: float) -> tuple[str, list[str]]:
+        """Return the mechanism and the assumptions of the guarantee."""
         clip = f"clipping norm {self.protection.clip:g} per sample"
-        return {
-            "unit": "sample",
-            "mechanism": f"DP-SGD at each client, multiplier {multiplier:.4g}, {clip}",
-            "assumptions": [
-                "each client adds the noise to its own gradients, so the server need not be trusted with samples",
-                "batches are Poisson samples that only the client knows",
-                "ε is that of the client with the largest one, as if it had taken part in every round once",
-                _NOT_PROTECTED,
-            ],
-        }
+        return f"DP-SGD at each client, multiplier {multiplier:.4g}, {clip}", [
+            "each client adds the noise to its own gradients, so the server need not be trusted with samples",
+            "batches are Poisson samples that only the client knows",
+            "ε is that of the client with the largest one, as if it had taken part in every round once",
+            _NOT_PROTECTED,
+        ]
