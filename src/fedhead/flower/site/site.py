@@ -298,7 +298,7 @@ class Site:
         return {"epsilon": gaussian.epsilon_of(delta, stage.mu), "delta": delta, "mu": stage.mu}
 
     def _spend_round(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
-        """Return the budget of all rounds that the site has sent in this run, with this one."""
+        """Return ε and δ of all rounds that the site has sent in this run, including this one."""
         run = (request.spec.experiment, TRAIN)
         earlier = [entry["round"] for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]
         epsilon = private.epsilon(k, samples, [*earlier, request.round])
