@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -181,10 +181,15 @@ def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = F
 
 def record(experiment: Experiment, federation: Federation, minimum: int, metrics: Mapping[str, Metric]) -> Wire:
     """Record the messages of an experiment: at most two rounds of one local step, and all stages."""
-    method, stages, privacy = experiment.method, experiment.stages, experiment.privacy
-    local = replace(experiment.local, epochs=1, steps=1, batch_size=4, warmup_rounds=0)
-    schedule = Schedule(rounds=min(experiment.schedule.rounds, 2))
-    experiment = Experiment(method, experiment.models, local, schedule, stages, experiment.uploads, privacy)
+    experiment = Experiment(
+        method=experiment.method,
+        models=experiment.models,
+        local=replace(experiment.local, epochs=1, steps=1, batch_size=4, warmup_rounds=0),
+        schedule=Schedule(rounds=min(experiment.schedule.rounds, 2)),
+        stages=experiment.stages,
+        uploads=experiment.uploads,
+        privacy=experiment.privacy,
+    )
     recorder = _Recorder(experiment, federation, minimum, metrics)
     run(recorder)
     return Wire(recorder.entries.values())
@@ -198,7 +203,7 @@ class _Recorder(Simulation):
         self.entries: dict[tuple[str, str, str], Entry] = {}
         self._minimum, self._at_sites = minimum, metrics
         self._labels = exchanges(experiment.method, experiment.stages)
-        self._add("hello", DOWN, "request", reveals=SPEC)
+        self._add(Entry("hello", DOWN, "request", reveals=SPEC))
         self._numbers("hello", "hello")
 
     def exchange(self, context: Context, cohort: list[int]) -> Received:
@@ -209,18 +214,19 @@ class _Recorder(Simulation):
         sent = received.replies[cohort[0]].send
         if (summed := self.experiment.summed(algorithm, self.clients.task)) is not None:
             masked = summed.masked_form(sent)["masked"]
-            self._add(name, UP, "masked", masked, samples=PER_CLIENT, needs="sum", reveals=MASKED)
+            self._add(Entry(name, UP, "masked", samples=PER_CLIENT, needs="sum", reveals=MASKED), masked)
             sent = Tree()
         for full, tensor in sent.leaves().items():
             entry = full.partition("/")[0]
             if entry in algorithm.public(self.clients.task):
-                self._add(name, UP, full, tensor, samples=KNOWN, reveals=reveals(algorithm, full))
+                self._add(Entry(name, UP, full, samples=KNOWN, reveals=reveals(algorithm, full)), tensor)
                 continue
             text = reveals(algorithm, full)
             if isinstance(algorithm, Method):
                 text = next((ROUNDS[each.name] for each in self.experiment.privacy if each.name in ROUNDS), text)
-            needs = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
-            self._add(name, UP, full, tensor, samples=self._samples(algorithm, entry), needs=needs, reveals=text)
+            needs: Literal["sum", "each"] = "sum" if entry in algorithm.sums or algorithm.adds_up else "each"
+            samples = self._samples(algorithm, entry)
+            self._add(Entry(name, UP, full, samples=samples, needs=needs, reveals=text), tensor)
         self._numbers("work", name)
         return received
 
@@ -229,7 +235,7 @@ class _Recorder(Simulation):
     ) -> tuple[dict[int, Message], dict[int, FedheadError]]:
         """Record the first client's answer to a step of a secure sum."""
         name = f"secure {self._label(context)}"
-        self._add(name, DOWN, "request", reveals=f"{SPEC}; keys and encrypted shares of other clients")
+        self._add(Entry(name, DOWN, "request", reveals=f"{SPEC}; keys and encrypted shares of other clients"))
         self._numbers("secure", name)
         return super().secure_step(context, session, step, messages)
 
@@ -242,11 +248,11 @@ class _Recorder(Simulation):
         if validates:
             down, up = Validation(self.clients, self._at_sites).message(context)
             for full, tensor in down.get("model", Tree()).leaves().items():
-                self._add(name, DOWN, f"global/{full}", tensor, reveals=COMMON)
+                self._add(Entry(name, DOWN, f"global/{full}", reveals=COMMON), tensor)
             samples = f"classes of at least {self._minimum} samples"
             for full, tensor in up.get("sums", Tree()).leaves().items():
                 text = "sums over validation samples, from which the metrics are computed"
-                self._add(name, UP, f"sums/{full}", tensor, samples=samples, needs="sum", reveals=text)
+                self._add(Entry(name, UP, f"sums/{full}", samples=samples, needs="sum", reveals=text), tensor)
         self._numbers("test", name)
         return super().evaluate(context, deliver, metrics)
 
@@ -258,11 +264,11 @@ class _Recorder(Simulation):
         broadcast, per_client = make_downlink(context.algorithm, context.server, [0], self.clients.task_of)
         frozen = {f"model/{full}" for full in self.clients.frozen_part(broadcast).leaves()}
         late = f"from round {context.round} on" if context.round > 1 and (name, DOWN, "request") in self.entries else ""
-        self._add(name, DOWN, "request", reveals=SPEC)
+        self._add(Entry(name, DOWN, "request", reveals=SPEC))
         for tree, text in ((broadcast, COMMON), (per_client[0], OWN)):
             for full, tensor in tree.leaves().items():
                 when = "until the client's first reply" if full in frozen else late
-                self._add(name, DOWN, full, tensor, when=when, reveals=text)
+                self._add(Entry(name, DOWN, full, when=when, reveals=text), tensor)
         return name
 
     def _numbers(self, kind: str, name: str) -> None:
@@ -272,7 +278,7 @@ class _Recorder(Simulation):
                 continue
             if kind in field.metadata.get("kinds", ()):
                 text = field.metadata["reveals"]
-                self._add(name, UP, field.name, samples=PER_CLIENT, needs="each", reveals=text)
+                self._add(Entry(name, UP, field.name, samples=PER_CLIENT, needs="each", reveals=text))
 
     def _samples(self, algorithm: Algorithm, entry: str) -> str:
         if isinstance(algorithm, StatisticsStage) and algorithm.release is not None:
@@ -282,11 +288,12 @@ class _Recorder(Simulation):
             return f"at least {self._minimum} samples of a class"
         return f"classes of at least {self._minimum} samples" if entry in algorithm.class_sums else PER_CLIENT
 
-    def _add(self, exchange: str, direction: Any, name: str, tensor: Tensor | None = None, **told: Any) -> None:
+    def _add(self, entry: Entry, tensor: Tensor | None = None) -> None:
+        """Record an entry once, with the form of its tensor."""
         if tensor is not None:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            told |= {"shape": tuple(tensor.shape), "dtype": kind, "bytes": tensor.nbytes}
-        self.entries.setdefault((exchange, direction, name), Entry(exchange, direction, name, **told))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            entry = replace(entry, shape=tuple(tensor.shape), dtype=dtype, bytes=tensor.nbytes)
+        self.entries.setdefault((entry.exchange, entry.direction, entry.name), entry)
 
 
 def reveals(algorithm: Algorithm, name: str) -> str:
