@@ -134,9 +134,9 @@ class SummedExchange:
             vector: Sum of the clients' vectors.
             samples: Number of samples of the clients in the sum.
         """
-        summed, algorithm = self._summed(form), self.algorithm
-        numbers = rebuild(describe(summed), self._code.decode(vector, summed.leaves()))
-        total = self._weighted(numbers, 1 / samples).map(lambda t, like: t.to(like.dtype), summed)
+        entries, algorithm = self._summed(form), self.algorithm
+        numbers = rebuild(describe(entries), self._code.decode(vector, entries.leaves()))
+        total = self._weighted(numbers, 1 / samples).map(lambda t, like: t.to(like.dtype), entries)
         if not isinstance(algorithm, Stage):
             return total
         return algorithm.add(Tree(), total.replace(algorithm.public(self.task)))
