@@ -28,7 +28,11 @@ from fedhead.runs.run_folder import RunFolder
 def config(folder: Path) -> Reader:
     made = run_folder(folder / "run")
     default = Recipe(dataset="digits").flat()  # a whole one takes ten times as long to read
-    keys = {k: v for k, v in made.recipe.flat().items() if default.get(k, ...) != v or k in ("lr", "seeds", "betas")}
+    keys = {
+        k: v
+        for k, v in made.recipe.flat().items()
+        if default.get(k, ...) != v or k in ("lr", "betas", "partition_seed")
+    }
     file = made.path / "config.yaml"
     return Reader(write_yaml(keys).encode(), file, lambda: RunFolder.open(made.path), as_json(keys))
 
