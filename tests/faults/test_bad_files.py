@@ -184,6 +184,14 @@ def test_a_damaged_header_of_an_array_is_refused(header: bytes, tmp_path: Path) 
         RunFolder(tmp_path, Recipe(dataset="digits")).split()
 
 
+def test_an_array_that_is_longer_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.zeros((5_000, 2)), y=np.zeros(5_000, int))  # larger than the buffer of zipfile
+    path.write_bytes(path.read_bytes().replace(b"(5000, 2)", b"(1000, 2)").replace(b"(5000,)", b"(1000,)"))
+    with pytest.raises(BadInput, match=r"data\.npz: .*x\.npy is longer than its header says"):
+        Federation.load(path)
+
+
 def test_a_gzip_file_that_unpacks_to_far_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_files, "_UNPACKED", 1 << 20)
     path = tmp_path / "images.gz"

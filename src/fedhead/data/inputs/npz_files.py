@@ -65,4 +65,6 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     with archive.open(name) as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        if stream.read(1):  # at the end of the file, this verifies its CRC
+            raise ValueError(f"{name} is longer than its header says")
         return array
