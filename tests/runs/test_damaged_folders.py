@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,15 @@ from fedhead.studies.sweep.sweep import run_sweep
 from fedhead.studies.sweep.sweep_file import plan
 
 AGAIN = "put the run's own file back, or delete its folder and run it again"
+RESULT_ADVICE = "delete it: the run then goes on from its checkpoint and writes it again"
+EDITS: list[dict[str, Any]] = [
+    {"accuracy": "x"},
+    {"accuracy": ...},
+    {"stages": ...},
+    {"stages": {}},
+    {"stages": {"ncm": 3}},
+    {"stages": {"ncm": {}}},
+]
 
 
 def spoil(name: str) -> Callable[[Path], object]:
@@ -48,7 +59,7 @@ def runs_of(out: Path) -> list[Path]:
     [
         (spoil(CONFIG), AGAIN),
         (spoil(ENVIRONMENT), AGAIN),
-        (spoil(RESULT), "delete it: the run then goes on from its checkpoint and writes it again"),
+        (spoil(RESULT), RESULT_ADVICE),
     ],
     ids=["config", "environment", "result"],
 )
@@ -115,6 +126,16 @@ def garbled(content: bytes) -> bytes:
     return b"\x00\xff{" + content[8:]
 
 
+def edited(changes: dict[str, Any]) -> Callable[[bytes], bytes]:
+    """Return a change of a JSON object's entries; ... deletes an entry."""
+
+    def change(content: bytes) -> bytes:
+        entries = {**json.loads(content), **changes}
+        return json.dumps({name: value for name, value in entries.items() if value is not ...}).encode()
+
+    return change
+
+
 def counts_of_another_type(content: bytes) -> bytes:
     file = io.BytesIO()
     np.savez(file, **{**np.load(io.BytesIO(content)), "counts": np.zeros(2, [("a", "<i4"), ("b", "<f8")])})
@@ -144,7 +165,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (PARTITION, half, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, garbled, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, counts_of_another_type, "can't be read: it was cut", SPLIT_ADVICE),
-        (RESULT, half, "can't be read", "delete it: the run then goes on from its checkpoint and writes it again"),
+        (RESULT, half, "can't be read", RESULT_ADVICE),
+        *((RESULT, edited(change), "lacks an accuracy or the record of a stage", RESULT_ADVICE) for change in EDITS),
         (CHECKPOINT, half, "can't be read", AGAIN),
         (STAGE_STATES, half, "can't be read", AGAIN),
     ],

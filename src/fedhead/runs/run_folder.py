@@ -282,10 +282,21 @@ class RunFolder:
         self._write(RESULT, json.dumps(finite(result), indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """Return the final results; None for an unfinished run."""
-        return read_object(
-            self.path / RESULT, "delete it: the run then goes on from its checkpoint and writes it again"
-        )
+        """Return the final results; None for an unfinished run.
+
+        Raises:
+            DamagedRun: If the file can't be read, or lacks an accuracy or the record of a stage, which would count as a
+                finished run without values.
+        """
+        fix = "delete it: the run then goes on from its checkpoint and writes it again"
+        result = read_object(self.path / RESULT, fix)
+        if result is None:
+            return None
+        stages = result.get("stages")
+        records = [result, *stages.values()] if isinstance(stages, dict) else []
+        if len(records) <= len(self.recipe.stages) or not all(map(_has_accuracy, records)):
+            raise damaged(f"{self.path / RESULT} lacks an accuracy or the record of a stage: it was edited", fix)
+        return result
 
     # -- files ------------------------------------------------------------------------------------
     def _write_environment(self, facts: Mapping[str, Any]) -> None:
@@ -300,6 +311,10 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         with atomic(self.path / name) as draft:
             draft.write_text(text, encoding="utf-8")
+
+
+def _has_accuracy(record: Any) -> bool:
+    return isinstance(record, dict) and isinstance(record.get("accuracy", ...), int | float | None)
 
 
 def _contents(path: Path) -> list[str]:
