@@ -79,6 +79,12 @@ def test_the_servers_ledger_is_the_counterpart_of_the_sites(tmp_path: Path, caps
     *_, at_site, at_server = capsys.readouterr().out.splitlines()
     assert "sent" in at_site
     assert "received" in at_server
+    twice = "".join(json.dumps(entry) + "\n" for entry in [*own, own[-1]])
+    (north / "state" / "ledger.jsonl").write_text(twice)  # sent twice, received once
+    assert call(compare) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"{len(own)} replies are recorded alike")
+    assert [" sent " in line for line in told[2:]] == [True]
     (north / "state" / "ledger.jsonl").write_text("")
     assert call(compare) == 2
     assert "have no replies to compare: give the folder of a site" in capsys.readouterr().err

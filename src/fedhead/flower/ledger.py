@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -109,17 +110,22 @@ def compare_ledgers(
     """
     names, runs = {entry["site"] for entry in site}, {entry["run"] for entry in server}
     sides = [
-        {_common(entry): entry for entry in site if entry["decision"] == "sent" and entry["run"] in runs},
-        {_common(entry): entry for entry in server if entry["decision"] == "received" and entry["site"] in names},
+        _by_content(entry for entry in site if entry["decision"] == "sent" and entry["run"] in runs),
+        _by_content(entry for entry in server if entry["decision"] == "received" and entry["site"] in names),
     ]
     both = sides[0].keys() & sides[1].keys()
     return len(both), [entry for side in sides for key, entry in side.items() if key not in both]
 
 
-def _common(entry: Mapping[str, Any]) -> str:
-    """Return the entries that both sides record of a reply, as JSON."""
-    own = {"time", "server", "node", "release", "privacy", "decision"}
-    return json.dumps({name: value for name, value in entry.items() if name not in own}, sort_keys=True)
+def _by_content(entries: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return replies by what both sides record of them, as JSON, and the number of equal replies up to this one."""
+    own, counts = {"time", "server", "node", "release", "privacy", "decision"}, Counter[str]()
+    replies = dict[tuple[str, int], dict[str, Any]]()
+    for entry in entries:
+        key = json.dumps({name: value for name, value in entry.items() if name not in own}, sort_keys=True)
+        counts[key] += 1
+        replies[key, counts[key]] = entry
+    return replies
 
 
 def describe_request(request: Request, trees: Mapping[str, Tree]) -> dict[str, Any]:
