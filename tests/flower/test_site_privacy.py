@@ -75,6 +75,20 @@ def test_statistics_that_are_asked_for_twice_are_refused(tmp_path: Path, capsys:
     assert "statistics of ridge were sent before in this run" in capsys.readouterr().err
 
 
+def test_private_rounds_of_a_changed_specification_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later specification with more noise would make the earlier rounds look more private than they were."""
+    pytest.importorskip("dp_accounting")
+    server = Server(tmp_path)
+    spec = server.new_run("sample_dp(epsilon=1e9, noise_multiplier=0.5)", rounds=2, stages=[])
+    quiet = {**spec.recipe, "privacy": ["sample_dp(epsilon=1e9, noise_multiplier=50)"]}
+    assert [server.ask(s, "train")[0] for s in (spec, spec, replace(spec, recipe=quiet))] == [None, None, "budget"]
+    assert "specification, or the number of this site's samples, changed" in capsys.readouterr().err
+    np.savez(tmp_path / "own.npz", x=SAMPLES[1:], y=np.arange(1, 60) % 3)
+    assert server.ask(spec, "train")[0] == "budget"
+
+
 def test_a_budget_of_a_site_covers_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(tmp_path, "max_epsilon: 2.5\n")
     first, second = server.new_run("dp(epsilon=2)"), server.new_run("dp(epsilon=2, delta=1e-6)")

@@ -300,8 +300,15 @@ class Site:
     def _spend_round(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
         """Return ε and δ of all rounds that the site has sent in this run, including this one."""
         run = (request.spec.experiment, TRAIN)
-        earlier = [entry["round"] for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]
-        epsilon = private.epsilon(k, samples, [*earlier, request.round])
+        earlier = [entry for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]
+        # These determine the noise and the steps, of which the account assumes that all rounds have the same.
+        if any((entry["spec"], entry["numbers"]["samples"]) != (request.spec.digest, samples) for entry in earlier):
+            raise SiteProblem(
+                "budget",
+                "this run's specification, or the number of this site's samples, changed after a private round, so its "
+                "ε can't be computed: start a new run",
+            )
+        epsilon = private.epsilon(k, samples, [*(entry["round"] for entry in earlier), request.round])
         return {"epsilon": epsilon, "delta": private.protection.delta}
 
     def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
