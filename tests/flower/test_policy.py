@@ -209,3 +209,4 @@ def test_a_recipe_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
     serve(made.server(), grid, log=lambda line: None)
     assert sorted(checked) == ["north", "south"]
+    assert len(factory.run_spec(made.server()).digest) == 64  # 256 bits: no two recipes of a server share the check

@@ -79,7 +79,7 @@ class Site:
     policy: Policy = field(default_factory=Policy)  # limits of the server's requests
     statistics: Callable[[RunSpec, int], TableStatistics] | None = None  # of its table, from spec and number
     secure: SiteSecureSum = field(default_factory=SiteSecureSum)
-    _permitted: set[str] = field(default_factory=set, init=False, compare=False)  # digests of recipes
+    _permitted: set[str] = field(default_factory=set, init=False, compare=False)  # digests of specifications
 
     @property
     def ledger(self) -> Ledger:
@@ -91,10 +91,9 @@ class Site:
         with coded("name"):
             k = request.spec.number(self.name)
         with coded("setup"):
-            recipe = digest_json(request.spec.recipe, 16)
-            if recipe not in self._permitted:
+            if request.spec.digest not in self._permitted:
                 self.policy.check(request.spec.recipe_of_run(), self.model)
-                self._permitted.add(recipe)
+                self._permitted.add(request.spec.digest)
             if self.name == request.spec.leave_out_site and request.kind not in ("hello", "test"):
                 raise SiteProblem("left-out", f"the run leaves {self.name} out of the training: it only tests")
             if request.kind == "statistics":

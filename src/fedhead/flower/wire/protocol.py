@@ -88,8 +88,8 @@ class RunSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of all entries."""
-        return digest_json(to_json(self), 16)
+        """Digest of all entries, so long that a server can't find two specifications with the same one."""
+        return digest_json(to_json(self), 32)
 
     @property
     def objective(self) -> str:
