@@ -143,11 +143,19 @@ def test_heads_with_privacy_and_secure_sums(capsys: pytest.CaptureFixture[str]) 
         assert call(["oneshot", *words, *options]) == 0
         (row,) = json.loads(capsys.readouterr().out)["heads"]
         accuracy[" ".join(options)] = row["accuracy"]
+        assert (row["privacy"] is not None) == ("--dp" in options)
+        assert row["privacy"] is None or row["privacy"]["epsilon"] == pytest.approx(2)
     plain, summed, alone, shared = accuracy.values()
     assert plain == summed
-    assert alone < shared <= plain + 1  # shares of the noise add up to that of one client
+    assert alone < shared <= plain + 3  # shares of the noise add up to that of one client
     for options, text in ((["--dp", "0"], "epsilon: 0 is out of range"), (["--dp", "1, delta=0.01"], "below 1/n")):
         assert call(["oneshot", *words, *options]) == 2
         assert text in capsys.readouterr().err
+    words = ["digits", "--backbone", "mlp(hidden=[])", "--clients", "6", "--heads", "ncm,lda", "--quiet", "--dp", "2"]
+    assert call(["oneshot", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "pooled, no noise %" in shown
+    assert "privacy of stage lda: ε = 2, δ = 1e-05 per sample" in shown
+    assert "each head spends the whole ε" in shown
     with pytest.raises(fh.BadInput, match="FedAvg is compared without protection"):
         fh.oneshot("digits", BACKBONE, ["ncm"], rounds=1, uploads=["secure_sum"])

@@ -25,6 +25,7 @@ from fedhead.data.transforms.augment import Transform
 from fedhead.executors import select
 from fedhead.models.registry import MODELS, Preprocessing
 from fedhead.privacy.base import Protection
+from fedhead.privacy.guarantee import Guarantee
 from fedhead.report.table import Cell, Table, number
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
@@ -44,8 +45,9 @@ class OneShot:
 
     Attributes:
         rows: Rows, one per head: `accuracy` in per cent, `pooled` (accuracy of the same head on centralized
-            features), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per cent),
-            `bytes_per_client` sent, and `seconds`; `note` is the reason of missing values.
+            features, without noise), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per
+            cent), `bytes_per_client` sent, `seconds`, and `privacy` (the guarantee of `privacy=`, or None); `note` is
+            the reason of missing values.
         features: Federation of features.
         feature_seconds: Time to compute the features.
         result: Run without rounds that computed the last head, for `result.module(stage="ridge")`.
@@ -62,6 +64,11 @@ class OneShot:
         """Return the table as Markdown."""
         return self.table().markdown()
 
+    @property
+    def guarantees(self) -> list[Guarantee]:
+        """Differential privacy of each head by itself; empty without protection."""
+        return [Guarantee(**row["privacy"]) for row in self.rows if row["privacy"]]
+
     def table(self) -> Table:
         """Return the rows as a table."""
         formats = {"accuracy": ".2f", "pooled": ".2f", "f1": ".4f", "worst_client": ".2f"}
@@ -71,7 +78,8 @@ class OneShot:
             sent = row["bytes_per_client"]
             seconds = Cell(row["note"]) if row["note"] else number(row["seconds"], ".2f")
             body.append([row["head"], *cells, number(None if sent is None else sent / 1e3, ",.1f"), seconds])
-        head = ["head", "accuracy %", "pooled %", "macro-F1", "worst client %", "kB per client", "seconds"]
+        pooled = "pooled, no noise %" if self.guarantees else "pooled %"
+        head = ["head", "accuracy %", pooled, "macro-F1", "worst client %", "kB per client", "seconds"]
         return Table(self.title, head, body)
 
     def plot(self, path: str | PathLike[str]) -> None:
@@ -281,12 +289,13 @@ def _row(
         "worst_client": None if worst is None else 100 * worst,
         "bytes_per_client": sum(row["bytes_up"] for row in costs) / sum(size > 0 for size in features.sizes),
         "seconds": sum(row["seconds"] for row in costs),
+        "privacy": None if after is None else after.metrics.get("privacy"),
         "note": None,
     }
 
 
 def _left_out(head: str, note: str) -> dict[str, Any]:
-    names = ("accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds")
+    names = ("accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds", "privacy")
     return {"head": head, **dict.fromkeys(names), "note": note}
 
 

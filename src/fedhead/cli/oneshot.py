@@ -84,4 +84,8 @@ def oneshot(
         print(json.dumps({"title": found.title, "feature_seconds": found.feature_seconds, "heads": found.rows}))
         return
     print_table(found.table())
+    for guarantee in found.guarantees:
+        print(f"privacy of {guarantee}")
+    if len(found.guarantees) > 1:
+        print("each head spends the whole ε: publish one")
     print(f"features took {found.feature_seconds:.1f} s")
