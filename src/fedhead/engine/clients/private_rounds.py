@@ -74,7 +74,7 @@ class PrivateRounds(ABC, Generic[P]):
         if not self.affords(round):
             raise BadInput(
                 f"privacy: {self.protection.name}: round {round} would exceed the budget of epsilon = "
-                f"{self.protection.epsilon:g}: raise noise_multiplier, or leave it out so that it fits the rounds"
+                f"{self.protection.epsilon:g}: raise noise_multiplier, or leave it out; without it, lower epsilon"
             )
 
     def guarantee(self, rounds: int) -> Guarantee:
