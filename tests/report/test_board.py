@@ -75,6 +75,16 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
     assert "broken: " in sections(port)["runs"]
 
 
+def test_a_damaged_run_is_shown_beside_the_others(tmp_path: Path, port: int) -> None:
+    for name in ("sound", "damaged"):
+        make_run(tmp_path / name, Recipe(dataset="digits", rounds=2), samples=100)
+    metrics = tmp_path / "damaged" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"bytes_up": 220000', '"bytes_up": null'))
+    found = sections(port)
+    assert "line 1 lacks bytes_up as a number" in found["runs"]
+    assert "results" in found
+
+
 def test_only_this_machine_is_answered(port: int) -> None:
     assert ask(port, "/", host="attacker.example")[0] == 400
     assert ask(port, "/sections", host="[attacker")[0] == 400

@@ -162,6 +162,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (METRICS, without, "holds 0 of 2 rounds, though the run is finished", AGAIN),
         (METRICS, half, "holds 1 of 2 rounds, though the run is finished", AGAIN),
         (METRICS, garbled, "can't be read", AGAIN),
+        (METRICS, lambda rows: rows.replace(b'"seconds"', b'"second"'), "line 1 lacks seconds as a number", AGAIN),
         (PARTITION, half, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, garbled, "can't be read: it was cut", SPLIT_ADVICE),
         (PARTITION, counts_of_another_type, "can't be read: it was cut", SPLIT_ADVICE),

@@ -103,7 +103,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     A truncated last line is skipped.
 
     Raises:
-        DamagedRun: If a line is not the record of its round.
+        DamagedRun: If a line is not the record of its round, or lacks a number that is summed over rounds.
     """
     rows: list[dict[str, Any]] = []
     with damaged_if_bad():
@@ -117,6 +117,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 f"{where} is of round {row.get('round')!r}, it must be of round {number}: the file was edited, or two "
                 "processes wrote to it"
             )
+        for entry in ("bytes_up", "bytes_down", "seconds"):
+            if not isinstance(row.get(entry), int | float):
+                raise damaged(f"{where} lacks {entry} as a number: the file was edited")
         rows.append(row)
     return rows
 
