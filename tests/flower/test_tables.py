@@ -24,7 +24,9 @@ from fedhead.core.tree.treefile import load_tree
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.flower import factory
 from fedhead.flower.server_run import serve
+from fedhead.flower.site.client_handler import respond
 from fedhead.flower.wire import wire
+from fedhead.flower.wire.protocol import Request, to_json
 from fedhead.flower.wire.site_errors import TEXTS, SiteProblem
 from fedhead.testing.inprocess import InProcess
 
@@ -283,6 +285,19 @@ def test_a_table_with_too_few_rows_for_its_statistics_does_not_train(tmp_path: P
     assert not any("site south is here" in line for line in said)
     (row,) = fh.load(made.path / "run").rows
     assert TEXTS["data"] in row["absent"]["south"]
+
+
+@pytest.mark.parametrize("word", ["missing=mean", "normalize=standard", "normalize=quantiles"])
+def test_privacy_and_statistics_of_tables_are_refused_before_a_site_sends_any(word: str, tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "missing=null", "normalize=null", "rounds=0", "stages=[ridge]")
+    spec = factory.run_spec(made.server())
+    with pytest.raises(BadInput, match=r"privacy: normalize .* compute means of these samples without noise"):
+        project(tmp_path / "again", "missing=null", "normalize=null", "privacy=[dp(epsilon=1)]", word)
+    assert not (tmp_path / "again" / "clinic").exists()
+    key, value = word.split("=")
+    asked = Request("statistics", replace(spec, recipe={**spec.recipe, "privacy": ["dp"], key: value}), 60.0)
+    header, _ = wire.unpack(respond(wire.pack(to_json(asked), {}), grid.nodes[11], watchdog=False))
+    assert (header["problem"], header["statistics"]) == ("setup", {})
 
 
 def test_what_is_not_done_with_tables_is_refused(tmp_path: Path) -> None:

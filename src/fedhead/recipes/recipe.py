@@ -140,6 +140,10 @@ class Recipe:
             )
         if self.model == ():
             raise BadInput("model: the list is empty, give at least one name")
+        if self.privacy:  # before sites are asked for the means of their tables
+            from fedhead.engine.experiment import protections  # imported here, because it imports torch
+
+            protections.check_preprocessing(self.normalize, self.missing == "mean")
         for stage in self.stage_parameters:
             if stage not in self.stages:
                 near = difflib.get_close_matches(stage, self.stages, n=1, cutoff=0.5)

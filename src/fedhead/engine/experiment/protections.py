@@ -13,6 +13,7 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import warn_once
 from fedhead.data.federation.federation import Federation
+from fedhead.data.federation.preprocessing import FITTED
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.privacy.base import Protection
 from fedhead.privacy.client_dp import ClientDP
@@ -109,13 +110,24 @@ def check_sample_dp(privacy: Sequence[Protection], models: Sequence[SplitModel],
         raise BadInput("privacy: sample_dp takes the gradient of each sample alone: leave class_weights out")
 
 
-def check_samples(privacy: Sequence[Protection], federation: Federation) -> None:
-    """Raise `BadInput` if preprocessing is exact, or a δ so large that releasing a random sample would satisfy it."""
-    if privacy and (federation.fitted is not None or federation.missing):
+def check_preprocessing(normalize: str | None, fill: bool) -> None:
+    """Raise `BadInput` if the preprocessing of a run with privacy is fitted to the samples.
+
+    Args:
+        normalize: Normalization.
+        fill: Whether missing values are filled by means.
+    """
+    if normalize in FITTED or fill:
         raise BadInput(
             "privacy: normalize (standard, quantiles) and missing=mean compute means of these samples without noise: "
             "give fixed means and deviations, or leave them out"
         )
+
+
+def check_samples(privacy: Sequence[Protection], federation: Federation) -> None:
+    """Raise `BadInput` if preprocessing is exact, or a δ so large that releasing a random sample would satisfy it."""
+    if privacy:
+        check_preprocessing(federation.fitted, bool(federation.missing))
     samples = sum(len(rows) for rows in federation.rows)
     for protection in privacy:
         if not isinstance(protection, ClientDP):
