@@ -274,6 +274,17 @@ def test_statistics_of_a_table_are_a_release(tmp_path: Path, capsys: pytest.Capt
     assert "'releases' in site.yaml permits 0" in capsys.readouterr().err
 
 
+def test_a_site_with_a_budget_sends_no_statistics_of_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, _ = project(tmp_path, "missing=null", "normalize=null", "rounds=1", "privacy=[sample_dp(delta=1e-3)]")
+    site = factory.site(replace(made.sites()["south"], max_epsilon=2.0))
+    asked = Request("statistics", factory.run_spec(made.server()), 60.0)
+    header, _ = wire.unpack(respond(wire.pack(to_json(asked), {}), site, watchdog=False))
+    assert (header["problem"], header["statistics"]) == ("policy", {})
+    assert "statistics of a table are sent without noise, also in a run with privacy" in capsys.readouterr().err
+
+
 def test_a_table_with_too_few_rows_for_its_statistics_does_not_train(tmp_path: Path) -> None:
     made, _ = project(tmp_path, "rounds=1")
     pd.read_csv(tmp_path / "south.csv")[:4].to_csv(tmp_path / "south.csv", index=False)

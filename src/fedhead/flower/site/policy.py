@@ -139,6 +139,15 @@ class Policy:
                 f"in site.yaml permits {self.max_epsilon:g}: see fedhead ledger, or raise it if you agreed to the run",
             )
 
+    def check_table_statistics(self) -> None:
+        """Check that statistics of the site's table, which have no noise in any run, may be sent."""
+        if self.max_epsilon is not None:
+            raise SiteProblem(
+                "policy",
+                "the statistics of a table are sent without noise, also in a run with privacy, and 'max_epsilon' in "
+                "site.yaml permits none: remove it if you agree to them, or take this site out of runs with a schema",
+            )
+
     def check_data(self, recipe: Recipe, folder: Path) -> None:
         """Check that paths are permitted; the error is the same for missing ones, so that nothing is leaked.
 
