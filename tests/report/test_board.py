@@ -4,7 +4,9 @@ import http.client
 import json
 import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,26 @@ def test_only_this_machine_is_answered(port: int) -> None:
     assert ask(port, "/sections", host="[attacker")[0] == 400
     assert ask(port, "/../etc/passwd")[0] == 404
     assert ask(port, "/", host="[::1]:8080")[0] == 200
+
+
+def test_browsers_that_leave_early_print_nothing(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = threading.active_count()
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset on closing
+    assert ask(port, "/")[0] == 200
+    deadline = time.monotonic() + 20
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
+
+
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr(board, "TIMEOUT", 0.1)
+    port = request.getfixturevalue("port")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as browser:
+        assert browser.recv(1) == b""
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

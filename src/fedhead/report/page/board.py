@@ -23,6 +23,7 @@ from fedhead.runs.read_runs import Run, load_run
 from fedhead.runs.run_folder_schema import CONFIG
 
 SECONDS = 2.0  # interval between updates of a page
+TIMEOUT = 60.0  # seconds in which a browser sends its request, and receives a page over a slow connection
 SHARE = 0.1  # largest share of time spent on building pages
 Stamp = tuple[tuple[str, int, int], ...]
 
@@ -102,6 +103,12 @@ def server(watched: Watched, host: str = "127.0.0.1", port: int = 8080) -> Threa
     """
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = TIMEOUT
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # the browser has left
+                super().handle()
+
         def do_GET(self) -> None:
             if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
                 self._reply(400, "text/plain", "the board is for this machine")
@@ -117,8 +124,7 @@ def server(watched: Watched, host: str = "127.0.0.1", port: int = 8080) -> Threa
             for name, value in {"Content-Type": f"{kind}; charset=utf-8", **_HEADERS}.items():
                 self.send_header(name, value)
             self.end_headers()
-            with suppress(ConnectionError):  # the browser has left
-                self.wfile.write(text.encode())
+            self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: a page asks every two seconds."""
