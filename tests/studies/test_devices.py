@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.papers.tables import paper_tables as tables
-from fedhead.studies.devices import engine_for, read_devices, threads_per_process
+from fedhead.studies.devices import _Worker, engine_for, read_devices, threads_per_process
+from fedhead.studies.engines import LocalEngine
 
 
 @pytest.mark.parametrize("text", ["", ",", "gpu", "0,x", "cuda:", "-1"])
@@ -170,6 +172,19 @@ def test_the_runs_of_a_process_that_was_killed_fail_and_another_process_runs_the
     more = "" if engine == "local" else " (2 more failed)"  # all were begun at once
     assert last == f"error: a=9, seed 0: {reason}{more}; fix it, and the same command runs what failed again"
     assert len(list((tmp_path / "out").rglob("result.json"))) == (2 if engine == "local" else 0)
+
+
+@pytest.mark.slow
+def test_a_process_that_died_between_two_jobs_is_started_again() -> None:
+    worker = _Worker("cpu", LocalEngine(), None)
+    try:
+        assert worker.submit([]).result() == {}
+        assert worker._pool is not None
+        with pytest.raises(BrokenProcessPool):
+            worker._pool.submit(signal.raise_signal, signal.SIGKILL).result()
+        assert worker.submit([]).result() == {}
+    finally:
+        worker.close()
 
 
 @pytest.mark.slow

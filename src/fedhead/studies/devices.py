@@ -93,6 +93,9 @@ class _Worker:
                 self._id = self._pool.submit(os.getpid)
             here = [replace(job, compute=replace(job.compute, device=self.device)) for job in jobs]
             return self._pool.submit(_run_jobs, self._engine, here)
+        except BrokenProcessPool:  # the process died between two jobs
+            self.close()
+            return self.submit(jobs)
         finally:
             signal.signal(signal.SIGINT, before)
 
