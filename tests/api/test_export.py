@@ -175,7 +175,7 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "x.pt2"), "--stage", "ccvr"]) == 2
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "plain.pt2")]) == 0
     said = capsys.readouterr().out
-    assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform); with --normalize" in said
+    assert f"normalized as in training (fedhead.load({str(tmp_path / 'run')!r}).transform(x)); with --normalize" in said
 
 
 @pytest.mark.parametrize(

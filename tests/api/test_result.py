@@ -180,6 +180,10 @@ def test_missing_values_are_filled_as_those_of_the_training_data(tmp_path: Path,
     for result in (found, fh.load(tmp_path / "run", model=net)):
         assert np.array_equal(result.scores(wrap(new)), result.scores(wrap(by_hand)))
         assert not np.array_equal(result.scores(wrap(new))[0], result.scores(wrap(new))[1])
+        inputs = result.transform(wrap(new))  # filled and normalized
+        with torch.no_grad():
+            scores = result.module()(inputs["x"] if named else inputs)
+        np.testing.assert_allclose(scores, result.scores(wrap(new)), atol=1e-6)
         by_hand_nan = by_hand.copy()
         by_hand_nan[0, 0] = np.nan
         with pytest.raises(BadInput, match="x holds NaN, first in sample 0: give the table's own columns"):

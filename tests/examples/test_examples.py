@@ -11,7 +11,8 @@ from commands import succeed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-NEEDS = {"huggingface.py": ["datasets"], "dataframe_to_onnx.py": ["onnx", "onnxscript", "onnxruntime"]}
+ONNX = ["onnx", "onnxscript", "onnxruntime"]
+NEEDS = {"huggingface.py": ["datasets"], "dataframe_to_onnx.py": ONNX, "table_to_onnx.py": ONNX}
 
 
 @pytest.mark.slow

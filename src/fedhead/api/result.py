@@ -19,10 +19,10 @@ from fedhead.api.record import RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
 from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
+from fedhead.core.tree.inputs import Inputs
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.data.inputs import labels, targets
 from fedhead.data.inputs.labels import Classes
-from fedhead.data.transforms.named_transforms import AnyTransform
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.server import global_model
 from fedhead.engine.rounds.observer import FinishedRun
@@ -141,14 +141,21 @@ class Result(RecordedResult):
         """
         return run_stage(self.trained.with_data(), instance(STAGES, stage, Stage))
 
-    @property
-    def transform(self) -> AnyTransform:
-        """Transform from stored samples to model inputs: `result.module()(result.transform(x))`.
+    def transform(self, x: Any) -> Inputs:
+        """Return the model inputs of samples: `result.module()(result.transform(x))`.
 
-        Bytes are divided by 255, then the mean is subtracted and the result divided by the deviation, per channel
-        (`transform.mean`, `transform.std`). The run folder has both in `environment.json`, under `inputs`.
+        Gaps of a table are filled. Bytes are divided by 255, then the mean is subtracted and the result divided by the
+        deviation, per channel. The run folder has both in `environment.json`, under `inputs`.
+
+        Args:
+            x: Samples in the format of the federation, as for `predict`: a data frame for a table.
+
+        Returns:
+            Normalized inputs: a tensor, or tensors by name.
         """
-        return self.trained.clients.federation.transform
+        federation = self.trained.clients.federation
+        inputs: Any = model_inputs(federation, x)
+        return federation.transform(inputs)
 
     def module(self, client: int | None = None, stage: str | None = None) -> nn.Module:
         """Return a module with the trained weights, in evaluation mode.

@@ -41,4 +41,4 @@ def export(
     print(f"wrote {written}")
     if not normalize:
         instead = "" if out.suffix == ".safetensors" else "; with --normalize the file computes it itself"
-        print(f"its inputs must be normalized as in training (fedhead.load({str(run)!r}).transform){instead}")
+        print(f"its inputs must be normalized as in training (fedhead.load({str(run)!r}).transform(x)){instead}")
