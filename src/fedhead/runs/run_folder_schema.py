@@ -1,7 +1,8 @@
 """Schema of run folders: file names, version and readers.
 
-Files are written atomically and checkpoints carry a digest, so reading only checks that a file can be parsed and that
-its folder has this schema version. A folder of another schema is an error (`read_environment`).
+Files are written atomically and checkpoints carry a digest, so reading only checks that a file can be parsed, that
+accuracies, records of stages and costs of rounds are there, and that its folder has this schema version. A folder of
+another schema is an error (`read_environment`).
 """
 
 from __future__ import annotations
