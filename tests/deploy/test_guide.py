@@ -120,7 +120,7 @@ def test_three_hospitals_from_tables_to_a_model(tmp_path: Path, background: list
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         told.append(done.stdout + done.stderr)
-    assert "column 'sex' holds 'M' in row 7" in "".join(told)
+    assert "column 'sex' holds 'M' in line 9" in "".join(told)
     run, frame = tmp_path / "clinic" / "run", pd.read_csv(tmp_path / "north" / "2025.csv")
     loaded = fh.load(run)
     columns = loaded.trained.clients.federation.columns

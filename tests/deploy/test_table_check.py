@@ -29,14 +29,14 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     strange = good.assign(sex=["M", *good["sex"][1:]])
     for table, reason in (
         (good.drop(columns="ward"), "site south: "),
-        (strange, "south.csv: column 'sex' holds 'M' in row 0, which the schema does not list: correct it, or"),
-        (good.assign(age=-3), "column 'age' holds -3 in row 0, it must be between 0 and 120 in years"),
+        (strange, "south.csv: column 'sex' holds 'M' in line 2, which the schema does not list: correct it, or"),
+        (good.assign(age=-3), "column 'age' holds -3 in line 2, it must be between 0 and 120 in years"),
         (good[:0], "south.csv' holds no samples: give at least one"),
-        (good.assign(outcome=[None, *good["outcome"][1:]]), "column 'outcome' holds nan in row 0, it must be a label"),
-        (good.assign(age="old"), "column 'age' holds 'old' in row 0, it must be a number in years"),
+        (good.assign(outcome=[None, *good["outcome"][1:]]), "column 'outcome' holds nan in line 2, it must be a label"),
+        (good.assign(age="old"), "column 'age' holds 'old' in line 2, it must be a number in years"),
         (
             good.assign(outcome=["lost", *good["outcome"][1:]]),
-            "column 'outcome' holds 'lost' in row 0, which the schema",
+            "column 'outcome' holds 'lost' in line 2, which the schema",
         ),
     ):
         table.to_csv(path, index=False)
@@ -50,7 +50,7 @@ def test_a_bad_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     strange.to_csv(tmp_path / "test.csv", index=False)
     file.write_text(file.read_text().replace("client_test: 0.25", "test: ../../../test.csv"))
     assert call(["deploy", "check", site]) == 1  # its test table too
-    assert "holds 'M' in row 0" in capsys.readouterr().out
+    assert "holds 'M' in line 2" in capsys.readouterr().out
     file.write_text(file.read_text().replace("schema: schema.yaml", "schema: null"))
     assert call(["deploy", "check", site]) == 1
     assert "names no schema: only tables are checked before a run" in capsys.readouterr().out
@@ -70,11 +70,11 @@ def test_all_faults_of_a_site_are_named_at_once(tmp_path: Path, capsys: pytest.C
     reasons = [
         "south.csv has no column 'year', 'ward'; it has patient,",
         "south.csv: wards is not in the schema: drop it",
-        "south.csv: column 'age' holds -3 in row 0",
-        "south.csv: column 'sex' holds 'M' in row 0",
-        "south.csv: column 'outcome' holds 'lost' in row 0",
+        "south.csv: column 'age' holds -3 in line 2",
+        "south.csv: column 'sex' holds 'M' in line 2",
+        "south.csv: column 'outcome' holds 'lost' in line 2",
         "unknown column in leave_out 'nurse'",
-        "test.csv: column 'sex' holds 'M' in row 0",
+        "test.csv: column 'sex' holds 'M' in line 2",
     ]
     lines = told.out.splitlines()
     assert len(lines) == len(reasons)
@@ -131,6 +131,24 @@ def test_a_site_s_name_is_checked_before_the_folder_is_written(tmp_path: Path) -
     with pytest.raises(BadInput, match=r"sites: .*va long beach.* letters, digits"):
         Project.init(tmp_path / "clinic", "digits", ["va long beach"])
     assert not (tmp_path / "clinic").exists()
+
+
+def test_places_of_faults_and_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="an optional extra")
+    made, _ = project(tmp_path)
+    file = made.path / "sites" / "south" / "site.yaml"
+    text, good = file.read_text(), pd.read_csv(tmp_path / "south.csv")
+    bad = good.assign(sex=[*good["sex"][:7], "M", *good["sex"][8:]])
+    bad.to_csv(tmp_path / "south.csv", index=False)
+    bad.to_parquet(tmp_path / "south.parquet")
+    for name, reason in (("south.csv", "holds 'M' in line 9,"), ("south.parquet", "holds 'M' in row 8,")):
+        file.write_text(text.replace("south.csv", name))
+        assert call(["deploy", "check", str(file.parent)]) == 1
+        assert reason in capsys.readouterr().out
+    file.write_text(text.replace("south.csv", "gone"))
+    assert call(["deploy", "check", str(file.parent)]) == 1
+    (told,) = capsys.readouterr().out.splitlines()  # no fault that only the tables could show
+    assert told.endswith("gone is not there: correct the path, or put the table there")
 
 
 def test_other_separators_and_encodings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

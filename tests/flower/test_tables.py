@@ -193,12 +193,12 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
 BAD = {
     no_ward: "south.csv has no column 'ward'",
     one_more: "south.csv: Methuselah is not in the schema: drop it, or list it in leave_out of site.yaml",
-    old: "column 'age' holds 'Methuselah' in row 0, it must be a number in years",
-    lost: "column 'outcome' holds 'lost' in row 0, which the schema does not list",
-    strange: "column 'sex' holds 'Methuselah' in row 0, which the schema does not list",
-    rare: "column 'ward' holds 'Methuselah' in row 0, which is not a category of the run: list all categories in",
-    negative: "column 'age' holds -3 in row 0, it must be between 0 and 120 in years",
-    unlabelled: "column 'outcome' holds nan in row 1, it must be a label: fill the cell, or drop the row",
+    old: "column 'age' holds 'Methuselah' in line 2, it must be a number in years",
+    lost: "column 'outcome' holds 'lost' in line 2, which the schema does not list",
+    strange: "column 'sex' holds 'Methuselah' in line 2, which the schema does not list",
+    rare: "column 'ward' holds 'Methuselah' in line 2, which is not a category of the run: list all categories in",
+    negative: "column 'age' holds -3 in line 2, it must be between 0 and 120 in years",
+    unlabelled: "column 'outcome' holds nan in line 3, it must be a label: fill the cell, or drop the row",
 }
 
 

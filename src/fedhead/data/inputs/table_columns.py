@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST = 1000  # maximum number of categories of one column: more are texts or identifiers
 TEXTS = 20  # a column of more categories, most of them unique, looks like texts or identifiers
+PLACES = ("line", "row")  # names of the index of a CSV file's table, which counts lines, and of a Parquet file's
 _WHOLE = re.compile(r"^(-?\d+)\.0+$", re.ASCII)
 
 
@@ -215,8 +216,8 @@ class TableColumns:
         codes = pd.Index(categories, dtype=object).get_indexer_for(known)
         if not self.missing and empty.any():
             raise BadInput(
-                f'{what}: column {name!r} has no value in row {empty.argmax()}: fill it, or give missing="mean", for '
-                "which this is a category"
+                f'{what}: column {name!r} has no value in {_place(column, empty)}: fill it, or give missing="mean", '
+                "for which this is a category"
             )
         fix = "list all categories in the schema" if self.by_schema else f"give categories={{{name!r}: […]}}"
         refuse(column, ~empty & (codes < 0), f"{what}: column {name!r}", f"which is not a category of the run: {fix}")
@@ -279,8 +280,14 @@ def text(value: Any) -> str:
 def refuse(column: pd.Series[Any], wrong: Any, what: str, reason: str) -> None:
     """Raise `BadInput` with the first value of a column for which an array of booleans is true."""
     if wrong.any():
-        row = int(np.argmax(wrong))
-        raise BadInput(f"{what} holds {column.astype(object).iloc[row]!r} in row {row}, {reason}")
+        value = column.astype(object).iloc[int(np.argmax(wrong))]
+        raise BadInput(f"{what} holds {value!r} in {_place(column, wrong)}, {reason}")
+
+
+def _place(column: pd.Series[Any], wrong: Any) -> str:
+    """Return the first place where an array of booleans is true: the line or row of a file, else the position."""
+    row, index = int(np.argmax(wrong)), column.index
+    return f"{index.name} {index[row]}" if index.name in PLACES else f"row {row}"
 
 
 def _column(frame: pd.DataFrame, name: str, what: str = "the table") -> pd.Series[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from fedhead.core.components.parameters import from_mapping
 from fedhead.core.system.errors import BadInput, collecting_errors, raise_first, require, unknown
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
-from fedhead.data.inputs.table_columns import MOST, TableColumns, is_frame, numbers, refuse, text, texts
+from fedhead.data.inputs.table_columns import MOST, PLACES, TableColumns, is_frame, numbers, refuse, text, texts
 from fedhead.data.inputs.targets import objective_of
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ class TableSchema:
             strict: Whether to refuse a name in `leave_out` that neither the table nor the schema has.
 
         Returns:
-            The columns of the schema, numbers as float64 and categories as texts, and the label.
+            The columns of the schema, numbers as float64 and categories as texts, and the label. The index of a single
+            file's table has the places of its rows, for error messages.
 
         Raises:
             BadInput: If a column is missing, unknown or of another type, or a number is out of range. Its notes are the
@@ -176,7 +178,7 @@ class TableSchema:
         as_written = {own_label, *(name for name, column in self.columns.items() if column.type == "category")}
         labels = Column("category", categories=self.classes) if objective_of(objective).has_classes else Column()
         require(own_label not in leave_out, f"leave_out: {own_label!r} is the label, which every row needs: remove it")
-        parts, names, errors = [], {*self.columns}, list[BadInput]()
+        parts, names, tables, errors = [], {*self.columns}, 0, list[BadInput]()
         for each in sources:
             where = "the table" if is_frame(each) else str(each)
             with collecting_errors(errors):
@@ -184,6 +186,7 @@ class TableSchema:
                 known = [str(name) for name in frame.columns]
                 require(len(set(known)) == len(known), f"{where} has two columns of one name: rename one")
                 names.update(known)
+                tables += 1
                 wanted = [own_label, *(name for name in self.columns if name not in leave_out)]
                 missing = [repr(name) for name in wanted if name not in known]
                 other = [name for name in known if name not in wanted and name not in leave_out]
@@ -205,11 +208,12 @@ class TableSchema:
                     refuse(given, given.isna(), what, "it must be a label: fill the cell, or drop the row")
                     checked[self.label] = labels.read(given, what)
                 parts.append(pd.DataFrame(checked))
-        if strict and (strange := [name for name in leave_out if name not in names]):
+        strange = [name for name in leave_out if name not in names]
+        if strict and strange and tables == len(sources) > 0:
             errors.append(unknown("column in leave_out", strange[0], names - {own_label}))
         raise_first(errors)
         require(parts, "no table is named: give at least one file")
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(parts, ignore_index=len(parts) > 1 or is_frame(sources[0]))
 
     def tables(
         self, source: Any, objective: str, leave_out: Sequence[str] = ()
@@ -257,6 +261,7 @@ def _read(path: Path, as_written: Collection[str]) -> pd.DataFrame:
     """Read a CSV or Parquet file, with columns of texts as they are written."""
     import pandas as pd
 
+    require(os.path.exists(path), f"{path} is not there: correct the path, or put the table there")
     require(path.suffix in SUFFIXES, f"{path}: a table is a file that ends in {' or '.join(SUFFIXES)}")
     try:
         if path.suffix == ".csv":
@@ -264,10 +269,11 @@ def _read(path: Path, as_written: Collection[str]) -> pd.DataFrame:
             name = str(frame.columns[0])
             separated = len(frame.columns) == 1 and (";" in name or "\t" in name)
             require(not separated, f"{path} is not separated by commas: save it with ',' as the separator")
-            return frame
+            return frame.set_index(pd.RangeIndex(2, len(frame) + 2, name=PLACES[0]))  # the header is line 1
         fix = f"{path}: this needs pyarrow: install it with pip install 'fedhead[parquet]'"
         require(importlib.util.find_spec("pyarrow") is not None, fix)
-        return pd.read_parquet(path)
+        frame = pd.read_parquet(path)
+        return frame.set_index(pd.RangeIndex(1, len(frame) + 1, name=PLACES[1]))
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not in UTF-8: save it in this encoding ({error})") from error
     except (OSError, ValueError) as error:
