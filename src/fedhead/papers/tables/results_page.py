@@ -205,7 +205,7 @@ def page(
         f"{near} are within {CLOSE:g} points. {loose} are loosely close: within {CLOSE:g} points, or within twice the "
         "published deviation, which may be many points, or with the published value in the range of our runs. "
         f"{single} cells have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in "
-        "each.",
+        "each, here and under Tables, but once among the published values.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
