@@ -193,3 +193,6 @@ def test_bad_input(tmp_path: Path) -> None:
     ]:
         with pytest.raises(fh.BadInput, match=text):
             fh.audit(result, **arguments)  # type: ignore[arg-type]  # on purpose
+    result.trained.states = None  # as of a run of real sites
+    with pytest.raises(fh.BadInput, match="the samples are at the sites"):
+        fh.audit(result)

@@ -64,8 +64,8 @@ class RunAudit:
     seed: int
 
     def __post_init__(self) -> None:
-        simulation = self.result.trained.with_data()
-        if not isinstance(simulation, Simulation):
+        trained = self.result.trained
+        if trained.states is None or not isinstance(simulation := trained.with_data(), Simulation):
             raise BadInput("audit: the samples are at the sites: audit the statistics of a site, or a simulation")
         self.simulation, self.clients, self.server = simulation, simulation.clients, simulation.server
         recipe = self.result.record.recipe
