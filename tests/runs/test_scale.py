@@ -39,6 +39,7 @@ def test_memory_does_not_grow_with_the_rounds(scale: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("case", ["ccvr-full-128", "ccvr-low-rank-128", "fedetf"])
 def test_a_thousand_classes_stay_below_one_and_a_half_gigabytes(scale: Any, case: str, tmp_path: Path) -> None:
-    found = scale.measure([*scale.CASES[case], "rounds=1"], tmp_path / "run")
+    # A trial would choose the executor, and stacked statistics take half as much again.
+    found = scale.measure([*scale.CASES[case], "rounds=1", "--executor", "loop"], tmp_path / "run")
     assert found["memory_mb"] < 1500
     assert found["report_memory_mb"] < 1500
