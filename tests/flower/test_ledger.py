@@ -71,7 +71,7 @@ def test_the_servers_ledger_is_the_counterpart_of_the_sites(tmp_path: Path, caps
     assert call(compare) == 1
     told = capsys.readouterr()
     assert told.out.startswith(f"{len(own) - 1} replies are recorded alike")
-    assert "received" in told.out.splitlines()[-1]  # what the site has not recorded
+    assert "received" in told.out.splitlines()[-1]  # the reply that the site has not recorded
     assert "missing or different on the other side" in told.err
     changed = [*own[:-1], own[-1] | {"numbers": {}}]
     (north / "state" / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in changed))

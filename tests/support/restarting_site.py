@@ -32,13 +32,13 @@ def load() -> Any:
         return handled
 
     if not hasattr(sites, "restarts"):
-        sites.restarts = True  # type: ignore[attr-defined]  # a mark of our own
-        sites.Site.handle = handle  # type: ignore[method-assign]  # what this module is for
+        sites.restarts = True  # type: ignore[attr-defined]  # set once per process
+        sites.Site.handle = handle  # type: ignore[method-assign]  # restarts after it
     return pd.read_csv(FOLDER.parents[2] / f"{FOLDER.name}.csv")
 
 
 def phases() -> list[str]:
-    """The phases that had their restart."""
+    """Return the phases that had their restart."""
     return DONE.read_text().splitlines() if DONE.exists() else []
 
 
