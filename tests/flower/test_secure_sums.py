@@ -215,7 +215,7 @@ def test_a_site_refuses_a_session_of_two_groups(invited: int, refused: bool) -> 
         secure=asked, algorithm="train", round=1, spec=SimpleNamespace(sites=[f"site-{k}" for k in range(8)])
     )
     with pytest.raises(SiteProblem, match="two groups") if refused else nullcontext():
-        site.answer(request, clients.experiment.summed(method, clients.task), 0)
+        site.answer(request, clients.experiment.secure_exchange(method, clients.task), 0)
 
 
 def test_a_site_may_require_secure_sums(tmp_path: Path) -> None:

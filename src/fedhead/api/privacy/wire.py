@@ -212,8 +212,8 @@ class _Recorder(Simulation):
         received = super().exchange(context, cohort)
         algorithm = context.algorithm
         sent = received.replies[cohort[0]].send
-        if (summed := self.experiment.summed(algorithm, self.clients.task)) is not None:
-            masked = summed.masked_form(sent)["masked"]
+        if (secure := self.experiment.secure_exchange(algorithm, self.clients.task)) is not None:
+            masked = secure.masked_form(sent)["masked"]
             self._add(Entry(name, UP, "masked", samples=PER_CLIENT, needs="sum", reveals=MASKED), masked)
             sent = Tree()
         for full, tensor in sent.leaves().items():

@@ -26,7 +26,7 @@ from fedhead.engine.experiment import compatibility, protections, training_objec
 from fedhead.engine.experiment.callbacks import Callback, CallbackList
 from fedhead.engine.policies import robust_mean, sampling, secure_sums
 from fedhead.engine.policies.outliers import OutlierPolicy
-from fedhead.engine.policies.secure_sums import SummedExchange
+from fedhead.engine.policies.secure_sums import SecureExchange
 from fedhead.engine.policies.stragglers import Stragglers
 from fedhead.metrics.registry import Metric
 from fedhead.models.split_model import SplitModel
@@ -141,10 +141,10 @@ class Experiment:
         """Return the number of clients in a round, if that many hold data."""
         return max(1, math.floor(self.schedule.participation * clients + 0.5))  # round() would round half to even
 
-    def summed(self, algorithm: Algorithm, task: Task) -> SummedExchange | None:
+    def secure_exchange(self, algorithm: Algorithm, task: Task) -> SecureExchange | None:
         """Return the secure sum of a round or stage; None: clients send open replies, or nothing."""
         cohort = task.clients if isinstance(algorithm, Stage) else self.cohort_size(task.clients)
-        return SummedExchange.of(self.uploads, algorithm, task, cohort)
+        return SecureExchange.of(self.uploads, algorithm, task, cohort)
 
     def check(self, inputs: InputSpec, clients: int, validated: bool | None = None) -> None:
         """Check that all components are compatible, without reading data.

@@ -67,7 +67,7 @@ def check(
 
 
 @dataclass(frozen=True)
-class SummedExchange:
+class SecureExchange:
     """Exchange in which the server learns only the sum of the replies.
 
     Args:
@@ -83,7 +83,7 @@ class SummedExchange:
     cohort: int
 
     @classmethod
-    def of(cls, uploads: Sequence[Upload], algorithm: Algorithm, task: Task, cohort: int) -> SummedExchange | None:
+    def of(cls, uploads: Sequence[Upload], algorithm: Algorithm, task: Task, cohort: int) -> SecureExchange | None:
         """Return an exchange; None if the run has no secure sum, or clients send nothing that is aggregated."""
         secure = find(uploads)
         return cls(algorithm, task, secure, cohort) if secure is not None and algorithm.aggregates else None

@@ -63,13 +63,14 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         Diverged: If the new server state is not finite.
     """
     algorithm, server, round = context.algorithm, context.server, context.round
-    quorum, summed = transport.quorum or Quorum(), transport.experiment.summed(algorithm, transport.clients.task)
+    quorum = transport.quorum or Quorum()
+    secure = transport.experiment.secure_exchange(algorithm, transport.clients.task)
     rule = transport.experiment.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     private = transport.clients.privacy if isinstance(algorithm, Method) else None
     noisy = private.mean(server, round, transport.clients.task) if isinstance(private, PrivateClients) else None
     mean = noisy if rule is None else RobustMean(rule, server)
-    if summed is not None:
-        needed = summed.min_clients
+    if secure is not None:
+        needed = secure.min_clients
     else:
         needed = rule.quorum() if rule is not None else 1 if noisy is None else 0
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
@@ -86,8 +87,8 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
         # Differential privacy needs noise in a round without clients as well.
         if (not participants and noisy is None) or (cohort.dropped and len(participants) < needed):
             return server, skip(transport, where, len(participants), cohort.dropped)
-        if summed is not None:
-            collected = collect_sum(transport, context, summed, queried)
+        if secure is not None:
+            collected = collect_sum(transport, context, secure, queried)
         else:
             collected = _collect(transport, context, queried, collected)
         accepted, down = collected.replies, down + collected.bytes_down
@@ -110,7 +111,7 @@ def exchange(transport: Transport, context: Context, select: Callable[[list[int]
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in accepted and k not in failed}
             record = exchange_record(transport, accepted, failed, absent, collected.clipped, down)
-            return new, record if summed is None else record | {"secure_sum": True}
+            return new, record if secure is None else record | {"secure_sum": True}
         reason = f": {collected.reason}" if collected.reason else ""
         transport.log(f"{where}, attempt {attempt}: only {len(accepted)} replies that count{reason}")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.policies.secure_sums import SummedExchange
+from fedhead.engine.policies.secure_sums import SecureExchange
 from fedhead.engine.rounds.reply_selection import Collected
 from fedhead.engine.rounds.transport import Context, Quorum, SecureStep, Transport
 from fedhead.executors.client.reply_set import ClientReply, ReplySet
@@ -19,13 +19,13 @@ from fedhead.privacy.secure_sum.server import SecureSumServer
 from fedhead.privacy.secure_sum.session import Message, SecureSumError, Session
 
 
-def collect_sum(transport: Transport, context: Context, summed: SummedExchange, clients: list[int]) -> Collected:
+def collect_sum(transport: Transport, context: Context, secure: SecureExchange, clients: list[int]) -> Collected:
     """Query clients for the sum of their replies.
 
     Args:
         transport: Transport to the clients.
         context: Context of the exchange.
-        summed: The exchange.
+        secure: The exchange.
         clients: Invited clients.
 
     Returns:
@@ -34,7 +34,7 @@ def collect_sum(transport: Transport, context: Context, summed: SummedExchange, 
     Raises:
         SecureSumError: If too few clients have completed a step, for a transport without a quorum.
     """
-    session = summed.session(secrets.token_bytes(16), clients)
+    session = secure.session(secrets.token_bytes(16), clients)
     steps = _Steps(transport, context, session)
     try:
         vector = steps.run()
@@ -43,7 +43,7 @@ def collect_sum(transport: Transport, context: Context, summed: SummedExchange, 
             raise
         return Collected(ReplySet.of({}), None, steps.failed, steps.down, reason=str(error))
     replies = ReplySet.of(steps.replies)
-    return Collected(replies, summed.decode(steps.form, vector, sum(replies.samples)), steps.failed, steps.down)
+    return Collected(replies, secure.decode(steps.form, vector, sum(replies.samples)), steps.failed, steps.down)
 
 
 class _Steps:

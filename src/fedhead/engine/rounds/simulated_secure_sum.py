@@ -47,14 +47,14 @@ class SimulatedSecureSum:
 
     def mask(self, algorithm: Algorithm, received: Received, messages: Mapping[int, Message]) -> Received:
         """Check, encode and mask the replies of clients."""
-        summed = self._clients.experiment.summed(algorithm, self._clients.task)  # all have one architecture
-        assert summed is not None, "called only with secure sums"
+        secure = self._clients.experiment.secure_exchange(algorithm, self._clients.task)  # all have one architecture
+        assert secure is not None, "called only with secure sums"
         replies, failures, form = dict[int, ClientReply](), dict(received.failures), Tree()
         for k, reply in received.replies.items():
             reply_check.check_finite(reply.send, f"client {k}")
             form = reply.send.map(lambda t: torch.empty_like(t, device="meta"))
             try:
-                masked = summed.mask(self._members[k], messages[k], reply.send, reply.samples)
+                masked = secure.mask(self._members[k], messages[k], reply.send, reply.samples)
             except reply_check.Impossible as error:
                 failures[k] = reply_check.Impossible(f"client {k}: {error}")
                 continue

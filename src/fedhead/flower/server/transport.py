@@ -209,10 +209,11 @@ class FlowerTransport(SiteConnections, Transport):
             k: replace(message, request=with_step(message.request, session, "mask", messages[k]))
             for k, message in self._outgoing("work", context, list(messages)).items()
         }
-        summed = self.experiment.summed(context.algorithm, self.clients.task)  # all sites have one architecture
-        assert summed is not None, "called only with secure sums"
+        # All sites have one architecture.
+        secure = self.experiment.secure_exchange(context.algorithm, self.clients.task)
+        assert secure is not None, "called only with secure sums"
         form = self.dry_run.reply(context.algorithm, min(messages), context.server)
-        received = self._exchange(context, outgoing, dict.fromkeys(messages, summed.masked_form(form)))
+        received = self._exchange(context, outgoing, dict.fromkeys(messages, secure.masked_form(form)))
         return replace(received, form=form)
 
     def schema(self, context: Context, client: int) -> Schema | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedhead.core.tree.tree import Tree
-from fedhead.engine.policies.secure_sums import SummedExchange
+from fedhead.engine.policies.secure_sums import SecureExchange
 from fedhead.flower.wire import secure_messages
 from fedhead.flower.wire.protocol import Request, RunSpec, SecureRequest
 from fedhead.flower.wire.site_errors import SiteProblem, coded
@@ -40,19 +40,19 @@ class SiteSecureSum:
     _member: SecureSumClient | None = None
     _exchange: tuple[str, int, str] = ("", 0, "")  # algorithm, round and identity of the session
 
-    def answer(self, request: Request, summed: SummedExchange | None, k: int) -> dict[str, str]:
+    def answer(self, request: Request, secure: SecureExchange | None, k: int) -> dict[str, str]:
         """Take a step without tensors.
 
         Args:
             request: Request of the server.
-            summed: Exchange of the request; None: it has no secure sum.
+            secure: Exchange of the request; None: it has no secure sum.
             k: Number of the site.
         """
         asked = _asked(request)
         with coded("secure"):
             message = secure_messages.unpack(asked.messages)
             if asked.step == "advertise":
-                self._begin(request, asked, summed, k)
+                self._begin(request, asked, secure, k)
             member = self._current(request, asked)
             steps: dict[str, Callable[[], Message]] = {
                 "advertise": lambda: {k: member.advertise()},
@@ -63,26 +63,26 @@ class SiteSecureSum:
                 raise SiteProblem("request", f"step {asked.step} of a secure sum has tensors")
             return secure_messages.pack(steps[asked.step]())
 
-    def mask(self, request: Request, summed: SummedExchange, send: Tree, samples: int) -> Tree:
+    def mask(self, request: Request, secure: SecureExchange, send: Tree, samples: int) -> Tree:
         """Check, encode and mask the site's reply.
 
         Args:
             request: Request of the server.
-            summed: Exchange of the request.
+            secure: Exchange of the request.
             send: Reply of the site.
             samples: Number of its training samples.
         """
         asked = _asked(request)
         with coded("secure"):
             shares = secure_messages.unpack(asked.messages)
-            return summed.mask(self._current(request, asked), shares, send, samples)
+            return secure.mask(self._current(request, asked), shares, send, samples)
 
-    def _begin(self, request: Request, asked: SecureRequest, summed: SummedExchange | None, k: int) -> None:
+    def _begin(self, request: Request, asked: SecureRequest, secure: SecureExchange | None, k: int) -> None:
         self._member, self.release = None, ""
         invited, sites = asked.clients, range(len(request.spec.sites))
-        if summed is None or sorted(set(invited)) != invited or not {k} <= set(invited) <= {*sites}:
+        if secure is None or sorted(set(invited)) != invited or not {k} <= set(invited) <= {*sites}:
             raise SiteProblem("request", "the run has no such secure sum")
-        session = summed.session(bytes.fromhex(asked.id), invited)
+        session = secure.session(bytes.fromhex(asked.id), invited)
         if len(invited) >= 2 * session.threshold:
             raise SiteProblem("request", "two groups of these sites could each reveal one of a site's two secrets")
         if session.threshold < self.min_sites:

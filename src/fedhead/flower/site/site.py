@@ -148,12 +148,12 @@ class Site:
             algorithm = site_run.algorithm(request.algorithm)
         if request.algorithm == TRAIN and request.kind in ("work", "secure"):
             _check_round(request.round, clients.experiment.schedule.rounds)
-        summed = clients.experiment.summed(algorithm, clients.task_of(k))
+        secure = clients.experiment.secure_exchange(algorithm, clients.task_of(k))
         if request.kind == "secure":
             release = self._release_of_sum(request)
-            answer = self.secure.answer(request, summed, k)
+            answer = self.secure.answer(request, secure, k)
             return Handled(dataclasses.replace(response, secure=answer), release=release)
-        if request.kind == "work" and (summed is None) != (request.secure is None):
+        if request.kind == "work" and (secure is None) != (request.secure is None):
             raise SiteProblem(
                 "policy", "the server asks for an open reply in a run with secure sums, or for the reverse"
             )
@@ -190,8 +190,8 @@ class Site:
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send
-        if summed is not None:  # the server can unmask the sum without this site
-            send = self.secure.mask(request, summed, send, response.samples)
+        if secure is not None:  # the server can unmask the sum without this site
+            send = self.secure.mask(request, secure, send, response.samples)
         elif send and secure_sums.find(clients.experiment.uploads) is not None:
             raise SiteProblem("policy", f"{request.algorithm} would send openly an entry that is no sum")
         frozen = Tree() if request.frozen else clients.frozen_part(broadcast)
@@ -207,7 +207,7 @@ class Site:
         loss = reply.losses.get("train") if self.policy.report_train_loss else None
         response = dataclasses.replace(
             response,
-            left_out=clients.small_classes(algorithm, k) if summed is None else [],
+            left_out=clients.small_classes(algorithm, k) if secure is None else [],
             train_loss=None if loss is None else finite(float(loss)),
         )
         return Handled(response, {"send": send}, commit, release, spent)
