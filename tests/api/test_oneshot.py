@@ -139,12 +139,12 @@ def test_heads_with_privacy_and_secure_sums(capsys: pytest.CaptureFixture[str]) 
     pytest.importorskip("cryptography")
     words = ["digits", "--backbone", "mlp(hidden=[])", "--clients", "6", "--heads", "ncm", "--json", "--quiet"]
     accuracy = {}
-    for options in ([], ["--secure-sum"], ["--dp", "2"], ["--secure-sum", "--dp", "epsilon=2, delta=1e-5"]):
+    for options in ([], ["--secure-sum"], ["--dp", "1"], ["--secure-sum", "--dp", "epsilon=1, delta=1e-5"]):
         assert call(["oneshot", *words, *options]) == 0
         (row,) = json.loads(capsys.readouterr().out)["heads"]
         accuracy[" ".join(options)] = row["accuracy"]
         assert (row["privacy"] is not None) == ("--dp" in options)
-        assert row["privacy"] is None or row["privacy"]["epsilon"] == pytest.approx(2)
+        assert row["privacy"] is None or row["privacy"]["epsilon"] == pytest.approx(1)
     plain, summed, alone, shared = accuracy.values()
     assert plain == summed
     assert alone < shared <= plain + 3  # shares of the noise add up to that of one client
