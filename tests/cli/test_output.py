@@ -172,9 +172,13 @@ def test_the_traffic_of_rounds_and_stages_is_told_apart(tmp_path: Path, capsys: 
 
 
 def test_guarantees_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["rounds=0", "stages=[ncm]", "privacy=[dp(epsilon=1, delta=1e-3)]", "--out", str(tmp_path / "run")]
-    assert call(["run", *QUICK, *words]) == 0
-    assert "privacy     stage ncm: ε = 1, δ = 0.001 per sample (add or remove one)" in capsys.readouterr().out
+    words = ["rounds=0", "privacy=[dp(epsilon=1, delta=1e-3)]"]
+    assert call(["run", *QUICK, *words, "stages=[ncm]", "--out", str(tmp_path / "one")]) == 0
+    shown = capsys.readouterr().out
+    assert "privacy     stage ncm: ε = 1, δ = 0.001 per sample (add or remove one)" in shown
+    assert "together" not in shown
+    assert call(["run", *QUICK, *words, "stages=[ncm, ridge]", "--out", str(tmp_path / "two")]) == 0
+    assert "privacy     together: ε = 1\n" in capsys.readouterr().out
 
 
 def test_a_finished_run_says_that_nothing_was_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

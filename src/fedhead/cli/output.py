@@ -99,6 +99,7 @@ def resumable() -> Iterator[None]:
 def print_run(result: Row) -> None:
     """Print the results of a run, with its guarantees of differential privacy."""
     from fedhead.api.record import RecordedResult
+    from fedhead.privacy.guarantee import together
     from fedhead.runs.read_runs import load_run
 
     print(f"accuracy    {_percent(result['accuracy'])}")
@@ -110,8 +111,10 @@ def print_run(result: Row) -> None:
     for name, row in result["stages"].items():
         shown = [f"{word} {_percent(row[word])}" for word in ("accuracy", "personal") if row[word] is not None]
         print(printable(f"  + {name}: {', '.join(shown)}"))
-    for guarantee in RecordedResult(load_run(Path(result["run"]))).guarantees:
-        print(f"privacy     {guarantee}")
+    guarantees = RecordedResult(load_run(Path(result["run"]))).guarantees
+    for line in [*guarantees, together(guarantees)]:
+        if line is not None:
+            print(f"privacy     {line}")
     print(f"traffic     {_traffic(result)}")
     if each := result.get("client_bytes"):
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")

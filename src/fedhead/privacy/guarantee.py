@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedhead.privacy import gaussian
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -36,3 +38,11 @@ class Guarantee:
     def __str__(self) -> str:
         text = f"{self.release}: ε = {self.epsilon:.3g}, δ = {self.delta:g} per {self.unit} ({self.neighbourhood})"
         return text if self.secret else f"{text}; no guarantee, the noise came from a test's seed"
+
+
+def together(guarantees: list[Guarantee]) -> str | None:
+    """Return the total ε of several releases about the same samples or clients, or None if it is not known."""
+    mus = [each.mu for each in guarantees if each.mu is not None]
+    if len(mus) < max(2, len(guarantees)) or len({each.unit for each in guarantees}) > 1:
+        return None
+    return f"together: ε = {gaussian.epsilon_of(guarantees[0].delta, gaussian.compose(mus)):.3g}"
