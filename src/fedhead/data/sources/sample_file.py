@@ -1,6 +1,6 @@
 """Samples in an .npz file or a folder of images: inputs, labels, and further arrays such as each sample's client.
 
-See docs/data.md for the arrays. Any .npz file with x and y can be read, with or without clients.
+See docs/data_files.md for the arrays. Any .npz file with x and y can be read, with or without clients.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Snapshot:
 
     Args:
         round: Number of the round, from 1.
-        server: Server state after the round, including attributes changed by components (`ChangedAttributes`).
+        server: Server state after the round.
         clients: States of the clients that have taken part so far, as the transport stores them.
         history: Records of all rounds so far.
         memories: Memory of each callback.
