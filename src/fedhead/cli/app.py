@@ -163,8 +163,8 @@ def find(words: Sequence[str]) -> tuple[Command, list[str]]:
         BadInput: There is no such command.
     """
     for count in (2, 1):
-        if found := COMMANDS.get(" ".join(words[:count])):
-            return found, list(words[count:])
+        if entry := COMMANDS.get(" ".join(words[:count])):
+            return entry, list(words[count:])
     inner = [name for name in COMMANDS if name.startswith(f"{words[0]} ")]
     name = " ".join(words[:2] if inner else words[:1])
     raise unknown("command", name, inner or COMMANDS, "fedhead --help")

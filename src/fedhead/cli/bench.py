@@ -94,7 +94,7 @@ def bench(
         device,
         steps=steps,
         on_result=show,
-        on_begin=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
+        on_begin=lambda name: print(f"measuring {name}", file=sys.stderr, flush=True),
     )
     print(COLUMNS)
     print(LOOP_NOTE.format(benchmark.loop_clients(where)))

@@ -59,7 +59,7 @@ def oneshot(
     """
     from fedhead.api.oneshot import oneshot as compute
 
-    found = compute(
+    result = compute(
         source,
         backbone,
         heads if heads == "all" else words(heads),
@@ -79,13 +79,13 @@ def oneshot(
         progress=not quiet,
     )
     if plot is not None:
-        found.plot(plot)
+        result.plot(plot)
     if as_json:
-        print(json.dumps({"title": found.title, "feature_seconds": found.feature_seconds, "heads": found.rows}))
+        print(json.dumps({"title": result.title, "feature_seconds": result.feature_seconds, "heads": result.rows}))
         return
-    print_table(found.table())
-    for guarantee in found.guarantees:
+    print_table(result.table())
+    for guarantee in result.guarantees:
         print(f"privacy of {guarantee}")
-    if len(found.guarantees) > 1:
+    if len(result.guarantees) > 1:
         print("each head spends the whole ε: publish one")
-    print(f"features took {found.feature_seconds:.1f} s")
+    print(f"features took {result.feature_seconds:.1f} s")

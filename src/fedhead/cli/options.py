@@ -51,9 +51,9 @@ Compile = Annotated[
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:
     """Parse NAME=TEXT labels; NAME may contain parameters, such as "fedprox (mu=0.1)"."""
-    found = [re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text) for text in texts or ()]
-    require(all(found), "--label: write NAME=TEXT, such as fedavg=FedAvg or 'fedprox (mu=0.1)=FedProx, strong'")
-    return {match[1].strip(): match[2].strip() for match in found if match}
+    matches = [re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text) for text in texts or ()]
+    require(all(matches), "--label: write NAME=TEXT, such as fedavg=FedAvg or 'fedprox (mu=0.1)=FedProx, strong'")
+    return {match[1].strip(): match[2].strip() for match in matches if match}
 
 
 def words(text: str) -> list[str]:

@@ -38,15 +38,15 @@ def compare(
     from fedhead.api.compare import compare as compare_runs
     from fedhead.report.style import WIDTHS, save
 
-    found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level, labels=labels_of(label))
+    comparison = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level, labels=labels_of(label))
     if out is not None:
-        found.save(out)
+        comparison.save(out)
     if diagram is not None:
-        save(found.diagram(WIDTHS[width]), diagram)
+        save(comparison.diagram(WIDTHS[width]), diagram)
     if out is None:
-        for table in found.tables():
+        for table in comparison.tables():
             print_table(table)
-    for note in found.notes:
+    for note in comparison.notes:
         print(printable(note, 2000))
     for path in (out, diagram):
         if path is not None:
@@ -72,17 +72,17 @@ def report(
     from fedhead.report.compare.comparison_text import values_table
     from fedhead.report.page import content, page
 
-    found = content.load(runs, labels_of(label))
+    contents = content.load(runs, labels_of(label))
     for metric in ("accuracy", "personal"):
-        if metric in found.metrics:
-            print_table(values_table(found.compared(metric, gains=False)))
-    if found.studies:
-        print(f"studies: {len(found.studies)}")
-    for note in found.notes:
+        if metric in contents.metrics:
+            print_table(values_table(contents.compared(metric, gains=False)))
+    if contents.studies:
+        print(f"studies: {len(contents.studies)}")
+    for note in contents.notes:
         print(printable(note, 2000))
     options = [*(["--title", title] if title else []), *(word for text in label or () for word in ("--label", text))]
     made_by = shlex.join(["fedhead", "report", *map(str, runs), "--out", str(out), *options])
-    print(f"report: {page.page(found, made_by, title).save(out)}")
+    print(f"report: {page.page(contents, made_by, title).save(out)}")
 
 
 @command("Compare")

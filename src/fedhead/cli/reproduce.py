@@ -97,7 +97,7 @@ def reproduce(
     if table is None:
         print("\n".join(f"{name:<24}{tables.load(name).title}" for name in tables.names()))
         return
-    found = tables.load(table)
+    paper_table = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
         fix = "there is no text between the commas; leave the option out for all cells"
         require(not text or words(text), f"{option} {text!r}: {fix}")  # an empty selection would run all cells
@@ -122,13 +122,13 @@ def reproduce(
         "compute": Compute(data, device, executor, precision, compile=compile),
     }
     if dry_run:
-        listed, _ = plan(found, **options)
+        listed, _ = plan(paper_table, **options)
         print("\n".join(" ".join([cell.name, *cell.overrides]) for cell in listed))
         return
     folder = out or Path("runs") / (table if scale == "full" else f"{table}-small")
     with resumable():
         result = run_table(
-            found,
+            paper_table,
             folder,
             results=results,
             minutes=minutes,

@@ -70,7 +70,7 @@ def tune(
             print(f"trial {trial.number:<4} {trial.state:<9} {value:>9}  {chosen}{why}", file=sys.stderr)
 
     with resumable():
-        found = search(
+        result = search(
             recipe,
             *(assignments or []),
             out=folder,
@@ -86,16 +86,16 @@ def tune(
             compute=Compute(data, device, "auto", precision, compile=compile),
             on_trial=tell,
         )
-    lines = [("best", f"{objective} {found.value:.4f} on validation samples")]
-    lines += [(key, _short(value)) for key, value in found.best.values.items()]
+    lines = [("best", f"{objective} {result.value:.4f} on validation samples")]
+    lines += [(key, _short(value)) for key, value in result.best.values.items()]
     lines += [("recipe", str(folder / "best.yaml")), ("trials", str(folder / "trials.csv"))]
-    if found.final is not None:
-        lines.append(("final", f"{_final_accuracies(found.final)} on test samples"))
+    if result.final is not None:
+        lines.append(("final", f"{_final_accuracies(result.final)} on test samples"))
     lines += [("figure", str(path)) for path in tuning_plots.save(folder)] if plot else []
     width = max(11, *(len(name) for name, _ in lines))
     print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
-    if failed := found.failed:  # only a warning, since the study has a result
-        print(f"warning: {_failures(failed, sum(one.state in ENDED for one in found.trials))}", file=sys.stderr)
+    if failed := result.failed:  # only a warning, since the study has a result
+        print(f"warning: {_failures(failed, sum(trial.state in ENDED for trial in result.trials))}", file=sys.stderr)
 
 
 def _final_accuracies(final: Row) -> str:
@@ -107,7 +107,7 @@ def _final_accuracies(final: Row) -> str:
 
 def _failures(failed: list[TrialRecord], ended: int) -> str:
     """Format the failed trials and the error of the first one in one line."""
-    again = "; fix it, and the same command tries it again" if any(one.retryable for one in failed) else ""
+    again = "; fix it, and the same command tries it again" if any(trial.retryable for trial in failed) else ""
     first = failed[0]
     why = f"trial {first.number} ({_chosen(first)}): {first.reason}"
     return f"{len(failed)} of {ended} trials failed; {why}{again}"

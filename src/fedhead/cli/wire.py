@@ -39,8 +39,8 @@ def wire(
     if method.endswith((".yaml", ".yml")):
         recipe = load(method, keys + ([f"stages=[{', '.join(names)}]"] if names else []))
     else:
-        own = [f"method={method}", f"stages=[{', '.join(names)}]"]
-        recipe = Recipe(dataset="digits", clients=3).override([*own, *keys])
+        assignments = [f"method={method}", f"stages=[{', '.join(names)}]"]
+        recipe = Recipe(dataset="digits", clients=3).override([*assignments, *keys])
     table = None if schema is None else TableSchema.read(schema)
     entries = wire_of_recipe(recipe, min_class_count, schema=table)
     if as_json:
