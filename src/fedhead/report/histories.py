@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 def values_by_round(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
     """Return the values of a metric, or of another number in the records, by round."""
-    found = {r["round"]: r.get(metric, (r.get("metrics") or {}).get(metric)) for r in rows}
-    return {number: value for number, value in found.items() if value is not None}
+    values = {r["round"]: r.get(metric, (r.get("metrics") or {}).get(metric)) for r in rows}
+    return {number: value for number, value in values.items() if value is not None}
 
 
 def aligned(
@@ -28,9 +28,9 @@ def aligned(
     Returns:
         The rounds, and the values [runs, rounds].
     """
-    found = [values for rows in histories if (values := values_by_round(rows, metric))]
-    common = sorted(set.intersection(*map(set, found))) if found else []
+    series = [values for rows in histories if (values := values_by_round(rows, metric))]
+    common = sorted(set.intersection(*map(set, series))) if series else []
     if most is not None and len(common) > most:
         common = [common[i] for i in np.unique(np.linspace(0, len(common) - 1, most).round().astype(int))]
-    table = np.array([[each[r] for r in common] for each in found], dtype=np.float64)
+    table = np.array([[each[r] for r in common] for each in series], dtype=np.float64)
     return np.array(common, dtype=np.int64), table

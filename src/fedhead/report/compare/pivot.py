@@ -137,11 +137,11 @@ class Arrangement:
         after = [f"{k.removeprefix(prefix)}={value}" for k, value in shown.items() if k.startswith(prefix)]
         parts = [(recipe.method, method), *([(stage, after)] if stage else [])]
         plain = [_label(name, parameters) for name, parameters in parts]
-        own = [
+        labels = [
             self.labels.get(label) or _label(self.labels.get(name, name), parameters)
             for label, (name, parameters) in zip(plain, parts, strict=True)
         ]
-        return self.labels.get(" + ".join(plain)) or " + ".join(own)
+        return self.labels.get(" + ".join(plain)) or " + ".join(labels)
 
     def check_labels(self, rows: Iterable[tuple[Recipe, str]]) -> None:
         """Check the user's labels: each names a method, stage or row, and no two rows get the same one.

@@ -164,12 +164,12 @@ def _heat_map(counts: NDArray[np.int64], names: Sequence[str] | None, title: str
 def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     """Plot our results against the published ones, one dot per cell, colored by group, and the diagonal."""
     fig, ax = _blank(5.0, 5.0)
-    ends = [value for found in pairs.values() for pair in found for value in pair] or [0.0, 100.0]
+    ends = [value for points in pairs.values() for pair in points for value in pair] or [0.0, 100.0]
     low, high = min(ends) - 2, max(ends) + 2
     ax.plot([low, high], [low, high], color=INK, lw=0.8, alpha=0.5)
-    for i, (name, found) in enumerate(pairs.items()):
-        x, y = zip(*found, strict=True)
-        ax.plot(x, y, "o", ms=4, color=COLORS[i % len(COLORS)], alpha=0.8, mew=0, label=f"{name} ({len(found)})")
+    for i, (name, points) in enumerate(pairs.items()):
+        x, y = zip(*points, strict=True)
+        ax.plot(x, y, "o", ms=4, color=COLORS[i % len(COLORS)], alpha=0.8, mew=0, label=f"{name} ({len(points)})")
     ax.set(xlabel="published (%)", ylabel="ours (%)", xlim=(low, high), ylim=(low, high), aspect="equal")
     ax.grid()
     if pairs:

@@ -48,10 +48,10 @@ class Watched:
         with self._lock:
             begin = time.monotonic()
             if self._page is None or begin >= self._next:
-                found = {place: self._run(place) for place in self._places()}
-                self._read = {place: self._read[place] for place in found}
-                runs = [run for run in found.values() if isinstance(run, Run)]
-                broken = {place: run for place, run in found.items() if isinstance(run, str)}
+                entries = {place: self._run(place) for place in self._places()}
+                self._read = {place: self._read[place] for place in entries}
+                runs = [run for run in entries.values() if isinstance(run, Run)]
+                broken = {place: run for place, run in entries.items() if isinstance(run, str)}
                 content = Content(runs, broken, True, study_folders(self.paths), self._labels)
                 self._page = page(content, shlex.join(["fedhead", "board", *map(str, self.paths)]))
                 took = time.monotonic() - begin
@@ -59,8 +59,8 @@ class Watched:
             return self._page
 
     def _places(self) -> list[Path]:
-        found = (p.parent for path in self.paths for p in (path.glob(f"**/{CONFIG}") if path.is_dir() else ()))
-        return sorted(dict.fromkeys(found))
+        folders = (p.parent for path in self.paths for p in (path.glob(f"**/{CONFIG}") if path.is_dir() else ()))
+        return sorted(dict.fromkeys(folders))
 
     def _run(self, place: Path) -> Run | str:
         """Return a run, or the reason why it can't be read."""

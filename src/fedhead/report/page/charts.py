@@ -64,7 +64,7 @@ def distinct(names: Sequence[str], longest: int = 16) -> list[str]:
     out: list[str] = []
     for name in names:
         short = text(name, longest)
-        same = sum(one == short or one.startswith(f"{short} (") for one in out)
+        same = sum(label == short or label.startswith(f"{short} (") for label in out)
         out.append(f"{short} ({same + 1})" if same else short)
     return out
 

@@ -45,8 +45,8 @@ class Entry:
 
     def records(self) -> list[Row]:
         """Return the final records of the finished runs, or of their stage."""
-        found = [run.result or {} for run in self.runs]
-        return found if not self.stage else [(record.get("stages") or {}).get(self.stage) or {} for record in found]
+        results = [run.result or {} for run in self.runs]
+        return results if not self.stage else [(record.get("stages") or {}).get(self.stage) or {} for record in results]
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,11 @@ class Content:
         """The metrics of finished runs, with the labels that are shown."""
         values = {name for m in self.measured for name in m.values}
         rows = [row for run in self.runs for row in run.rows]
-        own = dict.fromkeys(name for row in rows for name in row.get("metrics") or {})
-        own |= dict.fromkeys(f"personal_{name}" for row in rows for name in row.get("personal_metrics") or {})
+        recorded = dict.fromkeys(name for row in rows for name in row.get("metrics") or {})
+        recorded |= dict.fromkeys(f"personal_{name}" for row in rows for name in row.get("personal_metrics") or {})
         last = any(run.recipe.last_rounds > 1 for run in self.runs)
         names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
-        return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
+        return {name: metric_label(name) for name in [*names, *(n for n in recorded if n in values)]}
 
     def compared(self, metric: str, baseline: str | None = None, gains: bool = True) -> ComparisonTable:
         """Return the comparison of the methods by a metric, with or without gains over a baseline."""
@@ -181,9 +181,9 @@ def load(paths: Sequence[str | Path], labels: Mapping[str, str] | None = None) -
     studies = study_folders(paths)
     if studies:  # a search without `--final` has no run folder
         paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
-    found = find_runs(paths) if paths else FoundRuns([], {})
-    content = Content(found.runs, found.broken, studies=studies, labels=labels or {})
-    content.arrangement.check_labels((run.recipe, stage) for run in found.runs for stage in ("", *run.stage_rows))
+    folders = find_runs(paths) if paths else FoundRuns([], {})
+    content = Content(folders.runs, folders.broken, studies=studies, labels=labels or {})
+    content.arrangement.check_labels((run.recipe, stage) for run in folders.runs for stage in ("", *run.stage_rows))
     return content
 
 

@@ -116,10 +116,10 @@ def page(content: Content, command: str = "", title: str = "", date: datetime | 
     title = title or ("Tuning" if content.studies else "")
     said += f". Studies: {len(content.studies)}" if content.studies else ""
     time = f"{date or datetime.now().astimezone():%Y-%m-%d %H:%M}"
-    made = "" if content.live else f'<time datetime="{time}">{time}</time>. '
+    stamp = "" if content.live else f'<time datetime="{time}">{time}</time>. '
     shared = brief(", ".join(f"{key}={text(value)}" for key, value in _shared(content.runs).items()))
     header = (
-        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>{made}Runs: {', '.join(counts)}; {said}. "
+        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>{stamp}Runs: {', '.join(counts)}; {said}. "
         "Accuracies in per cent; only finished runs count in means.</p>"
         + (f"<p>All runs: {markup.words(shared, 400)}</p>" if shared else "")
         + (f"<p>Made by <code>{markup.words(command, 200)}</code></p>" if command else "")

@@ -18,10 +18,10 @@ def section(content: Content) -> Section | None:
     charts: dict[str, Chart] = {}
     tables: dict[str, str] = {}
     for i, column in enumerate(content.columns):
-        found = [(entry, seeds) for entry in content.of(column) if (seeds := _clients(entry))]
-        if found:
-            charts[column] = _boxes(content, found)
-            tables[column] = _table(found, f"clients-{i}")
+        entries = [(entry, seeds) for entry in content.of(column) if (seeds := _clients(entry))]
+        if entries:
+            charts[column] = _boxes(content, entries)
+            tables[column] = _table(entries, f"clients-{i}")
     if not charts:
         return None
     figure = chart("client-accuracy", "clients", charts, "Distribution of the clients' accuracies")
@@ -44,12 +44,12 @@ def cross_site_section(content: Content) -> Section | None:
 
 def _clients(entry: Entry) -> list[list[float]]:
     """Return the clients' accuracies of every seed."""
-    found = [r.get("clients") for r in entry.records()]
-    return [there for one in found if one and (there := [v for v in one if v is not None])]
+    seeds = [r.get("clients") for r in entry.records()]
+    return [there for values in seeds if values and (there := [v for v in values if v is not None])]
 
 
-def _boxes(content: Content, found: list[tuple[Entry, list[list[float]]]]) -> Chart:
-    names = distinct([entry.label for entry, _ in found], 30)
+def _boxes(content: Content, entries: list[tuple[Entry, list[list[float]]]]) -> Chart:
+    names = distinct([entry.label for entry, _ in entries], 30)
     data: list[dict[str, Any]] = [
         {
             "type": "box",
@@ -62,16 +62,16 @@ def _boxes(content: Content, found: list[tuple[Entry, list[list[float]]]]) -> Ch
             "legendgroup": entry.method,
             "line": {"color": content.styles[entry.method].color},
         }
-        for (entry, seeds), name in zip(found, names, strict=True)
+        for (entry, seeds), name in zip(entries, names, strict=True)
     ]
     x = axis("accuracy of a client (%)", range=[-3, 103])
     y = {"autorange": "reversed", "type": "category"}
     return Chart(data, {"xaxis": x, "yaxis": y, "height": 90 + 44 * len(data)})
 
 
-def _table(found: list[tuple[Entry, list[list[float]]]], id: str) -> str:
+def _table(entries: list[tuple[Entry, list[list[float]]]], id: str) -> str:
     body: list[list[Cell | str]] = []
-    for entry, seeds in found:
+    for entry, seeds in entries:
         each = [np.sort(values) for values in seeds]
         columns = [
             [values.mean() for values in each],

@@ -17,7 +17,7 @@ def section(content: Content) -> Section | None:
         return None
     figures = []
     for number, column in enumerate(content.columns):
-        charts = {name: found for name in order if (found := _panel(content, column, name)) is not None}
+        charts = {name: panel for name in order if (panel := _panel(content, column, name)) is not None}
         if charts:
             title = column if len(content.columns) > 1 else ""
             label = f"Learning curves, {column}"
@@ -41,11 +41,11 @@ def _panel(content: Content, column: str, metric: str) -> Chart | None:
     for entry in content.of(column):
         look = content.styles[entry.method]
         if entry.stage:
-            found = [value for record in entry.records() if (value := _numbers(record).get(metric)) is not None]
+            heights = [value for record in entry.records() if (value := _numbers(record).get(metric)) is not None]
             # place marks side by side, since marks of equal height would hide each other
             place = 1 + 0.015 * (1 + list(content.styles).index(entry.method))
             x = place * max(len(run.rows) for run in entry.runs)
-            data += [mark(entry.label, x, found, look, content.symbols[entry.stage], entry.method)] if found else []
+            data += [mark(entry.label, x, heights, look, content.symbols[entry.stage], entry.method)] if heights else []
             continue
         last = max([last, *(len(run.rows) for run in (*entry.runs, *entry.unfinished))])
         rounds, values = aligned([run.rows for run in entry.runs], metric, POINTS)
@@ -64,5 +64,5 @@ def _panel(content: Content, column: str, metric: str) -> Chart | None:
 
 def _numbers(row: Row) -> dict[str, float]:
     """Return the metrics of a round or a stage."""
-    found = {name: row[name] for name in METRICS if row.get(name) is not None}
-    return found | {name: value for name, value in (row.get("metrics") or {}).items() if value is not None}
+    numbers = {name: row[name] for name in METRICS if row.get(name) is not None}
+    return numbers | {name: value for name, value in (row.get("metrics") or {}).items() if value is not None}

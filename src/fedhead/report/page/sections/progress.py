@@ -114,8 +114,8 @@ def _troubles(runs: list[Run]) -> list[str]:
     out = []
     for run in runs:
         for word in ("failed", "absent", "left_out"):
-            found = run.rows[-1].get(word) if run.rows else None
-            if found:
-                what = ", ".join(f"{k}: {v}" for k, v in found.items()) if isinstance(found, dict) else found
-                out.append(f"{run.path}, round {run.rows[-1]['round']}, {word.replace('_', ' ')}: {what}")
+            clients = run.rows[-1].get(word) if run.rows else None
+            if clients:
+                names = ", ".join(f"{k}: {v}" for k, v in clients.items()) if isinstance(clients, dict) else clients
+                out.append(f"{run.path}, round {run.rows[-1]['round']}, {word.replace('_', ' ')}: {names}")
     return out

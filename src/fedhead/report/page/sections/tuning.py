@@ -30,6 +30,6 @@ def section(content: Content) -> Section | None:
     if not body and not remarks:
         return None
     head = ["study", "objective", "best value", "found", "complete", "pruned", "failed"]
-    found = Table("Best settings, on validation samples", head, body)
-    shown = table("tuning-table", found, wordy=["found"]) if body else ""
+    best_values = Table("Best settings, on validation samples", head, body)
+    shown = table("tuning-table", best_values, wordy=["found"]) if body else ""
     return Section("tuning", "Tuning", shown + panels(figures) + notes(remarks))
