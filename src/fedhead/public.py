@@ -153,6 +153,7 @@ from fedhead.runs.reopen import Trained as Trained
 from fedhead.samplers.base import SAMPLERS as SAMPLERS
 from fedhead.samplers.base import Sampler as Sampler
 from fedhead.samplers.base import sampler as sampler
+from fedhead.samplers.poisson import PoissonSampler as PoissonSampler
 from fedhead.samplers.round_robin import RoundRobinSampler as RoundRobinSampler
 from fedhead.samplers.uniform import UniformSampler as UniformSampler
 from fedhead.samplers.weighted import WeightedSampler as WeightedSampler
