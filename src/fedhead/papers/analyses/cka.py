@@ -75,15 +75,15 @@ class Kernels:
         """Add a chunk of samples, up to the limit."""
         take = min(self.limit - self.samples, len(parts[0]))
         if take > 0:
-            for held, part in zip(self._held, parts, strict=True):
-                held.append(part[:take].reshape(take, -1).cpu())
+            for chunks, part in zip(self._held, parts, strict=True):
+                chunks.append(part[:take].reshape(take, -1).cpu())
             self.samples += take
 
     def cka(self) -> Tensor:
         """Return the CKA of every pair of models, [K, K]: ‖YᵀX‖²_F = ⟨XXᵀ, YYᵀ⟩."""
         kernels = []
-        for held in self._held:
-            x = torch.cat(held).double()
+        for chunks in self._held:
+            x = torch.cat(chunks).double()
             x -= x.mean(0)
             kernels.append((x @ x.T).reshape(-1))
         inner = torch.stack([torch.stack([a @ b for b in kernels]) for a in kernels])

@@ -79,25 +79,25 @@ def alignment(means: Tensor, vectors: Tensor) -> float:
     return float(F.cosine_similarity(means - means.mean(0), vectors, dim=1).mean())
 
 
-def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
+def agreement(vectors: Tensor, mask: Tensor | None = None) -> Tensor:
     """Compute the pairwise cosines of the clients' vectors of the same class, averaged over classes.
 
     Args:
         vectors: [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1).
-        held: Mask of the classes of each client, [K, C]; a pair is compared only on the classes that both clients have.
+        mask: Mask of the classes of each client, [K, C]; a pair is compared only on the classes that both clients have.
 
     Returns:
         Cosines [K, K]; nan for a pair without common classes.
     """
     unit = F.normalize(vectors, dim=-1)
-    present = torch.ones_like(unit[..., 0]) if held is None else held.to(unit.dtype)
+    present = torch.ones_like(unit[..., 0]) if mask is None else mask.to(unit.dtype)
     cosines = torch.einsum("icd,jcd,ic,jc->ij", unit, unit, present, present)
     return cosines / (present @ present.T)
 
 
-def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
+def consistency(vectors: Tensor, mask: Tensor | None = None) -> float:
     """Return the mean of `agreement` over all pairs of clients with common classes."""
-    pairs = agreement(vectors, held)
+    pairs = agreement(vectors, mask)
     other = torch.ones_like(pairs).triu(1).bool()
     return float(pairs[other].nanmean())
 

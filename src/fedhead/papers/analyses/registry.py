@@ -69,7 +69,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 ANALYSES = Registry[Analysis](
     "analysis",
     "fedhead.papers.analyses",
-    lambda found, name: _checked(found, name),
+    lambda component, name: _checked(component, name),
     home=[
         "fedhead.papers.analyses.ccvr",
         "fedhead.papers.analyses.calibration_data",

@@ -150,10 +150,10 @@ class PaperTable(Table):
                 raise unknown(f"variant of {self.name}", name, self.variants())
             if name in names[:number]:
                 raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
-            found = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
-            if not found:  # a variant without cells is an error
+            changed_cells = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
+            if not changed_cells:  # a variant without cells is an error
                 raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
-            out += found
+            out += changed_cells
         return out
 
     def as_in(self, cell: PaperCell, name: str) -> PaperCell | None:
