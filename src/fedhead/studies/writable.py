@@ -12,12 +12,12 @@ class Unwritable(BadInput):
     """Error for an unwritable folder; the message names the option that selects another one."""
 
 
-def check_writable(folder: Path, what: str, option: str) -> None:
+def check_writable(folder: Path, purpose: str, option: str) -> None:
     """Create a folder and check that it is writable, before any training.
 
     Args:
         folder: Folder.
-        what: Purpose of the folder, such as "results".
+        purpose: Purpose of the folder, such as "results".
         option: Option that selects another folder.
 
     Raises:
@@ -29,4 +29,4 @@ def check_writable(folder: Path, what: str, option: str) -> None:
             pass
     except OSError as error:
         reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise Unwritable(f"{folder} can't keep {what}: {reason}; select another folder with {option}") from error
+        raise Unwritable(f"{folder} can't keep {purpose}: {reason}; select another folder with {option}") from error

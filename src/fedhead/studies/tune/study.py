@@ -323,9 +323,9 @@ class Study:
 
     # -- files ------------------------------------------------------------------------------------
     @contextmanager
-    def locked(self, what: str = "") -> Iterator[None]:
+    def locked(self, suffix: str = "") -> Iterator[None]:
         """Hold the study's lock, or another named lock of its folder."""
-        with FileLock(self.folder / f".lock{what}"):
+        with FileLock(self.folder / f".lock{suffix}"):
             yield
 
     @contextmanager
