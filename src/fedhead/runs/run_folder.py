@@ -75,19 +75,19 @@ class RunFolder:
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
         """Check that a folder is free for a new run."""
-        held, another = _contents(Path(path)), "select another folder with --out, or with out in server.yaml"
-        if CONFIG in held:
-            if RESULT in held:
+        contents, another = _contents(Path(path)), "select another folder with --out, or with out in server.yaml"
+        if CONFIG in contents:
+            if RESULT in contents:
                 state = "a finished run"
                 fix = f"add rounds or stages to it with --resume (resume=True in Python), or {another}"
-            elif DIVERGED in held:
+            elif DIVERGED in contents:
                 state, fix = "a run that diverged", another
             else:
                 state = "an unfinished run"
                 fix = f"continue it with --resume (resume=True in Python), or {another}"
             raise BadInput(f"{path} holds {state} already: {fix}")
-        if held:
-            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): {another}")
+        if contents:
+            raise BadInput(f"{path} is not empty and holds no run (it has {contents[0]}): {another}")
 
     @staticmethod
     def holds_run(path: str | Path) -> bool:
