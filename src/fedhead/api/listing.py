@@ -60,29 +60,29 @@ def explain(name: str) -> str:
         return "\n".join([*lines, f"  example: {entry.example}"])
     kinds = {**registries(), "analyses": ANALYSES}
     holding = [kind for kind, registry in kinds.items() if registry.known(name)]
-    texts = [_explain(kind, found) for kind in holding for found in kinds[kind].listed() if found.name == name]
+    texts = [_explain(kind, item) for kind in holding for item in kinds[kind].listed() if item.name == name]
     if not texts:
         known = [*KEYS, *(word for registry in kinds.values() for word in registry)]
         raise unknown("key or component", name, known, "fedhead ls keys and fedhead ls methods")
     return "\n\n".join(texts)
 
 
-def _explain(kind: str, found: Listed) -> str:
+def _explain(kind: str, item: Listed) -> str:
     """Return the documentation of a component: its docstring, or its lines of the listing."""
-    thing: Any = found.component
+    thing: Any = item.component
     word = "analysis" if kind == "analyses" else kind.removesuffix("s")
     if not inspect.isfunction(thing) and not isinstance(thing, type):
-        lines = [entry for entry in list_components(kind) if entry["name"].partition("(")[0] == found.name]
+        lines = [entry for entry in list_components(kind) if entry["name"].partition("(")[0] == item.name]
         return "\n".join(f"{word} {line['name']}: {line['description']}" for line in lines)
     doc = (inspect.getdoc(thing) or "").partition("\nArgs:")[0].strip()
-    prefix = {"methods": "method.", "stages": f"stage.{found.name}.", "models": "model."}.get(kind, "")
+    prefix = {"methods": "method.", "stages": f"stage.{item.name}.", "models": "model."}.get(kind, "")
     entries = [] if kind in _NO_PARAMETERS else field_entries(thing, prefix)
     rows = [
         f"  {entry.name} = {entry.default} ({entry.allowed})" + (f": {entry.meaning}" if entry.meaning else "")
         for entry in entries
         if entry.name not in _SKIPPED.get(kind, ())
     ]
-    return "\n".join([f"{word} {found.name}: {doc}", *(["", "Parameters:", *rows] if rows else [])])
+    return "\n".join([f"{word} {item.name}: {doc}", *(["", "Parameters:", *rows] if rows else [])])
 
 
 def _entry(name: str, parameters: dict[str, Any] | str, description: str, source: str) -> dict[str, Any]:

@@ -64,13 +64,13 @@ class Audit:
 def features_of(statistics: Statistics) -> dict[int, Tensor]:
     """Reconstruct the features of all classes of one or two samples, by class."""
     full = statistics.kind == "full"
-    found: dict[int, Tensor] = {}
+    by_class: dict[int, Tensor] = {}
     for c in range(statistics.classes):
         if 0.5 <= float(statistics.count[c]) < 2.5:
             outer = unpack(statistics.outer[c], statistics.features) if full else None
             features = attacks.features_of_class(float(statistics.count[c]), statistics.sum[c], outer)
-            found |= {} if features is None else {c: features}
-    return found
+            by_class |= {} if features is None else {c: features}
+    return by_class
 
 
 def minus(new: Statistics, old: Statistics) -> Statistics:

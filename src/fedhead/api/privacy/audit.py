@@ -63,17 +63,17 @@ def audit(
 
 def _audit_statistics(statistics: Statistics, earlier: Statistics | str | PathLike[str] | None, minimum: int) -> Audit:
     kept = statistics.of_classes(torch.nonzero(statistics.count >= minimum).flatten())
-    found, left = (sum(map(len, features_of(each).values())) for each in (statistics, kept))
-    rows = [Attack("reconstruction", "statistics", "samples whose features are in them", float(found), float(left))]
+    samples, left = (sum(map(len, features_of(each).values())) for each in (statistics, kept))
+    rows = [Attack("reconstruction", "statistics", "samples whose features are in them", float(samples), float(left))]
     if earlier is not None:
         old = earlier if isinstance(earlier, Statistics) else load_statistics(Path(earlier))
         for name in ("extractor", "transform", "classes", "features", "kind"):
             if getattr(old, name) != getattr(statistics, name):
                 raise BadInput(f"earlier: these statistics have another {name}: give two of one site and one model")
         pair = (statistics, old) if statistics.count.sum() >= old.count.sum() else (old, statistics)
-        found = sum(map(len, features_of(minus(*pair)).values()))
+        samples = sum(map(len, features_of(minus(*pair)).values()))
         measure = "samples that one has and the other has not, whose features are their difference"
-        rows.append(Attack("differencing", "statistics", measure, float(found), None))
+        rows.append(Attack("differencing", "statistics", measure, float(samples), None))
     counted = (float((each.count > 0).sum()) for each in (statistics, kept))
     rows.append(Attack("label counts", "statistics", "classes whose number of samples is known", *counted))
     return Audit([f"min_class_count={minimum}"] if minimum > 1 else [], rows)

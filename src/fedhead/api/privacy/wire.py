@@ -123,25 +123,21 @@ def _table_messages(schema: TableSchema, recipe: Recipe, minimum: int) -> tuple[
     values = {
         name: column.range or (0.0, 1.0) if column.type == "number" else column.categories or WORDS
         for name, column in schema.columns.items()
-    }
-    rows = 2 * max(map(len, (labels, *values.values())))  # every category and class is there
-    frame = schema.table(
-        pd.DataFrame(
-            {name: [own[i % len(own)] for i in range(rows)] for name, own in (values | {schema.label: labels}).items()}
-        ),
-        objective=objective,
-    )
+    } | {schema.label: labels}
+    rows = 2 * max(map(len, values.values()))  # every category and class is there
+    columns = {name: [cells[i % len(cells)] for i in range(rows)] for name, cells in values.items()}
+    frame = schema.table(pd.DataFrame(columns), objective=objective)
     sent = TableStatistics.of(frame, np.arange(rows), schema, wanted)
     fitted = FittedTable.fit(schema, [sent], wanted)
     entries = [Entry("statistics", DOWN, "request", reveals=SPEC)]
     for field in fields(sent):
         value = getattr(sent, field.name)
-        for name, own in value.items() if isinstance(value, dict) else [("", value)]:
-            shape = (len(own),) if field.name in ("sums", "histograms") else ()
+        for name, entry in value.items() if isinstance(value, dict) else [("", value)]:
+            shape = (len(entry),) if field.name in ("sums", "histograms") else ()
             samples = PER_CLIENT if field.name == "rows" else f"at least {minimum} rows"
             text = TableStatistics.reveals[field.name]
             full = f"{field.name}/{name}" if name else field.name
-            if own or name:
+            if entry or name:
                 entries.append(Entry("statistics", UP, full, shape, samples=samples, needs="each", reveals=text))
     return entries, InputSpec((fitted.features,), len(fitted.classes) or 1, objective=objective)
 
@@ -153,14 +149,14 @@ def synthetic(inputs: InputSpec, public: int | None = None, validation: bool = F
     share = 4 * (inputs.classes if has_classes else 1)
 
     def samples(count: int) -> Samples:
-        one = blank(inputs.shape, inputs.types)
+        sample = blank(inputs.shape, inputs.types)
         x = map_inputs(
             lambda t: (
                 torch.randn(count, *t.shape[1:], generator=generator)
                 if t.is_floating_point()
                 else t.expand(count, *t.shape[1:]).clone()
             ),
-            one,
+            sample,
         )
         y = targets.blank(count, inputs.classes, inputs.objective)
         return Samples(x, torch.arange(count) % inputs.classes if has_classes else y)
