@@ -94,9 +94,9 @@ def write(project: Project, target: Target, address: str) -> list[Path]:
             for key in ("ca.crt", "server.crt", "server.key", *keys)
         ),
     }
-    own = [path for path in project.path.rglob("*.py") if project.path / "sites" not in path.parents]
+    modules = [path for path in project.path.rglob("*.py") if project.path / "sites" not in path.parents]
     templates = {**_SERVER[target], **image, "nginx.conf": "nginx.conf", "flwr/config.toml": "config.toml"}
-    written = _write(project.path, templates, [*project.path.glob("*.yaml"), *own], values | server)
+    written = _write(project.path, templates, [*project.path.glob("*.yaml"), *modules], values | server)
     file = project.server_file
     file.write_text(file.read_text("utf-8").replace("\nout: run ", "\nout: runs/run "), encoding="utf-8")
     bundle = project.app / "pyproject.toml"
