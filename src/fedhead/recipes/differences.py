@@ -30,16 +30,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Iterable
     ]
 
 
-def describe(found: Sequence[Difference], text: str = "{key} was {old!r} and is now {new!r}", most: int = 8) -> str:
+def describe(changes: Sequence[Difference], text: str = "{key} was {old!r} and is now {new!r}", most: int = 8) -> str:
     """Format differences in one line.
 
     Args:
-        found: Differences.
+        changes: Differences.
         text: Format of a difference.
         most: Number of differences to list; the others are counted.
 
     >>> describe([Difference("lr", 0.1, 0.2)])
     'lr was 0.1 and is now 0.2'
     """
-    parts = [text.format(**difference._asdict()) for difference in found[:most]]
-    return ", ".join([*parts, *([f"{len(found) - most} more"] if len(found) > most else [])])
+    parts = [text.format(**difference._asdict()) for difference in changes[:most]]
+    return ", ".join([*parts, *([f"{len(changes) - most} more"] if len(changes) > most else [])])
