@@ -39,10 +39,10 @@ def features_of_class(count: float, total: Tensor, outer: Tensor | None) -> Tens
     return torch.stack([total / 2 + step, total / 2 - step])
 
 
-def direction_error(found: Tensor, true: Tensor) -> Tensor:
+def direction_error(estimates: Tensor, true: Tensor) -> Tensor:
     """Return the relative errors between all pairs of vectors after the best scaling, [n, m]; 0 is exact."""
-    norms = [each.norm(dim=1, keepdim=True).clamp_min(1e-300) for each in (found, true)]
-    cosine = (found / norms[0]) @ (true / norms[1]).mT
+    norms = [each.norm(dim=1, keepdim=True).clamp_min(1e-300) for each in (estimates, true)]
+    cosine = (estimates / norms[0]) @ (true / norms[1]).mT
     error: Tensor = (1 - cosine.clamp(-1, 1).square()).clamp_min(0).sqrt()
     return error
 
@@ -75,7 +75,7 @@ def epsilon_bound(inside: NDArray[np.float64], outside: NDArray[np.float64], del
 
     def bound(inside: NDArray[np.float64], outside: NDArray[np.float64], threshold: float) -> float:
         trials, level = len(inside), 0.025
-        found, false = int((inside > threshold).sum()), int((outside > threshold).sum())
+        hits, false = int((inside > threshold).sum()), int((outside > threshold).sum())
 
         def low(k: int) -> float:
             return float(scipy.stats.beta.ppf(level, k, trials - k + 1)) if k else 0.0
@@ -83,7 +83,7 @@ def epsilon_bound(inside: NDArray[np.float64], outside: NDArray[np.float64], del
         def high(k: int) -> float:
             return float(scipy.stats.beta.ppf(1 - level, k + 1, trials - k)) if k < trials else 1.0
 
-        ratios = [(low(found) - delta) / high(false), (low(trials - false) - delta) / high(trials - found)]
+        ratios = [(low(hits) - delta) / high(false), (low(trials - false) - delta) / high(trials - hits)]
         return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0))
 
     candidates = np.quantile(np.concatenate([inside[:half], outside[:half]]), np.linspace(0.02, 0.98, 49))
