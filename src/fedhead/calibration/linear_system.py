@@ -17,14 +17,14 @@ SINGULAR = 1e-10
 ROUNDING = 1e-15  # error of sums of squares in float64, relative to them
 
 
-def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
+def factorize(matrix: Tensor, squares: Tensor, name: str, fix: str) -> Tensor:
     """Return the lower Cholesky factor L of a symmetric matrix A = LLᵀ.
 
     Args:
         matrix: A, [d, d].
         squares: Mean squares of the features in the units of A's diagonal, [d]; diagonal entries below `ROUNDING` times
             these are rounding errors.
-        what: Name of the matrix, for error messages.
+        name: Name of the matrix, for error messages.
         fix: Fix for a singular matrix, for error messages.
 
     Raises:
@@ -33,19 +33,19 @@ def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
     diagonal = matrix.diagonal()
     scale = diagonal.clamp_min(0).sqrt()
     for feature in torch.nonzero(diagonal <= ROUNDING * squares).flatten().tolist():
-        raise BadInput(f"{what} is singular: feature {feature} is constant; {fix}")
+        raise BadInput(f"{name} is singular: feature {feature} is constant; {fix}")
     factor, failed = torch.linalg.cholesky_ex(matrix / scale[:, None] / scale)
     pivots = factor.diagonal().square()
     if int(failed) or float(pivots.min()) < SINGULAR:
         feature = int(failed) - 1 if int(failed) else int(pivots.argmin())
-        raise BadInput(f"{what} is singular: feature {feature} is a linear combination of the others; {fix}")
+        raise BadInput(f"{name} is singular: feature {feature} is a linear combination of the others; {fix}")
     lower: Tensor = scale[:, None] * factor
     return lower
 
 
-def solve(matrix: Tensor, right: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
+def solve(matrix: Tensor, right: Tensor, squares: Tensor, name: str, fix: str) -> Tensor:
     """Return A⁻¹B for a symmetric positive definite A; see `factorize`."""
-    return torch.cholesky_solve(right, factorize(matrix, squares, what, fix))
+    return torch.cholesky_solve(right, factorize(matrix, squares, name, fix))
 
 
 def shrink(covariance: Tensor, shrinkage: float) -> Tensor:
