@@ -136,13 +136,13 @@ class PersonalHead(Stage):
         def sums(sample_weight: Tensor) -> Tree:
             return _with_matrix(batch_sums(z, y, sample_weight, client.task.classes, "pooled"))
 
-        own, unseen = sums(weight), sums(weight * validation)
+        local, unseen = sums(weight), sums(weight * validation)
         least = 1 if self.protected else client.task.min_class_count
         large = (client.counts >= least)[y]  # smaller classes were never sent
         sent = sums(weight * validation * large) * client.received[MEMBERS]
         candidates, losses = [], []
         for share in SHARES:
-            mixed = _mixed(total - sent, own - unseen, share)
+            mixed = _mixed(total - sent, local - unseen, share)
             for settings in self.settings(received):
                 head = self.head_of(mixed, settings)
                 scores = z.double() @ head["weight"].mT + head["bias"]
@@ -151,7 +151,7 @@ class PersonalHead(Stage):
                 candidates.append(settings.replace({SHARE: torch.full_like(losses[-1], share)}))
         best = torch.stack(losses).argmin()[None]
         chosen = stack(candidates).map(lambda t: t.gather(0, best)[0])
-        final = self.head_of(_mixed(total, own, chosen[SHARE]), chosen)
+        final = self.head_of(_mixed(total, local, chosen[SHARE]), chosen)
         if (center := self.prerequisite().center_of(client)) is not None:
             final = final.replace(center=center)
         if self.protected:  # an error would reveal whether the samples make the head finite
@@ -202,10 +202,10 @@ def _with_matrix(sums: Tree) -> Tree:
     return Tree(count=sums["count"], sum=sums["sum"], outer=unpack(sums["outer"], sums["sum"].shape[-1]))
 
 
-def _mixed(total: Tree, own: Tree, share: float | Tensor) -> Tree:
+def _mixed(total: Tree, local: Tree, share: float | Tensor) -> Tree:
     """Return (1 − t)·S + t·(N/n)·S_k, whose counts add up to N like those of S."""
-    scale = total["count"].sum() / own["count"].sum().clamp_min(1)
-    mixed: Tree = total * (1 - share) + own * (share * scale)
+    scale = total["count"].sum() / local["count"].sum().clamp_min(1)
+    mixed: Tree = total * (1 - share) + local * (share * scale)
     return mixed
 
 
