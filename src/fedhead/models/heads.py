@@ -22,8 +22,8 @@ CALLED_WITH = ("features", "classes")
 HEADS = Registry[Callable[..., nn.Module]](
     "head",
     "fedhead.heads",
-    lambda found, name: check_function(
-        found, name, "head", CALLED_WITH, "a torch module", filled_in=("key", "scale"), base=nn.Module
+    lambda component, name: check_function(
+        component, name, "head", CALLED_WITH, "a torch module", filled_in=("key", "scale"), base=nn.Module
     ),
 )
 """Registry of heads."""

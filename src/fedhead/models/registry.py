@@ -112,7 +112,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Architecture](
     "model",
     "fedhead.models",
-    lambda found, name: _checked(found, name),
+    lambda entry, name: _checked(entry, name),
     home=["fedhead.models.architectures", "fedhead.models.pretrained"],
     collections={"hf": "fedhead.models.pretrained.hf_models:hf_model"},
 )
@@ -142,11 +142,11 @@ def register(name: str, description: str = "", preprocessing: Preprocessing | No
     return decorate
 
 
-def _checked(found: Any, name: str) -> Architecture:
-    if isinstance(found, Architecture):
-        return found
-    builder = check_function(found, name, "model", ["input_shape"], "a fedhead.FeatureExtractor", filled_in=["classes"])
-    return Architecture(name, getattr(found, "description", "") or first_docline(found), builder)
+def _checked(entry: Any, name: str) -> Architecture:
+    if isinstance(entry, Architecture):
+        return entry
+    builder = check_function(entry, name, "model", ["input_shape"], "a fedhead.FeatureExtractor", filled_in=["classes"])
+    return Architecture(name, getattr(entry, "description", "") or first_docline(entry), builder)
 
 
 def build(
@@ -211,15 +211,15 @@ def build(
         raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {has!r}")
     require(dim is None or projected, f"dim={dim} needs the projection layer: leave out dim, or projected=False")
     with seeded(random.key(seed, "init")):
-        made = entry.make(input_shape, classes, params)
-        if isinstance(made, SplitModel):
-            if feature_layer is None and (chosen is None or (chosen.name == made.head and not chosen.parameters)):
-                if made.classes != classes:
-                    problem = f"has {made.classes} classes, the data has {classes}: let it take `classes`"
+        module = entry.make(input_shape, classes, params)
+        if isinstance(module, SplitModel):
+            if feature_layer is None and (chosen is None or (chosen.name == module.head and not chosen.parameters)):
+                if module.classes != classes:
+                    problem = f"has {module.classes} classes, the data has {classes}: let it take `classes`"
                     raise BadInput(f"model {name!r} {problem}")
-                return fix(made)
-            chosen = chosen or choose_head(made.head, folders)
-        body = _body(made) if isinstance(made, SplitModel) else made
+                return fix(module)
+            chosen = chosen or choose_head(module.head, folders)
+        body = _body(module) if isinstance(module, SplitModel) else module
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = FeatureExtractor(extractor, feature_layer, nn.ReLU(), feature_layer)

@@ -38,17 +38,17 @@ class Inception(nn.Module):
 
     def __init__(self, in_channels: int, widths: tuple[int, int, int, int, int, int]):
         super().__init__()
-        one, reduce3, three, reduce5, five, pooled = widths
+        width1, reduce3, width3, reduce5, width5, pooled = widths
         self.branches = nn.ModuleList(
             [
-                _conv(in_channels, one, 1),
-                nn.Sequential(_conv(in_channels, reduce3, 1), _conv(reduce3, three, 3)),
+                _conv(in_channels, width1, 1),
+                nn.Sequential(_conv(in_channels, reduce3, 1), _conv(reduce3, width3, 3)),
                 # the paper has 5x5 here; the public implementation that FedClassAvg builds on has 3x3
-                nn.Sequential(_conv(in_channels, reduce5, 1), _conv(reduce5, five, 3)),
+                nn.Sequential(_conv(in_channels, reduce5, 1), _conv(reduce5, width5, 3)),
                 nn.Sequential(nn.MaxPool2d(3, 1, padding=1), _conv(in_channels, pooled, 1)),
             ]
         )
-        self.out_channels = one + three + five + pooled
+        self.out_channels = width1 + width3 + width5 + pooled
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated channels of all branches."""

@@ -28,8 +28,8 @@ class MeanEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [B, T] to features [B, 256]."""
         present = x < TOKENS
-        found = self.weight[x.clamp(max=TOKENS - 1)] * present.unsqueeze(-1).to(self.weight.dtype)
-        return found.sum(-2) / present.sum(-1, keepdim=True).clamp_min(1).to(self.weight.dtype)
+        vectors = self.weight[x.clamp(max=TOKENS - 1)] * present.unsqueeze(-1).to(self.weight.dtype)
+        return vectors.sum(-2) / present.sum(-1, keepdim=True).clamp_min(1).to(self.weight.dtype)
 
 
 @register(
