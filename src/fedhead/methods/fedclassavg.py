@@ -84,4 +84,4 @@ class FedClassAvg(Method):
     def personal_model(self, client: Client) -> Weights:
         """Return the trained local model, or the starting point of a client that has never trained."""
         trained, local = client.state["trained"], client.state["own"]
-        return self.start(client).map(lambda start, own: torch.where(trained > 0, own, start), local)
+        return self.start(client).map(lambda start, model: torch.where(trained > 0, model, start), local)
