@@ -129,7 +129,7 @@ def eventually(true: Callable[[], Any], project: Project, seconds: float = 600.0
 
 
 def site_log(project: Project, site: str) -> str:
-    """What a site's node and worker have printed."""
+    """Return the output of a site's node and worker."""
     return (project.private / f"site-{site}.log").read_text()
 
 

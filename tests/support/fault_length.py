@@ -1,4 +1,4 @@
-"""How long the attacks of tests/faults are: `make test-faults` sets FEDHEAD_FAULTS=full."""
+"""Length of the attacks of tests/faults: `make test-faults` sets FEDHEAD_FAULTS=full."""
 
 from __future__ import annotations
 

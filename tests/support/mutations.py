@@ -130,7 +130,7 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
 # -- what a reader may do ---------------------------------------------------------------------------------
 @dataclass
 class Outcome:
-    """What came of many readings."""
+    """Results of many readings."""
 
     read: int = 0
     refused: int = 0

@@ -1,4 +1,4 @@
-"""Which parameters of a test are of the quick tier (`make test`), and which of the slower one (`make test-slow`)."""
+"""Tiers of a test's parameters: quick (`make test`), or slow (`make test-slow`)."""
 
 from __future__ import annotations
 
