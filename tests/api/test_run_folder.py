@@ -179,7 +179,7 @@ def test_the_command_line_says_that_a_run_was_begun_in_python(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"resume": True}, "resume: which run is to go on"),
+        ({"resume": True}, "resume=True needs out="),
         ({"out": "x", "resume": fh.Snapshot(1, fh.Tree(), {}, [])}, "resume: a run folder has its own checkpoint"),
         (
             {"out": "x", "method": "fedetf", "model": fh.build("mlp", (1, 8, 8), 10)},

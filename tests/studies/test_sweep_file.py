@@ -242,7 +242,7 @@ def test_a_folder_that_no_one_can_make_is_named(tmp_path: Path, capsys: pytest.C
 
 def test_a_sweeps_file_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", str(grid(tmp_path)), "--out", str(tmp_path / "out")]) == 2
-    assert "carry it out with fedhead sweep" in capsys.readouterr().err
+    assert "run it with fedhead sweep" in capsys.readouterr().err
 
 
 @pytest.mark.slow

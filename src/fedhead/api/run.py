@@ -290,7 +290,7 @@ def _check_arguments(federation: Any, model: Any, metrics: Any, out: Any, resume
     if out is not None and isinstance(resume, Snapshot):
         raise BadInput("resume: a run folder has its own checkpoint; give resume=True, or leave out= out")
     if out is None and resume is True:
-        raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
+        raise BadInput("resume=True needs out=: give the run's folder, out='runs/…'")
 
 
 def _check_optimizer(given: Any, numbers: Recipe) -> Optimizer:

@@ -207,7 +207,7 @@ class Recipe:
         if not isinstance(keys, dict):
             raise Unreadable(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
         if "axes" in keys:
-            raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
+            raise BadInput(f"{source}: a sweep's file, which describes many runs: run it with fedhead sweep")
         try:
             places = search_paths.with_written(folders, keys.pop(FOLDERS, []))
             return cls.from_flat({str(k): v for k, v in keys.items()}, places)
@@ -274,7 +274,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     if name in known:
         path = known[name]
     elif re.fullmatch(r"\w+/(table|figure)\d+", name) and not path.exists():
-        raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
+        raise BadInput(f"{name} is a paper's table of many runs: run it with fedhead reproduce {name}")
     elif path.suffix not in SUFFIXES:
         if not os.path.exists(path):  # accepts any string, unlike pathlib's
             raise unknown("recipe", name, known, "fedhead ls recipes")

@@ -23,9 +23,9 @@ class Entry:
         shape: Shape of the tensor.
         dtype: Type of its numbers; "JSON" in the header.
         bytes: Size of the tensor; 0 in the header, which has a few hundred characters.
-        samples: Samples that a sum is over: at least how many; "per client" for other numbers of a client.
+        samples: Minimum number of samples in a sum; "per client" for other values of one client.
         needs: Whether the server needs the sum over clients, or each client's.
-        when: Messages that have the entry, if not all.
+        when: Condition under which the entry is sent; empty: always.
         reveals: One sentence about the samples of a client.
     """
 
