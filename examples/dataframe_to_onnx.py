@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import fedhead as fh
 
-held = load_breast_cancer(as_frame=True)
-table: pd.DataFrame = held.frame.rename(columns={"target": "benign"})
+source = load_breast_cancer(as_frame=True)
+table: pd.DataFrame = source.frame.rename(columns={"target": "benign"})
 table["hospital"] = pd.cut(table["mean radius"].rank(), 5, labels=list("ABCDE")).astype(str)  # they see different cases
-features = list(held.feature_names)
+features = list(source.feature_names)
 
 
 # %% The user's own network.

@@ -40,8 +40,8 @@ def main() -> None:
     settings = {"rounds": 4, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "lr": 0.01}
     model = "digitscnn(channels=4, features=16)"
     run = fh.run(federation, model, **settings, stages=[fh.CCVR(samples=200)], metrics=["f1", "worst_client"])
-    for name, found in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
-        print(f"{name}: macro-F1 {100 * found['f1']:.1f} %, worst client {100 * found['worst_client']:.1f} %")
+    for name, metrics in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
+        print(f"{name}: macro-F1 {100 * metrics['f1']:.1f} %, worst client {100 * metrics['worst_client']:.1f} %")
     federation.save("spectrograms.npz")  # with its test sets and normalization
     assert fh.Federation.load("spectrograms.npz").sizes == federation.sizes
 

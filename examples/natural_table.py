@@ -37,14 +37,14 @@ def main() -> None:
     settings = {"rounds": 5, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "lr": 0.01}
     metrics = ["auroc", "f1", "worst_client"]
     run = fh.run(federation, "mlp(hidden=[16])", **settings, stages=[fh.CCVR(samples=200)], metrics=metrics)
-    for name, found in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
-        shown = ", ".join(f"{metric} {100 * found[metric]:.1f} %" for metric in metrics)
+    for name, values in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
+        shown = ", ".join(f"{metric} {100 * values[metric]:.1f} %" for metric in metrics)
         print(f"{name}: {shown}")
 
     # The same from a data frame, as most tables come.
-    held = np.load(path)
-    frame = pd.DataFrame(held["x"]).add_prefix("column ")
-    frame = frame.assign(hospital=held["site_names"][held["site"]], outcome=held["class_names"][held["y"]])
+    arrays = np.load(path)
+    frame = pd.DataFrame(arrays["x"]).add_prefix("column ")
+    frame = frame.assign(hospital=arrays["site_names"][arrays["site"]], outcome=arrays["class_names"][arrays["y"]])
     same = fh.Federation.from_dataset(frame, "natural(hospital)", label="outcome", test=0.2, missing="mean")
     print(same)
 

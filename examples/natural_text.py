@@ -71,8 +71,8 @@ def main() -> None:
     model = fh.split(Bag(federation.classes), classifier="fc")
     settings = {"rounds": 5, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "lr": 0.01}
     run = fh.run(federation, model, **settings, stages=[fh.CCVR(samples=200)], metrics=["f1", "worst_client"])
-    for name, found in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
-        print(f"{name}: macro-F1 {100 * found['f1']:.1f} %, worst client {100 * found['worst_client']:.1f} %")
+    for name, metrics in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
+        print(f"{name}: macro-F1 {100 * metrics['f1']:.1f} %, worst client {100 * metrics['worst_client']:.1f} %")
 
 
 if __name__ == "__main__":
