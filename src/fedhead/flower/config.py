@@ -173,11 +173,11 @@ class SiteFile(_File, Policy):
     def check_held_out(self, recipe: Recipe) -> None:
         """Check that the recipe holds out no other samples of a site with its own data than site.yaml does."""
         for key in ("client_test", "validation"):
-            asked, own = getattr(recipe, key), getattr(self, key)
-            if asked is not None and asked != own and (key != "client_test" or self.test is None):
+            asked, value = getattr(recipe, key), getattr(self, key)
+            if asked is not None and asked != value and (key != "client_test" or self.test is None):
                 raise SiteProblem(
                     "policy",
-                    f"the recipe's {key} is {asked}, this site's is {own}: each site decides about its own samples; "
+                    f"the recipe's {key} is {asked}, this site's is {value}: each site decides about its own samples; "
                     "set it in site.yaml, or leave it out of the recipe",
                 )
 

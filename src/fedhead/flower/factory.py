@@ -257,19 +257,18 @@ def _of_site(recipe: Recipe) -> Recipe:
 
 
 # -- both -------------------------------------------------------------------------------------------
-def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None = None) -> Experiment:
+def experiment_of(recipe: Recipe, spec: RunSpec, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Build and validate the experiment of a run.
 
     Args:
         recipe: Recipe of the run.
         spec: Specification of the run.
-        own: Recipe keys that a site with its own architecture overrides.
+        overrides: Recipe keys that a site with its own architecture overrides.
     """
-    if own:
-        keys = {
-            key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
-        }
-        recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
+    if overrides:
+        flat = recipe.flat()
+        keys = {key: flat[key] for key in flat if "model" not in overrides or not key.startswith("model.")}
+        recipe = Recipe.from_flat({**keys, **overrides}, recipe.folders)
     x = spec.blank()
     shape: Any = spec.transform().output_shape(shape_of(x))
     return build_experiment(recipe, InputSpec(shape, spec.classes, model_types(x), spec.objective))

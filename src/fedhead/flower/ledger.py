@@ -119,10 +119,10 @@ def compare_ledgers(
 
 def _by_content(entries: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return replies by what both sides record of them, as JSON, and the number of equal replies up to this one."""
-    own, counts = {"time", "server", "node", "release", "privacy", "decision"}, Counter[str]()
+    local, counts = {"time", "server", "node", "release", "privacy", "decision"}, Counter[str]()
     replies = dict[tuple[str, int], dict[str, Any]]()
     for entry in entries:
-        key = json.dumps({name: value for name, value in entry.items() if name not in own}, sort_keys=True)
+        key = json.dumps({name: value for name, value in entry.items() if name not in local}, sort_keys=True)
         counts[key] += 1
         replies[key, counts[key]] = entry
     return replies

@@ -118,8 +118,8 @@ def evaluate(file: ServerFile, grid: Grid, log: Callable[[str], None] = print) -
             server = folder.stage_states()[stage.name]
             context = Context(stage.on_method(transport.experiment.method), server, context.states, number + 1)
         cells, missing = cross_site.matrix(transport, context)
-        for what, why in missing.items():
-            log(f"{what}: {why}")
+        for place, why in missing.items():
+            log(f"{place}: {why}")
         cross_site.write(folder.path, spec.sites, cells, missing)
     log(f"wrote {folder.path / CROSS_SITE}")
 

@@ -47,9 +47,9 @@ def matrix(transport: FlowerTransport, context: Context) -> tuple[list[Cell], di
         add(GLOBAL_MODEL, *transport.test_model(context, same, "global", shared))
     models, refused = transport.delivered_models(context)
     missing |= {f"model {names[k]}": why for k, why in refused.items()}
-    own, failed = transport.test_model(context, testing)
+    answers, failed = transport.test_model(context, testing)
     for k in transport.present():
-        add(names[k], {j: own[j] for j in own if j == k}, {j: failed[j] for j in failed if j == k})
+        add(names[k], {j: answers[j] for j in answers if j == k}, {j: failed[j] for j in failed if j == k})
         if k in models:
             others = [j for j in testing if j != k and clients.assign[j] == clients.assign[k]]
             add(names[k], *transport.test_model(context, others, "site", models[k][1]["model"]))

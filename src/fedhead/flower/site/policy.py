@@ -46,12 +46,12 @@ class Policy:
     min_sum_sites: Annotated[int, AtLeast(3)] = 3  # smallest number of sites in a secure sum
     share_model: bool = False  # send the site's final model, to be tested at the other sites
 
-    def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
+    def check(self, recipe: Recipe, overrides: Mapping[str, Any]) -> None:
         """Check that the site permits a run.
 
         Args:
             recipe: Recipe of the server.
-            own: Recipe keys that the site overrides.
+            overrides: Recipe keys that the site overrides.
 
         Raises:
             SiteProblem: With the code `policy`, and the reason for the site's log.
@@ -59,7 +59,7 @@ class Policy:
         names = components.named(recipe)
         for registry, key in ((METHODS, "methods"), (STAGES, "stages"), (MODELS, "models")):
             allowed: Sequence[str] | None = getattr(self, key)
-            if allowed is None or (registry is MODELS and "model" in own):
+            if allowed is None or (registry is MODELS and "model" in overrides):
                 continue
             _check_names([name for kind, name in names if kind is registry], allowed, registry.kind)
 

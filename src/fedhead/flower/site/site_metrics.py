@@ -19,8 +19,8 @@ def computed_at_sites(metrics: Iterable[str], objective: str) -> dict[str, Metri
     """
     names = {text: read_call(text, "metric").name for text in metrics}
     built_in = [text for text, name in names.items() if name in METRICS and METRICS.permits(name, ())]
-    found = find(built_in, objective=objective) if built_in or not names else {}
-    return {name: metric for name, metric in found.items() if not metric.of_clients}
+    candidates = find(built_in, objective=objective) if built_in or not names else {}
+    return {name: metric for name, metric in candidates.items() if not metric.of_clients}
 
 
 def not_at_sites(metrics: Mapping[str, Metric], objective: str) -> dict[str, str]:

@@ -287,11 +287,11 @@ def read_response(header: Mapping[str, Any]) -> Response:
     return _read(Response, header, "response")
 
 
-def _read(cls: type[T], entries: Mapping[str, Any], what: str) -> T:
+def _read(cls: type[T], entries: Mapping[str, Any], name: str) -> T:
     for odd in sorted(entries.keys() ^ parameters(cls).keys()):
         side = "an unknown entry" if odd in entries else "no entry"
-        raise Refused(f"the {what} has {side} {odd!r}: the other side runs another version of fedhead")
+        raise Refused(f"the {name} has {side} {odd!r}: the other side runs another version of fedhead")
     try:
         return from_mapping(cls, entries, "entry")
     except BadInput as error:
-        raise Refused(f"the {what} can't be read: {error}") from error
+        raise Refused(f"the {name} can't be read: {error}") from error

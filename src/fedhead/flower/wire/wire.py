@@ -107,12 +107,12 @@ def _described(trees: Mapping[str, Tree]) -> dict[str, Any]:
     }
 
 
-def _parsed(text: Any, what: str, longest: int) -> dict[str, Any]:
+def _parsed(text: Any, name: str, longest: int) -> dict[str, Any]:
     """Parse a JSON object after checking its length."""
-    _check(isinstance(text, str), f"its {what} must be a text")
-    _check(len(text) <= longest, f"its {what} has {len(text)} characters, at most {longest} are read")
+    _check(isinstance(text, str), f"its {name} must be a text")
+    _check(len(text) <= longest, f"its {name} has {len(text)} characters, at most {longest} are read")
     entries = json.loads(text)
-    _check(isinstance(entries, dict), f"its {what} must be an object")
+    _check(isinstance(entries, dict), f"its {name} must be an object")
     return dict(entries)
 
 
