@@ -68,15 +68,15 @@ class InProcess(Grid):
                 # serialize and deserialize, as between machines
                 return respond(through_bytes(message.content), self.nodes[node], watchdog=False)
 
-            made = self.faults[node](message, honest) if node in self.faults else honest()
-            if made is None:
+            content = self.faults[node](message, honest) if node in self.faults else honest()
+            if content is None:
                 continue
-            if isinstance(made, Error):
-                reply = Message(made, reply_to=message)
+            if isinstance(content, Error):
+                reply = Message(content, reply_to=message)
                 reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID  # as an error of Flower itself
                 yield reply
             else:
-                yield Message(through_bytes(made), reply_to=message)
+                yield Message(through_bytes(content), reply_to=message)
 
     def _unused(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("fedhead's messenger does not call it")
@@ -128,8 +128,8 @@ class InProcessFederation:
             clients.leave_out_classes_below(self.min_class_count)
             return SiteRun(clients, computed_at_sites(self.metrics, self.federation.objective))
 
-        own = {"model": self.own[k]} if k in self.own else {}
-        return Site(name or f"site-{k}", lambda spec, number: run_of(number), self.folder / "state", own)
+        overrides = {"model": self.own[k]} if k in self.own else {}
+        return Site(name or f"site-{k}", lambda spec, number: run_of(number), self.folder / "state", overrides)
 
     def grid(self) -> InProcess:
         """Return a grid with one node per client."""
@@ -139,8 +139,8 @@ class InProcessFederation:
         """Return a transport over a grid; its log is appended to `said`."""
         spec, names = self.spec(), list(self.models)
 
-        def choices(own: Any) -> list[SplitModel]:
-            return [self.models[own.get("model", names[0])]]
+        def choices(overrides: Any) -> list[SplitModel]:
+            return [self.models[overrides.get("model", names[0])]]
 
         fed = self.federation
         test = None if fed.test is None else Pool(fed.test, fed.transform, dtype=self.dtype)

@@ -135,12 +135,12 @@ def state_tensors(server: Tree, clients: Mapping[int, Tree]) -> dict[str, Tensor
     return tensors
 
 
-def difference(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
+def difference(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
     """Describe a difference beyond the tolerance (relative to 1 or to the larger number), or return None."""
-    for name in sorted(one.keys() ^ other.keys()):
+    for name in sorted(first.keys() ^ second.keys()):
         return f"{name} is there only once"
-    for name, a in one.items():
-        b = other[name]
+    for name, a in first.items():
+        b = second[name]
         if a.shape != b.shape:
             return f"{name} has shape {list(a.shape)} once and {list(b.shape)} once"
         a, b = a.double(), b.double()
@@ -167,8 +167,8 @@ class PlainLoop(Executor):
     def _client(self, job: Job, k: int) -> Reply:
         where = f"client {job.clients[k]}, round {job.round}"
         reply, again = (local_round(job.program, job.inputs(k), job.batches(k), Vectorizer()) for _ in range(2))
-        for word, one, other in (("sends", reply.send, again.send), ("keeps", reply.keep, again.keep)):
-            gap = difference(one.leaves(), other.leaves())
+        for word, first, second in (("sends", reply.send, again.send), ("keeps", reply.keep, again.keep)):
+            gap = difference(first.leaves(), second.leaves())
             require(
                 not gap,
                 f"{self.owner}: the same round of the same client {word} something else each time ({where}: {gap}): a "
